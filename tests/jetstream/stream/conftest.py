@@ -11,8 +11,8 @@ SIZES = (world.CACHE_BYTES, world.TINY_CACHE_BYTES)
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a decision may wait for is bounded in real time, which passes quickly on a busy machine."""
+def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Raise the time limits of decisions: they are in real time, which passes quickly on a busy machine."""
     for module in ("appending", "publish.copies", "retention.enforcement", "stream"):
         monkeypatch.setattr(f"broker.jetstream.stream.{module}.WAIT_SECONDS", 60.0)
 

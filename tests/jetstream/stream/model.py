@@ -1,4 +1,4 @@
-"""A stream as a plain list of messages, to compare the real one with. Slow and obvious on purpose."""
+"""A stream as a plain list of messages, for comparison with the real one. It is slow and obvious on purpose."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Kept", "Model"]
 
 
 class Kept(NamedTuple):
-    """One message."""
+    """A message of the model."""
 
     seq: int
     subject: bytes
@@ -56,9 +56,10 @@ class Model:
     def last(self, subject: bytes) -> int:  # type: ignore[valid-type]
         return max((msg.seq for msg in self.msgs if msg.subject == subject), default=0)
 
-    def publish(self, subject: bytes, payload: bytes, size: int, now_ns: int, *, msg_id: bytes = b"",  # type: ignore[valid-type]
-                rollup: str = "", expected_last: int | None = None, ttl: int = 0) -> int | str:
-        """Returns the sequence, the negated first one for a duplicate, or the refusal."""
+    def publish(self, subject: bytes, payload: bytes, size: int, now_ns: int, *,  # type: ignore[valid-type]
+                msg_id: bytes = b"", rollup: str = "",  # type: ignore[valid-type]
+                expected_last: int | None = None, ttl: int = 0) -> int | str:
+        """Publish a message; return its sequence, the negated first one for a duplicate, or the refusal."""
         now_ns = max(now_ns, self.last_time_ns)
         self.enforce()
         if expected_last is not None and self.last(subject) != expected_last:
@@ -87,8 +88,9 @@ class Model:
         return self.last_seq
 
     def enforce(self) -> None:
-        """max_msgs and max_bytes, after each message. A stream that refuses new messages keeps all that it has."""
-        while self.discard == "old" and self.msgs and (0 < self.max_msgs < len(self.msgs) or 0 < self.max_bytes < self.bytes):
+        """Apply max_msgs and max_bytes after each message. A stream that refuses new messages keeps all that it has."""
+        while self.discard == "old" and self.msgs and (
+                0 < self.max_msgs < len(self.msgs) or 0 < self.max_bytes < self.bytes):
             self.remove(self.msgs[:1])
 
     def update(self, max_msgs: int, per_subject: int) -> None:

@@ -1,5 +1,5 @@
-"""A stream on a whole shard over a store in memory, with checkpoints and pages of subjects, that is stopped or killed and opened
-again."""
+"""A stream on a whole shard over a store in memory, with checkpoints and pages of subjects; the shard can be stopped or
+killed, and opened again."""
 
 from __future__ import annotations
 
@@ -33,28 +33,30 @@ NEVER = 1 << 60
 
 def settings(*, blocks_min: int = 4, enabled: bool = True, rows_max: int = 1 << 18,
              compaction: CompactionSettings | None = None) -> ShardSettings:
-    """Checkpoints are cut by the test alone."""
+    """Return settings with which only the test cuts checkpoints."""
     return ShardSettings(
         log=LogSettings(), sweep_grace_ns=0, compaction=compaction,
         checkpoint=CheckpointSettings(segments=NEVER, head_bytes=NEVER, empty_segments=NEVER, interval_ns=None,
                                       replayed_segments=NEVER, replayed_epochs=NEVER,
-                                      subjects=SubjectSettings(blocks_min=blocks_min, rows_max=rows_max, enabled=enabled)))
+                                      subjects=SubjectSettings(blocks_min=blocks_min, rows_max=rows_max,
+                                                               enabled=enabled)))
 
 
 class PagedWorld(World):
-    """``open`` takes the shard; ``reopen`` stops or kills its owner, and takes it again."""
+    """A world with a shard: ``open`` takes it; ``reopen`` stops or kills its owner, and takes it again."""
 
     shard: Shard
 
     def _begin(self, state: ShardState) -> None:
-        """Nothing before ``open``."""
+        """Do nothing before ``open``."""
 
     async def open(self, store: ObjectStore | None = None, how: ShardSettings | None = None) -> None:
-        """``store``: in front of ``self.store``, or in its place."""
+        """Take the shard. ``store`` is used in front of ``self.store``, or in its place."""
         self.used = store or self.store
         self.identity = Identity("paged", self.rng.randbytes(16))
         taken = await take_shard(self.used, SHARD, self.identity, self.clock, self.rng)
-        self.shard = await Shard.open(self.used, SHARD, taken.epoch, self.identity.nonce, self.clock, self.rng, how or settings())
+        self.shard = await Shard.open(self.used, SHARD, taken.epoch, self.identity.nonce, self.clock, self.rng,
+                                      how or settings())
         assert self.shard.recovered.problems == []
         self.log = self.shard.log
         self.reader = BlockReader(self.used, Cache(self.cache_bytes), self.shard.key_of, SHARD)
@@ -71,27 +73,28 @@ class PagedWorld(World):
 
     async def reopen(self, stream: Stream, *, kill: bool = False, how: ShardSettings | None = None,
                      store: ObjectStore | None = None) -> Stream:
-        """The stream as the next owner finds it."""
+        """Return the stream as the next owner restores it."""
         await self.stop(stream, kill=kill)
         await self.open(store, how)
         return self.found(stream.stream_id)
 
     def found(self, stream_id: int) -> Stream:
-        """A live stream of what the applied state has."""
+        """Return a live stream from the applied state."""
         state = self.log.state.streams[stream_id]
         bus: Any = self.bus
-        return Stream(StreamConfig.from_json(state.config), state, account="$G", stream_id=stream_id, created_ns=state.created_ns,
-                      log=self.log, reader=self.reader, bus=bus, clock=self.clock, rng=self.rng)
+        return Stream(StreamConfig.from_json(state.config), state, account="$G", stream_id=stream_id,
+                      created_ns=state.created_ns, log=self.log, reader=self.reader, bus=bus, clock=self.clock,
+                      rng=self.rng)
 
 
 def gets_of(counting: Counting) -> list[str]:
-    """The kinds of objects that were read, in order."""
+    """Return the kinds of the objects that were read, in order."""
     return [ObjectKind(parsed.kind).name for operation, key in counting.calls
             if operation == "get" and (parsed := parse(key)) is not None]
 
 
 def object_of(world: PagedWorld, kind: PageKind) -> tuple[str, bytes]:
-    """Key and bytes of the first object that has pages of this kind alone."""
+    """Return key and bytes of the first object that has only pages of this kind."""
     return next((key, data) for key, data in sorted(world.store.objects.items())
                 if "/pages/" in key and _kinds(key, data) == {kind})
 
@@ -101,7 +104,8 @@ def do_damage(world: PagedWorld, key: str, stream_id: int, damage: str) -> None:
     data = world.store.objects.pop(key)
     if damage != "gone":
         world.store.objects[key] = {"flipped": data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], "cut": data[:-9],
-                                    "of another stream": data.replace(stream_id.to_bytes(8, "little"), bytes(8))}[damage]
+                                    "of another stream": data.replace(stream_id.to_bytes(8, "little"),
+                                                                      bytes(8))}[damage]
 
 
 def _kinds(key: str, data: bytes) -> set[int]:

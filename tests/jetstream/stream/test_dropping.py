@@ -1,4 +1,4 @@
-"""Blocks of idle streams are dropped above a bound, and loaded again by whatever needs them."""
+"""Blocks of idle streams are unloaded above a limit, and loaded again by any access that needs them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MINUTE_NS = 60_000_000_000
 
 
 async def filled(world: World, name: str, blocks: int, **config: object) -> Stream:
-    """A stream with that many blocks of a message each, loaded."""
+    """Create a stream with ``blocks`` loaded blocks of one message each."""
     stream = world.stream(name, **config)
     for n in range(blocks):
         publish(world, stream, pub(b"%b.%d" % (name.encode(), n % 3), b"%d" % n))
@@ -24,8 +24,8 @@ async def filled(world: World, name: str, blocks: int, **config: object) -> Stre
     return stream
 
 
-async def test_what_needs_dropped_blocks_loads_them() -> None:
-    """Reads, removals, limits and consumers' reads behave as before; nothing of the stream's numbers changes."""
+async def test_an_access_loads_unloaded_blocks() -> None:
+    """Reads, removals, limits and consumers' reads behave as before, and the stream's numbers stay the same."""
     world = World()
     stream = await filled(world, "S", 9, max_msgs=20)
     before, numbers = await everything(stream), (stream.first_seq, stream.msgs, stream.size_bytes, stream.first_time_ns)
@@ -37,7 +37,7 @@ async def test_what_needs_dropped_blocks_loads_them() -> None:
     assert await everything(stream) == before
     assert drop_blocks(stream) == 9
     await stream.delete_msg(4, True)
-    assert drop_blocks(stream) == 0, "its removal is not stored yet"
+    assert drop_blocks(stream) == 0, "the removal is not stored yet"
     await world.settle(stream)
     assert drop_blocks(stream) == 8
     publish(world, stream, pub(b"S.a", b"new"))
@@ -51,12 +51,12 @@ async def test_what_needs_dropped_blocks_loads_them() -> None:
         publish(world, stream, pub(b"S.b", b"%d" % n))
     await world.settle(stream)
     assert (stream.first_seq, stream.msgs) == (11, 20)
-    assert drop_blocks(await world.restart(stream)) == 0, "they were not loaded"
+    assert drop_blocks(await world.restart(stream)) == 0, "the blocks were not loaded"
     await world.close()
 
 
-async def test_many_blocks_that_came_since_are_loaded_at_once_or_before() -> None:
-    """However many blocks a stream has got since its own were dropped, a reader that has loaded them before does not wait."""
+async def test_many_blocks_added_since_then_are_loaded_at_once_or_before() -> None:
+    """A reader that loads them first does not wait, however many blocks the stream got since it was unloaded."""
     world = World()
     stream = await filled(world, "S", 3)
     assert drop_blocks(stream) == 3
@@ -69,8 +69,10 @@ async def test_many_blocks_that_came_since_are_loaded_at_once_or_before() -> Non
 
 
 async def test_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams idle for a minute lose their blocks, the longest idle first, down to half the bound; others keep them, and so
-    does for a minute who has just loaded them again."""
+    """Blocks of streams idle for a minute are unloaded, the longest idle first, down to half the limit.
+
+    Other streams keep their blocks, and a stream whose blocks were just loaded again keeps them for a minute.
+    """
     world = World()
     streams = []
     for n in range(6):
@@ -84,7 +86,7 @@ async def test_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await budget.trim() == 0
     for stream in streams:
         await read_all(stream)
-    assert await budget.trim() == 10, "the only one that was idle for a minute and not just dropped"
+    assert await budget.trim() == 10, "only one stream was idle for a minute and not just loaded again"
     world.clock.advance(MINUTE_NS)
     for stream in streams:
         await read_all(stream)
@@ -103,8 +105,8 @@ async def test_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     await world.close()
 
 
-async def test_it_asks_when_something_changed_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that are stored or loaded have it look; above the bound it looks until the streams are idle; else it waits."""
+async def test_the_budget_is_checked_only_after_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stored or loaded blocks cause a check. Above the limit checks are repeated until streams are idle."""
     monkeypatch.setattr(dropping, "_INTERVAL_SECONDS", 0.001)
     world = World()
     streams = [await filled(world, "A", 4), await filled(world, "B", 4)]
@@ -113,7 +115,7 @@ async def test_it_asks_when_something_changed_alone(monkeypatch: pytest.MonkeyPa
     budget = BlockBudget(lambda: streams, world.clock, most=5)
     trim, rounds = budget.trim, asyncio.Queue[int]()
 
-    async def told() -> int:
+    async def counted_trim() -> int:
         rounds.put_nowait(count := await trim())
         return count
 
@@ -126,18 +128,18 @@ async def test_it_asks_when_something_changed_alone(monkeypatch: pytest.MonkeyPa
                 return True
         return False
 
-    monkeypatch.setattr(budget, "trim", told)
+    monkeypatch.setattr(budget, "trim", counted_trim)
     for stream in streams:
         stream.on_loaded = budget.changed
     budget.start()
-    assert await rounds.get() == 0, "of the start"
+    assert await rounds.get() == 0, "the check at the start"
     assert await quiet()
     await read_all(streams[0])
     assert await rounds.get() == 0
     assert await quiet()
     await read_all(streams[1])
     for _ in range(5):
-        assert await rounds.get() == 0, "too many, and none is idle"
+        assert await rounds.get() == 0, "there are too many blocks, and no stream is idle"
     world.clock.advance(MINUTE_NS)
     while not await rounds.get():
         pass
@@ -147,7 +149,7 @@ async def test_it_asks_when_something_changed_alone(monkeypatch: pytest.MonkeyPa
 
 
 async def test_it_runs_beside_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Started, it trims by itself; stopped, no more."""
+    """It trims by itself after ``start``, and no longer after ``stop``."""
     monkeypatch.setattr(dropping, "_INTERVAL_SECONDS", 0.001)
     world = World()
     stream = await filled(world, "S", 10)
@@ -155,11 +157,11 @@ async def test_it_runs_beside_the_streams(monkeypatch: pytest.MonkeyPatch) -> No
     budget = BlockBudget(lambda: [stream], world.clock, most=5)
     trim, rounds = budget.trim, asyncio.Queue[int]()
 
-    async def told() -> int:
+    async def counted_trim() -> int:
         rounds.put_nowait(count := await trim())
         return count
 
-    monkeypatch.setattr(budget, "trim", told)
+    monkeypatch.setattr(budget, "trim", counted_trim)
     budget.start()
     assert await rounds.get() == 10
     await budget.stop()
@@ -170,8 +172,8 @@ async def test_it_runs_beside_the_streams(monkeypatch: pytest.MonkeyPatch) -> No
     await world.close()
 
 
-async def test_very_many_streams_are_asked_in_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To look for idle streams does not hold the loop, however many streams there are."""
+async def test_very_many_streams_are_examined_in_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for idle streams does not hold the loop, however many streams there are."""
     monkeypatch.setattr(dropping, "_ASKED_AT_ONCE", 2)
     world = World()
     streams = [await filled(world, f"S{n}", 2) for n in range(6)]
@@ -195,8 +197,8 @@ async def test_very_many_streams_are_asked_in_turns_of_the_loop(monkeypatch: pyt
     await world.close()
 
 
-async def test_ids_of_removed_messages_are_not_forgotten() -> None:
-    """A restarted stream that has not read its ids yet keeps what it noted while a block with some has left it."""
+async def test_ids_of_removed_messages_are_kept() -> None:
+    """A restarted stream that has not read its ids yet is not unloaded while a removed block has some of them."""
     world = World()
     stream = world.stream("S", duplicate_window=10 * MINUTE_NS)
     for n in range(3):
@@ -214,5 +216,5 @@ async def test_ids_of_removed_messages_are_not_forgotten() -> None:
     await stream.delete_msg(3, False)
     await world.settle(stream)
     world.clock.advance(10 * MINUTE_NS)
-    assert drop_blocks(stream) == 1, "its ids are of no use any more"
+    assert drop_blocks(stream) == 1, "its ids have left the window"
     await world.close()

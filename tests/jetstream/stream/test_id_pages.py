@@ -1,5 +1,5 @@
-"""The first publish with an id after a start reads a few pages instead of every block of the duplicate window, and is answered as
-before it, whatever happened to the messages, to the pages, and to whoever made them."""
+"""The first publish with an id after a start reads a few pages instead of every block of the duplicate window. Its
+answer is the same as before the restart, whatever happened to the messages, the pages, and their maker."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MINUTE = 60 * SECOND
 
 @pytest.fixture(autouse=True)
 def paged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few ids are enough for a page."""
+    """Make pages of even a few ids."""
     monkeypatch.setattr(state_pages, "INLINE_IDS_BYTES_MAX", 0)
 
 
 async def _fill(world: PagedWorld, stream: Stream, blocks: int, each: int = 3) -> None:
-    """Blocks of messages with the ids "1", "2", …: each that of its message's sequence."""
+    """Publish blocks of messages with the ids "1", "2", …: each id is the sequence of its message."""
     for _ in range(blocks):
         last = stream.last_seq
         publish(world, stream, *[pub(b"S.a", Nats_Msg_Id=str(last + 1 + i)) for i in range(each)])
@@ -49,7 +49,7 @@ async def _duplicate(world: PagedWorld, stream: Stream, seq: int) -> None:
 
 
 async def _check(world: PagedWorld, stream: Stream) -> None:
-    """Every id is a duplicate; a new one is none."""
+    """Check that every id is a duplicate, and a new one is not."""
     for seq in range(1, stream.last_seq + 1):
         await _duplicate(world, stream, seq)
     new = stream.last_seq + 1
@@ -61,7 +61,7 @@ def _parts(world: PagedWorld, stream: Stream) -> list[state_ids.IdPart]:
 
 
 async def _paged(blocks: int = 20, **config: Any) -> tuple[PagedWorld, Stream]:
-    """A stream whose ids are in a page."""
+    """Create a stream whose ids are in a page."""
     world = PagedWorld()
     await world.open()
     stream = world.stream(**config)
@@ -72,7 +72,7 @@ async def _paged(blocks: int = 20, **config: Any) -> tuple[PagedWorld, Stream]:
 
 
 async def _counted(world: PagedWorld, stream: Stream, *, kill: bool = False) -> tuple[Stream, list[str]]:
-    """The stream after a restart, and what its first publish with an id read."""
+    """Restart the stream; return it with the kinds of objects that its first publish with an id read."""
     counting = Counting(world.store)
     stream = await world.reopen(stream, store=counting, kill=kill)
     counting.calls.clear()
@@ -81,7 +81,7 @@ async def _counted(world: PagedWorld, stream: Stream, *, kill: bool = False) -> 
 
 
 async def test_a_first_publish_with_an_id_reads_a_page_and_no_block() -> None:
-    """After a clean stop: one page, where each of twenty blocks was read before."""
+    """Show, after a clean stop, that one page is read instead of each of twenty blocks."""
     world, stream = await _paged()
     stream, gets = await _counted(world, stream)
     assert gets == ["PAGES"]
@@ -90,7 +90,8 @@ async def test_a_first_publish_with_an_id_reads_a_page_and_no_block() -> None:
 
 
 async def test_ids_after_the_last_round_come_with_its_replay() -> None:
-    """Killed after six more blocks: the page alone, since the start has read the cores of the others."""
+    """Kill the broker after six more blocks: only the page is read, because the start has read the other blocks'
+    cores."""
     world, stream = await _paged()
     await _fill(world, stream, 6)
     stream, gets = await _counted(world, stream, kill=True)
@@ -100,7 +101,7 @@ async def test_ids_after_the_last_round_come_with_its_replay() -> None:
 
 
 async def test_few_ids_are_in_the_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many streams with a few ids each need no pages, nor gets."""
+    """Many streams with a few ids each need neither pages nor gets."""
     monkeypatch.undo()
     world, stream = await _paged(5)
     stream, gets = await _counted(world, stream)
@@ -114,7 +115,7 @@ async def test_few_ids_are_in_the_directory(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("kill", [False, True])
 @pytest.mark.parametrize("rounds", [False, True])
 async def test_ids_of_removed_messages_stay(removal: str, kill: bool, rounds: bool) -> None:
-    """An id lives for the window whatever happens to its message, also over a restart, and when its block has left the stream."""
+    """An id stays for the window even if its message is removed: also over a restart, and if its block was removed."""
     world, stream = await _paged(5, allow_rollup_hdrs=True, **{"max_msgs": 15} if removal == "limited" else {})
     await _fill(world, stream, 2)
     last = stream.last_seq
@@ -139,7 +140,8 @@ async def test_ids_of_removed_messages_stay(removal: str, kill: bool, rounds: bo
 @pytest.mark.parametrize("seed", range(5))
 async def test_answers_are_those_of_a_window(seed: int, monkeypatch: pytest.MonkeyPatch,
                                              caplog: pytest.LogCaptureFixture) -> None:
-    """Random publishes, deletes, purges, pauses, rounds, merges, stops and kills, pages of a few ids: every answer is right."""
+    """Random publishes, deletes, purges, pauses, rounds, merges, stops and kills with small pages: every answer is
+    right."""
     rng = random.Random(seed)
     monkeypatch.setattr(state_ids, "PART_IDS", rng.choice([5, 20, 1 << 16]))
     monkeypatch.setattr(state_pages, "INLINE_IDS_BYTES_MAX", rng.choice([0, 0, 150]))
@@ -167,7 +169,8 @@ async def test_answers_are_those_of_a_window(seed: int, monkeypatch: pytest.Monk
             publish(world, stream, *[msg for msg, _, _ in msgs])
             await world.settle(stream)
             for msg, seq, duplicate in msgs:
-                assert world.bus.answer(msg[1]) == {"stream": "S", "seq": seq} | ({"duplicate": True} if duplicate else {})
+                assert world.bus.answer(msg[1]) == {"stream": "S",
+                                                    "seq": seq} | ({"duplicate": True} if duplicate else {})
                 duplicates += duplicate
         elif choice < 0.6:
             publish(world, stream, pub(b"S.b"))
@@ -197,7 +200,7 @@ async def test_answers_are_those_of_a_window(seed: int, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("finder", ["publish", "round"])
 async def test_a_page_that_cannot_be_read(damage: str, finder: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The blocks are read instead, with a warning; the ids after it are in a page of their own."""
+    """The blocks are read instead, with a warning; later ids are in a page of their own."""
     world, stream = await _paged()
     key, _ = object_of(world, PageKind.DEDUPE)
     stream = await world.reopen(stream)
@@ -226,7 +229,7 @@ async def test_a_page_that_cannot_be_read(damage: str, finder: str, caplog: pyte
 
 @pytest.mark.parametrize("damage", ["flipped", "gone"])
 async def test_fsck_and_a_damaged_page(damage: str) -> None:
-    """It says that no message is lost; a repair names the page no more and keeps the others."""
+    """It reports that no message is lost; a repair removes the page from the checkpoint and keeps the others."""
     world, stream = await _paged()
     [first] = _parts(world, stream)
     await _fill(world, stream, 8)
@@ -246,13 +249,14 @@ async def test_fsck_and_a_damaged_page(damage: str) -> None:
     assert await settle(world.store, SHARD, [], world.clock, world.rng)
     await world.open()
     stream = world.found(stream.stream_id)
-    assert [(part.in_blocks, part.place is not None) for part in _parts(world, stream)] == [(True, False), (False, True)]
+    assert [(part.in_blocks, part.place is not None) for part in _parts(world, stream)] == [(True, False),
+                                                                                            (False, True)]
     await _check(world, stream)
     await world.stop(stream)
 
 
 async def test_pages_leave_with_the_window_and_are_released() -> None:
-    """Rounds over several windows: few pages are named, and what is no longer needed is released."""
+    """Rounds over several windows name few pages, and release the others."""
     world, stream = await _paged(1, duplicate_window=MINUTE)
     seen: set[str] = set()
     for _ in range(40):
@@ -268,7 +272,7 @@ async def test_pages_leave_with_the_window_and_are_released() -> None:
     assert len(seen) > 20
     assert 1 <= len(named) <= 7
     released = {SHARD.pages(position) for one in world.log.state.released.values() for position in one.pages}
-    assert len((seen & world.store.objects.keys()) - released - named) <= 3 + len(named), "those of the kept roots"
+    assert len((seen & world.store.objects.keys()) - released - named) <= 3 + len(named), "the kept roots name these"
     world.clock.advance(2 * MINUTE)
     publish(world, stream, pub(b"S.a"))
     await world.settle(stream)
@@ -278,8 +282,10 @@ async def test_pages_leave_with_the_window_and_are_released() -> None:
 
 
 async def test_an_id_is_written_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two hundred rounds with a window of all that time: a page is joined with those of up to twice its size, so ids are written
-    about once for each doubling; the last round writes little."""
+    """Two hundred rounds within one window write an id about once for each doubling, and the last round writes little.
+
+    That is because a page is joined with pages of up to twice its size.
+    """
     written: list[int] = []
     pack = state_pages.pack_body  # type: ignore[attr-defined]
     monkeypatch.setattr(state_pages, "pack_body",
@@ -296,7 +302,7 @@ async def test_an_id_is_written_a_few_times(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_stream_that_does_not_change_keeps_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds for the sake of another stream name its object as long as it is needed."""
+    """Rounds caused by another stream name its object as long as it is needed."""
     monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 1)
     world, stream = await _paged(5)
     other = world.stream("OTHER")
@@ -313,7 +319,7 @@ async def test_a_stream_that_does_not_change_keeps_its_pages(monkeypatch: pytest
 
 
 async def test_streams_share_an_object() -> None:
-    """A round puts the ids of all streams together."""
+    """A round puts the ids of all streams into one object."""
     world = PagedWorld()
     await world.open()
     streams = [world.stream(name) for name in ("A", "B", "C")]
@@ -330,8 +336,10 @@ async def test_streams_share_an_object() -> None:
 
 @pytest.mark.parametrize("kill", [False, True])
 async def test_a_changed_window(kill: bool) -> None:
-    """What left with a shorter window stays forgotten with a longer one, also over a restart, once a round has seen it; with no
-    window nothing is kept."""
+    """Ids that left a shorter window stay forgotten in a longer one, also over a restart, once a round has seen it.
+
+    Without a window no ids are kept.
+    """
     world, stream = await _paged(2, duplicate_window=10 * MINUTE)
     world.clock.advance(5 * MINUTE)
     await _fill(world, stream, 1)
@@ -351,7 +359,7 @@ async def test_a_changed_window(kill: bool) -> None:
 
 
 async def test_the_last_id_is_known_without_blocks() -> None:
-    """Expected-Last-Msg-Id after a restart, also long after the window."""
+    """Expected-Last-Msg-Id works after a restart, also long after the window."""
     world, stream = await _paged(2)
     world.clock.advance(60 * MINUTE)
     counting = Counting(world.store)
@@ -364,7 +372,8 @@ async def test_the_last_id_is_known_without_blocks() -> None:
 
 
 async def test_a_block_that_took_long_is_exact() -> None:
-    """Where a block spans more than a moment, each id has its own message's time: after a clean stop and after a replay."""
+    """If a block spans more than a moment, each id has its own message's time: after a clean stop and after a
+    replay."""
     for kill in (False, True):
         world = PagedWorld()
         await world.open()
@@ -386,8 +395,10 @@ async def test_a_block_that_took_long_is_exact() -> None:
 
 
 async def test_a_store_of_an_earlier_release(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its checkpoint lists no ids: they are read from the blocks while they are in the window; those of later messages are
-    listed."""
+    """Its checkpoint lists no ids: they are read from the blocks while they are in the window.
+
+    Ids of later messages are listed.
+    """
     world, stream = await _paged(8)
     await ask(world, stream, pub(b"S.b"))
     world.log.state.streams[stream.stream_id].ids.clear()
@@ -423,7 +434,7 @@ async def test_a_store_of_an_earlier_release(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_inline_ids_that_are_none(caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever a directory page has in their place: rounds go on, and publishes read the blocks."""
+    """Rounds continue, and publishes read the blocks, whatever a directory page has in place of inline ids."""
     for chunk in (b"", b"\x95", b"\xc1" * 9, b"\x95\x03" + bytes(40)):
         world, stream = await _paged(3)
         ids = world.log.state.streams[stream.stream_id].ids
@@ -439,7 +450,7 @@ async def test_inline_ids_that_are_none(caplog: pytest.LogCaptureFixture) -> Non
 
 
 async def test_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where very many do not join, as between staged messages, the oldest are left to their blocks."""
+    """If very many parts cannot be joined, as between staged messages, ids of the oldest are read from their blocks."""
     monkeypatch.setattr(state_ids, "_PARTS_MAX", 4)
     monkeypatch.setattr(state_ids, "PART_IDS", 3)
     world, stream = await _paged(20)
@@ -451,7 +462,7 @@ async def test_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_an_earlier_release_refuses_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory page with ids has a flag that earlier releases do not know; a store without ids has none."""
+    """A directory page with ids has a flag that earlier releases do not know; a store without ids has no such flag."""
     monkeypatch.setattr("broker.storage.format.page._FLAGS", 63)
     world = PagedWorld()
     await world.open()
@@ -469,7 +480,7 @@ async def test_an_earlier_release_refuses_by_name(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_pages_are_joined_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are threads, decoding a page is the work of one."""
+    """If there are threads, a page is decoded in one of them."""
     threads: set[int] = set()
     decode = id_pages.decode_ids  # type: ignore[attr-defined]
     monkeypatch.setattr(id_pages, "decode_ids", lambda *args: (threads.add(threading.get_ident()), decode(*args))[1])

@@ -1,4 +1,4 @@
-"""Ids after a restart: which blocks are read for them, and which of two messages with one id counts."""
+"""Message ids after a restart: which blocks are read for them, and which of two messages with one id counts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _block(first_seq: int, last_seq: int, time_ns: int) -> Any:
 
 
 def test_only_blocks_of_parts_without_ids_are_read() -> None:
-    """And all of these."""
+    """Blocks of parts that are not in pages are read, all of them and no others."""
     rng, clock = random.Random(3), ManualClock()
     now = clock.now_ns()
     for _ in range(100):
@@ -65,11 +65,13 @@ def test_only_blocks_of_parts_without_ids_are_read() -> None:
         msg_ids = _msg_ids(ids, clock)
         msg_ids.blocks_loaded(blocks)
         assert msg_ids._with_ids == [block for block in blocks
-                                     if any(first <= block.last_seq and block.first_seq <= last for first, last in ranges)]
+                                     if any(first <= block.last_seq and block.first_seq <= last for first,
+                                            last in ranges)]
 
 
 def test_hundreds_of_parts_cost_a_block_a_few_comparisons() -> None:
-    """A turn looks at thousands of blocks; staged messages and a stream's own in turns make hundreds of parts."""
+    """One turn examines thousands of blocks; staged messages that alternate with other messages cause hundreds of
+    parts."""
     clock, ids = ManualClock(), StreamIds()
     now = clock.now_ns()
     for at in range(256):
@@ -83,7 +85,7 @@ def test_hundreds_of_parts_cost_a_block_a_few_comparisons() -> None:
 
 @pytest.mark.parametrize("paged", [True, False], ids=["paged", "in-blocks"])
 async def test_an_id_that_was_used_again_counts_from_then(paged: bool) -> None:
-    """The window was shorter in between: after a restart the id stays as long as its newer message's time says."""
+    """The window was shorter in between: after a restart the id stays as long as its newer message requires."""
     world = PagedWorld()
     await world.open()
     stream = world.stream(duplicate_window=HOUR)
@@ -104,7 +106,7 @@ async def test_an_id_that_was_used_again_counts_from_then(paged: bool) -> None:
             assert ids.replace([part], part.lost())
     for _ in range(2):
         assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="a")) == {**newer, "duplicate": True}
-        world.clock.advance(HOUR - 2 * SECOND)  # the older message's time is up
+        world.clock.advance(HOUR - 2 * SECOND)  # the older message has left the window
     world.clock.advance(4 * SECOND)
     assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="a")) == {"stream": "S", "seq": 3}
     await world.stop(stream)

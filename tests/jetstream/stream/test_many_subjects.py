@@ -1,4 +1,4 @@
-"""Questions about many subjects: each way to answer them agrees with the messages that there are."""
+"""Queries about many subjects: each way to answer them agrees with the stored messages."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from broker.jetstream.stream.stream import Stream
 from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.world import World, pub, publish
 
-QUESTIONS = [[b"S.1.>"], [b"S.*.k3"], [b"S.>"], [b"S.2.k1"], [b"S.1.*", b"S.1.k2", b"S.3.k1"], [b"S.none.>"], [b"*.2.k4"], []]
+QUESTIONS = [[b"S.1.>"], [b"S.*.k3"], [b"S.>"], [b"S.2.k1"], [b"S.1.*", b"S.1.k2", b"S.3.k1"], [b"S.none.>"],
+             [b"*.2.k4"], []]
 
 
 async def _world(rng: random.Random, *, tracked: bool) -> tuple[World, Stream, dict[int, bytes]]:
-    """A stream of small blocks with messages removed anywhere; and its messages."""
+    """Return a stream of small blocks with messages removed anywhere, and its messages."""
     world = World(settings=LogSettings(segment_count=16))
     stream = world.stream(max_msgs_per_subject=4) if tracked else world.stream()
     await world.settle()
@@ -59,8 +60,10 @@ async def _check(stream: Stream, msgs: dict[int, bytes]) -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("tracked", [False, True], ids=["plain", "tracked"])
 async def test_answers_with_an_order_and_without(seed: int, tracked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Matching subjects, their counts, lasts and pages: from a scan, then from an order, made soon and kept while messages come
-    and go."""
+    """Matching subjects, their counts, lasts and pages are right: from a scan, and from an order.
+
+    The order is made early, and is kept up to date while messages are added and removed.
+    """
     rng = random.Random(seed)
     world, stream, msgs = await _world(rng, tracked=tracked)
     await _check(stream, msgs)
@@ -84,8 +87,9 @@ async def test_answers_with_an_order_and_without(seed: int, tracked: bool, monke
     await world.close()
 
 
-async def test_a_question_of_many_filters_is_answered_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each filter leads to a few of the subjects in order: together they are no more in a turn of the loop than one filter's."""
+async def test_a_query_with_many_filters_is_answered_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each filter leads to a few subjects in the order: one turn of the loop compares no more than for a single
+    filter."""
     monkeypatch.setattr(subject_search, "_ORDER_WORTH", 0)
     monkeypatch.setattr(subject_search, "_NAMES_AT_ONCE", 10)
     world = World()
@@ -94,7 +98,8 @@ async def test_a_question_of_many_filters_is_answered_in_slices(monkeypatch: pyt
     publish(world, stream, *[pub(b"S.%03d.%d" % (i // 4, i % 4), reply=b"") for i in range(400)])
     await world.settle(stream)
     filters = Filters([b"S.%03d.*" % i for i in range(0, 100, 2)])
-    await stream.queries._search.matching(Filters([b"S.000.*"]))  # looks in vain, so that the next one makes an order
+    # This comparison is in vain, so that the next query makes an order.
+    await stream.queries._search.matching(Filters([b"S.000.*"]))
     sizes: list[int] = []
     select = Filters.select
 
@@ -106,14 +111,14 @@ async def test_a_question_of_many_filters_is_answered_in_slices(monkeypatch: pyt
     monkeypatch.setattr(Filters, "select", counted)
     found = sorted(await stream.queries._search.matching(filters))
     assert found == [b"S.%03d.%d" % (i, k) for i in range(0, 100, 2) for k in range(4)]
-    assert sum(sizes) == 200, "others are not looked at"
+    assert sum(sizes) == 200, "no other subjects are compared"
     turns = "".join("x" * size or "|" for size in sizes).split("|")
     assert max(map(len, turns)) <= 20
     await world.close()
 
 
-async def test_an_order_whose_making_is_cut_off_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request that waits for it is cancelled; the next one finds every subject."""
+async def test_an_interrupted_order_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request that waits for the order is cancelled; the next one finds every subject."""
     monkeypatch.setattr(subject_search, "_UNORDERED_MAX", 0)
     world = World()
     stream = world.stream()
@@ -137,20 +142,20 @@ async def test_an_order_whose_making_is_cut_off_is_made_anew(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_reader_of_one_subject_is_led_by_the_index(seed: int) -> None:
-    """From every sequence, a tracked subject's next message is the one that a look at all blocks finds."""
+async def test_a_reader_of_one_subject_uses_the_index(seed: int) -> None:
+    """From every sequence, the index gives the same next message of a tracked subject as a search of all blocks."""
     world, stream, msgs = await _world(random.Random(seed), tracked=True)
 
     async def first(seq: int, filters: Filters) -> int:
         while isinstance(found := stream.next_chunk(seq, filters), Loading):
             await found.ready
-            seq = found.seq  # what was passed is not loaded again
+            seq = found.seq  # blocks below it are not loaded again
         return 0 if found is None else found[0].seq(found[2])
 
     assert stream.subjects.next(Filters([b"S.1.k1"]), 1) is not None
     for subject in (b"S.1.k1", b"S.3.k5", b"S.none"):
-        led, looking = Filters([subject, b"S.x"]), Filters([subject, b"S.x.*"])
+        by_index, by_blocks = Filters([subject, b"S.x"]), Filters([subject, b"S.x.*"])
         for seq in range(0, 325, 23):
             expected = min((one for one in msgs if one >= seq and msgs[one] == subject), default=0)
-            assert await first(seq, led) == await first(seq, looking) == expected
+            assert await first(seq, by_index) == await first(seq, by_blocks) == expected
     await world.close()

@@ -1,4 +1,5 @@
-"""A stream against a plain list of messages: any publishes, limits, deletes, purges and restarts end in the same state."""
+"""Compares a stream with a plain list of messages: any publishes, limits, deletes, purges and restarts lead to the same
+state."""
 
 from __future__ import annotations
 
@@ -31,19 +32,20 @@ EXAMPLES = int(os.environ.get("JETBLOCK_EXAMPLES", "100"))
 FILTERS: list[bytes | None] = [None, b">", b"S.a", b"S.b", b"S.*", b"S.b.>", b"S.none"]
 
 WANTED = Filters([b"S.b", b"S.b.>"])
-"""One for all steps, as a consumer has: the reader's state for it must follow the stream."""
+"""One filter for all steps, as a consumer has: the reader's state for it must follow the stream."""
 
 messages = st.tuples(
     st.sampled_from(SUBJECTS),
     st.binary(max_size=40),
     st.sampled_from([{}, {}, {}, {"X": "y"}, {"Nats_Msg_Id": "1"}, {"Nats_Msg_Id": "2"}, {"Nats_Rollup": "sub"},
-                     {"Nats_Rollup": "all"}, {"Nats_Expected_Last_Subject_Sequence": "?"}, {"Nats_TTL": "1s"}, {"Nats_TTL": "2"},
+                     {"Nats_Rollup": "all"}, {"Nats_Expected_Last_Subject_Sequence": "?"}, {"Nats_TTL": "1s"},
+                     {"Nats_TTL": "2"},
                      {"Nats_TTL": "never"}]))
 TTLS = {"": 0, "1s": 1, "2": 2, "never": -1}
 
 
 class StreamMachine(RuleBasedStateMachine):
-    """The real stream and the model, fed the same."""
+    """The real stream and the model, with the same input."""
 
     @initialize(max_msgs=st.sampled_from([-1, -1, 5, 12]), max_bytes=st.sampled_from([-1, -1, 400]),
                 per_subject=st.sampled_from([-1, -1, 1, 2, 3]), new=st.booleans(), new_per=st.booleans(),
@@ -87,7 +89,7 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule(run=st.lists(messages, min_size=1, max_size=12), settle=st.booleans(), exact=st.booleans())
     def publishes(self, run: list[tuple[bytes, bytes, dict[str, str]]], settle: bool, exact: bool) -> None:
-        """A run of publishes; expected-last headers carry the right number, or a wrong one."""
+        """Publish a run; expected-last headers have the right number, or a wrong one."""
         sent, expected = [], []
         now_ns = self.world.clock.now_ns()
         for subject, payload, given in run:
@@ -112,13 +114,13 @@ class StreamMachine(RuleBasedStateMachine):
                 return
             await self.world.settle(self.stream)
             for msg, what in zip(sent, expected, strict=True):
-                told = self.world.bus.answer(msg[1])
+                answer = self.world.bus.answer(msg[1])
                 if isinstance(what, str):
-                    assert told["error"]["description"] == what, (told, what)
+                    assert answer["error"]["description"] == what, (answer, what)
                 elif what < 0:
-                    assert told == {"stream": "S", "seq": -what, "duplicate": True}
+                    assert answer == {"stream": "S", "seq": -what, "duplicate": True}
                 else:
-                    assert told == {"stream": "S", "seq": what}
+                    assert answer == {"stream": "S", "seq": what}
 
         self.run(outcome())
 
@@ -141,7 +143,7 @@ class StreamMachine(RuleBasedStateMachine):
         self.world.clock.advance(ms * 1_000_000)
 
         async def expire() -> None:
-            # Whole passes, from now on: none starts by itself meanwhile, since the loop's time hardly advances.
+            # Run whole passes from now on: none starts by itself meanwhile, because the loop's time hardly advances.
             self.stream.retention.expire()
             self.stream.ttls.passes.begin()
             for _ in range(50):
@@ -163,14 +165,14 @@ class StreamMachine(RuleBasedStateMachine):
 
     @rule()
     def cache_is_lost(self) -> None:
-        """Messages not in the tail must be read from the store from here on."""
+        """Clear the cache, so that persisted messages must be read from the store."""
         self.run(self.world.settle(self.stream))
         self.world.reader._cache.clear()
 
     @precondition(lambda self: self.kind != "memory")
     @rule(settle=st.booleans(), pack=st.booleans())
     def blocks_are_dropped(self, settle: bool, pack: bool) -> None:
-        """What is loaded of them again is the same, also from packed pages."""
+        """Unload the blocks; loading them again gives the same, also from packed pages."""
         if settle:
             self.run(self.world.settle(self.stream))
         state = self.stream.applied()
@@ -189,7 +191,7 @@ class StreamMachine(RuleBasedStateMachine):
 
         self.run(again())
         if any(msg_seq not in {msg.seq for msg in self.model.msgs} for msg_seq, _ in self.model.ids.values()):
-            # Ids of removed messages may or may not be remembered across a restart: use others from here on.
+            # A restart may or may not keep the ids of removed messages: use others from here on.
             self.generation += 1
         if self.kind == "async" and not clean and self.stream.last_seq != self.model.last_seq:
             # After a crash an async stream continues at its ceiling; the gap is part of the contract.
@@ -197,7 +199,7 @@ class StreamMachine(RuleBasedStateMachine):
             self.model.last_seq = self.stream.last_seq
             self.model.empty_first_seq = self.stream.last_seq + 1
         if not self.model.last_seq:
-            # A purge of a stream that never had a message shows 1 from then on; that alone is not stored.
+            # A purge of a stream that never had a message makes its first sequence 1; that alone is not stored.
             self.model.empty_first_seq = self.stream.first_seq
             assert self.stream.first_seq in (0, 1)
 
@@ -247,10 +249,10 @@ class StreamMachine(RuleBasedStateMachine):
 
 @pytest.fixture
 def cache_bytes() -> None:
-    """Histories choose their cache size at random."""
+    """Return None: histories choose their cache size at random."""
 
 
 def test_stream_against_the_model() -> None:
-    """Random histories, restarts and lost caches among them; hypothesis prints the shortest one that differs."""
+    """Run random histories with restarts and lost caches; hypothesis prints the shortest one that differs."""
     run_state_machine_as_test(StreamMachine, settings=settings(
         max_examples=EXAMPLES, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)))

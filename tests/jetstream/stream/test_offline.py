@@ -1,7 +1,7 @@
-"""A stream whose block cannot be stored goes offline alone, whatever the cause, and no client gets a false answer.
+"""A stream whose block cannot be stored goes offline alone, whatever the cause, and no client gets a wrong answer.
 
-The fault is injected where it can occur: the owner's outcome, the columns of its block, the encoded core. Another
-stream publishes into the same segments. A restart finds each as of its last good block.
+The fault is injected at each place where it can occur: the stream's outcome, the columns of its block, the encoded
+core. Another stream publishes into the same segments. A restart restores each stream as of its last good block.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tests.jetstream.in_process import Inside
 pytestmark = pytest.mark.asyncio
 
 BIG = b"x" * 40_000
-"""Too large for a small block."""
+"""A payload too large for a small block."""
 
 
 def _plant(where: str, patch: pytest.MonkeyPatch, ids: set[int]) -> None:
-    """From now on a block of a stream in ``ids`` fails ``where``."""
+    """Make blocks of streams in ``ids`` fail at the place ``where`` from now on."""
     def failing(real: Any, stream_id: Any) -> Any:
         def call(*args: Any, **named: Any) -> Any:
             if stream_id(*args) in ids:
@@ -38,22 +38,26 @@ def _plant(where: str, patch: pytest.MonkeyPatch, ids: set[int]) -> None:
     if where == "sealing":
         patch.setattr(Stream, "sealing", failing(Stream.sealing, lambda stream, block: stream.stream_id))
     elif where == "seal_block":
-        patch.setattr(putter, "seal_block", failing(putter.seal_block, lambda block, position: block.stream_id))  # type: ignore[attr-defined]
+        patch.setattr(putter, "seal_block",
+                      failing(putter.seal_block, lambda block, position: block.stream_id))  # type: ignore[attr-defined]
     elif where == "encode_core":
-        patch.setattr(writer, "encode_core", failing(writer.encode_core, lambda core: core.stream_id))  # type: ignore[attr-defined]
+        patch.setattr(writer, "encode_core",
+                      failing(writer.encode_core, lambda core: core.stream_id))  # type: ignore[attr-defined]
     elif where == "encode_small":
         patch.setattr(writer, "_encode_small", failing(writer._encode_small, lambda block, *_: block.stream_id))
     else:
         patch.setattr(Stream, "persisted", failing(Stream.persisted, lambda stream, block: stream.stream_id))
 
 
-async def _publish(client: Client, subject: str, count: int, body: bytes, *, silent: bool = False) -> list[asyncio.Future[Any]]:
+async def _publish(client: Client, subject: str, count: int, body: bytes, *,
+                   silent: bool = False) -> list[asyncio.Future[Any]]:
     """Publishes and their answers. ``silent``: there may be none."""
     return [asyncio.ensure_future(client.request(subject, body, timeout=0.5 if silent else 30)) for _ in range(count)]
 
 
 def _seqs(answers: list[Any]) -> list[int]:
-    return [json.loads(one.data)["seq"] for one in answers if not isinstance(one, BaseException) and b'"error"' not in one.data]
+    return [json.loads(one.data)["seq"] for one in answers if not isinstance(one, BaseException)
+            and b'"error"' not in one.data]
 
 
 @pytest.mark.parametrize(("where", "body"), [
@@ -70,7 +74,8 @@ async def test_one_stream_fails(where: str, body: bytes, monkeypatch: pytest.Mon
         await broker.log.drain()
         _plant(where, monkeypatch, {bad.stream_id})
 
-        waiting = [*await _publish(broker.client, "bad.a", 5, body, silent=True), *await _publish(broker.client, "good.a", 5, body)]
+        waiting = [*await _publish(broker.client, "bad.a", 5, body, silent=True),
+                   *await _publish(broker.client, "good.a", 5, body)]
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         if where == "persisted":  # stored messages may be acknowledged
             assert set(_seqs(answers[:5])) <= set(range(4, 9))
@@ -124,7 +129,8 @@ async def test_a_stream_in_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None
         bad = broker.js.accounts["$G"].streams["BAD"]
         assert isinstance(bad.log, MemoryLog)
         _plant("sealing", monkeypatch, {bad.stream_id})
-        waiting = [*await _publish(broker.client, "bad", 3, b"", silent=True), *await _publish(broker.client, "good", 3, b"")]
+        waiting = [*await _publish(broker.client, "bad", 3, b"", silent=True),
+                   *await _publish(broker.client, "good", 3, b"")]
         answers = await asyncio.gather(*waiting, return_exceptions=True)
         assert _seqs(answers[:3]) == []
         assert _seqs(answers[3:]) == [1, 2, 3]

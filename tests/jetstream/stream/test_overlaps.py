@@ -1,4 +1,4 @@
-"""Streams with subjects in common (``overlapping_streams``): each keeps a message, one sends the PubAck."""
+"""Streams with subjects in common (``overlapping_streams``): each stores a message, one sends the PubAck."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ async def counts(broker: Inside, *names: str) -> list[int]:
 
 
 async def answers(broker: Inside, *publishes: tuple[str, dict[str, str]]) -> list[dict[str, Any]]:
-    """Every answer to the publishes, and that there are no others."""
+    """Return all answers to the publishes; the last request shows that there are no others."""
     inbox = broker.client.new_inbox()
     subscription = await broker.client.subscribe(inbox)
     for subject, headers in publishes:
         await broker.client.publish(subject, b"x", reply=inbox, headers=headers or None)
-    # The log answers in order, so an answer that came too often would be in front of this one.
+    # The log answers in order, so an answer too many would arrive before this one.
     await broker.ok("STREAM.NAMES")
     await broker.publish("last.of.all")
     await broker.client.flush()
@@ -44,7 +44,7 @@ async def answers(broker: Inside, *publishes: tuple[str, dict[str, str]]) -> lis
 
 @pytest_asyncio.fixture
 async def two(broker: Inside) -> Inside:
-    """The broad one has the first name in order, but was created second."""
+    """Create two overlapping streams. The broad one is the first by name, but was created second."""
     await create(broker, "ORDERS", ["orders.*"])
     await create(broker, "AUDIT", ["orders.>", "other.>"])
     await create(broker, "LAST", ["last.>"])
@@ -61,7 +61,8 @@ async def test_the_stream_created_first_answers_and_each_keeps_the_message(two: 
 
 
 async def test_the_expected_stream_answers(two: Inside) -> None:
-    found = await answers(two, ("orders.a", {"Nats-Expected-Stream": "AUDIT"}), ("orders.a", {"Nats-Expected-Stream": "ORDERS"}),
+    found = await answers(two, ("orders.a", {"Nats-Expected-Stream": "AUDIT"}),
+                          ("orders.a", {"Nats-Expected-Stream": "ORDERS"}),
                           ("orders.a", {"Nats-Expected-Stream": "LAST"}))
     assert found[:2] == [{"stream": "AUDIT", "seq": 1}, {"stream": "ORDERS", "seq": 2}]
     assert found[2]["error"]["err_code"] == 10060
@@ -70,7 +71,7 @@ async def test_the_expected_stream_answers(two: Inside) -> None:
 
 
 async def test_each_decides_for_itself(two: Inside) -> None:
-    await two.publish("orders.x.y")  # AUDIT alone: its sequences are one ahead
+    await two.publish("orders.x.y")  # stored by AUDIT alone: its sequences are one ahead
     assert await answers(two, ("orders.a", {"Nats-Expected-Last-Sequence": "0", "Nats-Msg-Id": "1"}),
                          ("orders.a", {"Nats-Msg-Id": "1"})) == [
         {"stream": "ORDERS", "seq": 1}, {"stream": "ORDERS", "seq": 1, "duplicate": True}]
@@ -86,7 +87,8 @@ async def test_a_stream_that_does_not_acknowledge_leaves_it_to_the_next(two: Ins
 
 async def test_changes_of_streams_take_effect(two: Inside) -> None:
     await two.ok("STREAM.UPDATE.ORDERS", {"name": "ORDERS", "subjects": ["other.a"]})
-    assert await answers(two, ("orders.a", {}), ("other.a", {})) == [{"stream": "AUDIT", "seq": 1}, {"stream": "ORDERS", "seq": 1}]
+    assert await answers(two, ("orders.a", {}), ("other.a", {})) == [{"stream": "AUDIT", "seq": 1},
+                                                                     {"stream": "ORDERS", "seq": 1}]
     await two.ok("STREAM.DELETE.ORDERS")
     assert await answers(two, ("other.a", {})) == [{"stream": "AUDIT", "seq": 3}]
 

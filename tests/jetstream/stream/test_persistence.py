@@ -1,4 +1,4 @@
-"""What a restart finds: ceilings of async streams, streams in memory, outcomes, and how little a restart costs."""
+"""State after a restart: ceilings of async streams, streams in memory, outcomes; and the low cost of a restart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.storage.listening import Listening
 
 @pytest.mark.shows("stream.persist_mode", "publish.async")
 async def test_async_acknowledges_at_once() -> None:
-    """persist_mode async: PubAcks and refusals go out when the decision is taken; consumers still wait for the store."""
+    """With persist_mode async, PubAcks and refusals are sent when the decision is taken; consumers wait for the
+    store."""
     world = World()
     stream = world.stream(persist_mode="async")
     await world.settle()
@@ -33,8 +34,10 @@ async def test_async_acknowledges_at_once() -> None:
 
 
 async def test_an_async_stream_never_reuses_a_sequence() -> None:
-    """After a crash an async stream continues at its persisted ceiling, and expectations compare with the sequence
-    before it; after a clean stop it continues where it was."""
+    """An async stream continues after a crash at its persisted ceiling, and after a clean stop at its sequence.
+
+    After the crash, expectations compare with the sequence before the ceiling.
+    """
     world = World()
     stream = world.stream(persist_mode="async")
     await world.settle()
@@ -46,8 +49,8 @@ async def test_an_async_stream_never_reuses_a_sequence() -> None:
     crashed = await world.restart(stream)
     ceiling = crashed.last_seq + 1
     assert ceiling % 65_536 == 0
-    told = await ask(world, crashed, pub(b"S.a", b"", Nats_Expected_Last_Sequence="4"))
-    assert told["error"]["description"] == f"wrong last sequence: {ceiling - 1}"
+    answer = await ask(world, crashed, pub(b"S.a", b"", Nats_Expected_Last_Sequence="4"))
+    assert answer["error"]["description"] == f"wrong last sequence: {ceiling - 1}"
     assert await ask(world, crashed, pub(b"S.a", b"", Nats_Expected_Last_Sequence=str(ceiling - 1))) == {
         "stream": "S", "seq": ceiling}
     again = await world.restart(crashed, clean=True)
@@ -58,7 +61,8 @@ async def test_an_async_stream_never_reuses_a_sequence() -> None:
 
 
 async def test_ceilings_rise_before_they_are_reached() -> None:
-    """Over many steps of the ceiling no sequence is handed out at or above the persisted one, and none waits for long."""
+    """Over many steps of the ceiling no sequence at or above the persisted one is assigned, and no publish waits
+    long."""
     world = World(settings=LogSettings(segment_count=5000))
     stream = world.stream(persist_mode="async")
     await world.settle()
@@ -102,7 +106,7 @@ async def test_memory_streams_store_nothing() -> None:
 
 
 async def test_a_restart_reads_nothing() -> None:
-    """Ten streams come back without one GET: blocks, subjects and ids are loaded on demand."""
+    """Ten streams are restored without one GET: blocks, subjects and ids are loaded on demand."""
 
     class CountingStore(MemoryStore):
         gets = 0
@@ -133,12 +137,13 @@ async def test_ten_thousand_streams_restart_quickly() -> None:
     publish(world, stream, *(pub(b"S.%d" % i) for i in range(40)))
     await world.settle()
     state = world.log.state.streams[stream.stream_id]
-    # As a start does: the collector is off until the streams are there.
+    # A start does the same: the collector is off until the streams are restored.
     gc.disable()
-    for _ in range(5):  # others on the same processor make it slower
+    for _ in range(5):  # other processes on the same processor make it slower
         began = time.process_time()
         streams = [type(stream)(stream.config, state, account="$G", stream_id=n, created_ns=0, log=world.log,
-                                reader=world.reader, bus=world.bus, clock=world.clock, rng=world.rng)  # type: ignore[arg-type]
+                                reader=world.reader, bus=world.bus, clock=world.clock,
+                                rng=world.rng)  # type: ignore[arg-type]
                    for n in range(10_000)]
         taken = time.process_time() - began
         if taken < 1.0:
@@ -150,8 +155,10 @@ async def test_ten_thousand_streams_restart_quickly() -> None:
 
 
 async def test_memory_streams_keep_few_blocks_and_no_dead() -> None:
-    """A publisher that waits for each PubAck leaves blocks of one message: they are joined without their dead messages,
-    while a filtered reader still finds the right ones."""
+    """A publisher that waits for each PubAck causes blocks of one message. They are joined without their dead messages.
+
+    A filtered reader finds the right messages all the time.
+    """
     world = World()
     stream = world.stream(storage="memory", max_msgs_per_subject=1)
     wanted = Filters([b"S.1.*", b"S.3.*"])
@@ -173,14 +180,15 @@ async def test_memory_streams_keep_few_blocks_and_no_dead() -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "open", "in flight", "applied", "persisted", "restarted"])
-async def test_the_first_look_may_come_at_any_time(moment: str) -> None:
-    """A stream that was only published to has no block table in memory; the first reader finds all blocks, whenever
-    that is."""
-    world = World(cache_bytes=64 << 20)  # what was just persisted is read from it
+async def test_blocks_may_be_loaded_at_any_time(moment: str) -> None:
+    """A stream that was only published to has no block table in memory; the first reader finds all blocks at any
+    time."""
+    world = World(cache_bytes=64 << 20)  # newly persisted messages are read from it
     stream = world.stream()
 
-    def look() -> None:
-        assert [block.first_seq for block in stream.live.blocks] == sorted({block.first_seq for block in stream.live.blocks})
+    def check_blocks() -> None:
+        first_seqs = [block.first_seq for block in stream.live.blocks]
+        assert first_seqs == sorted(set(first_seqs))
         assert sum(block.live_msgs for block in stream.live.blocks) == stream.msgs
         assert sum(block.live_bytes for block in stream.live.blocks) == stream.size_bytes
 
@@ -190,22 +198,22 @@ async def test_the_first_look_may_come_at_any_time(moment: str) -> None:
         if at == 6:
             assert stream.live.blocks_loaded == (moment == "before")
             if moment == "open":
-                look()
+                check_blocks()
             elif moment == "in flight":
                 await turns(1)
-                look()
+                check_blocks()
             elif moment == "applied":
-                world.log.listen(Listening(segment_applied=lambda segment: look()))
+                world.log.listen(Listening(segment_applied=lambda segment: check_blocks()))
         elif moment == "before":
-            look()
+            check_blocks()
         await world.settle()
     if moment == "restarted":
         stream = await world.restart(stream)
         assert not stream.live.blocks_loaded
-    look()
+    check_blocks()
     assert (stream.msgs, stream.first_seq, stream.last_seq, stream.persisted_seq) == (12, 1, 12, 12)
     if moment not in ("applied", "restarted"):
-        world.store.objects.clear()  # what was just persisted is still in memory
+        world.store.objects.clear()  # newly persisted messages are still in memory
         assert await read_all(stream) == expected
     assert await stream.purge(None, seq=5) == 4
     await world.settle(stream)

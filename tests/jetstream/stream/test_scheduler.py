@@ -1,4 +1,4 @@
-"""Schedules: when they fire, what they publish, what ends them, and that a restart changes none of that."""
+"""Schedules: when they fire, what they publish, what ends them; and a restart changes none of that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECOND = 1_000_000_000
 
 
 async def fires(world: World, stream: Stream, seconds: float = 0) -> None:
-    """Let time pass, and give what is due to the stream."""
+    """Let time pass, and let the stream's due schedules fire."""
     world.clock.advance(int(seconds * SECOND))
     stream.scheduler.passes.begin()
     for _ in range(2000):
@@ -26,7 +26,7 @@ async def fires(world: World, stream: Stream, seconds: float = 0) -> None:
 
 
 async def passes(world: World, stream: Stream, seconds: float = 0) -> None:
-    """Let time pass, and publish what is due."""
+    """Let time pass, and publish for due schedules."""
     await fires(world, stream, seconds)
     await world.settle(stream)
 
@@ -45,7 +45,7 @@ def at(world: World, seconds: int) -> str:
 
 @pytest.mark.shows("publish.schedule_at")
 async def test_a_time_fires_once_and_is_purged_with_it() -> None:
-    """Also where the time passed while the broker was down."""
+    """The schedule fires also if its time passed while the broker was down."""
     world = World(settings=LogSettings(segment_count=3))
     stream = world.stream(allow_msg_schedules=True)
     await ask(world, stream, schedule(world, at(world, 10), a="b"))
@@ -66,7 +66,7 @@ async def test_a_time_fires_once_and_is_purged_with_it() -> None:
 
 @pytest.mark.shows("publish.schedule_repeated")
 async def test_an_interval_fires_again_and_again() -> None:
-    """Missed times are made up for by a single message; a restart in between loses and repeats nothing."""
+    """A single message makes up for missed times; a restart in between neither loses nor repeats a message."""
     world = World()
     stream = world.stream(allow_msg_schedules=True)
     await ask(world, stream, schedule(world, "@every 10s"))
@@ -89,7 +89,7 @@ async def test_an_interval_fires_again_and_again() -> None:
 
 @pytest.mark.parametrize("repeats", [False, True])
 async def test_a_schedule_that_waits_for_others_fires_once(repeats: bool) -> None:
-    """Shows it for a publish that waits in the queue until its schedule fires again: for a time, and for an interval."""
+    """A publish waits in the queue until its schedule fires again: tried for a time, and for an interval."""
     world = World()
     stream = world.stream(allow_msg_schedules=True)
     await ask(world, stream, schedule(world, "@every 10s" if repeats else at(world, 10)))
@@ -106,7 +106,8 @@ async def test_a_schedule_that_waits_for_others_fires_once(repeats: bool) -> Non
 
 
 async def test_a_schedule_that_waits_behind_its_end_does_not_remove_that() -> None:
-    """Shows it for a plain message to the subject of a schedule, which ends it; what the schedule publishes waits behind that."""
+    """A plain message to a schedule's subject ends the schedule; the schedule's own publish waits behind that
+    message."""
     world = World()
     stream = world.stream(allow_msg_schedules=True)
     await ask(world, stream, schedule(world, at(world, 10)))
@@ -125,7 +126,7 @@ async def test_a_schedule_that_waits_behind_its_end_does_not_remove_that() -> No
 
 @pytest.mark.shows("publish.schedule_options")
 async def test_what_ends_a_schedule() -> None:
-    """A purge, a delete, a newer schedule, a message that ends it, and a plain message after it."""
+    """A purge, a delete, a newer schedule, an ending message, and a later plain message each end a schedule."""
     world = World()
     stream = world.stream(allow_msg_schedules=True)
     for number in range(5):

@@ -1,5 +1,5 @@
-"""The first question about a stream's subjects after a start reads a few pages instead of every block, and its answer is that of
-the messages, whatever happened to them, to the pages, and to whoever made them."""
+"""The first query for a stream's subjects after a start reads a few pages instead of every block. Its answer is that of
+the messages, whatever happened to them, to the pages, and to their maker."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ SUBJECTS = [b"S.%d" % i for i in range(100)]
 
 
 async def _fill(world: PagedWorld, stream: Stream, blocks: int, rng: random.Random, each: int = 25) -> None:
-    """Blocks of more subjects than a summary lists."""
+    """Publish blocks with more subjects than a summary lists."""
     for _ in range(blocks):
-        publish(world, stream, *[pub(subject, b"x" * rng.randrange(9), reply=b"") for subject in rng.sample(SUBJECTS, each)])
+        publish(world, stream, *[pub(subject, b"x" * rng.randrange(9), reply=b"")
+                                 for subject in rng.sample(SUBJECTS, each)])
         world.log.urgent()
         await world.settle(stream)
 
@@ -40,7 +41,7 @@ async def _messages(stream: Stream) -> dict[int, bytes]:
 
 
 async def _check(stream: Stream, msgs: dict[int, bytes]) -> None:
-    """Last sequences and counts of all subjects, and that there are no others; of tracked ones each message and its size."""
+    """Check last sequences and counts of all subjects, and that there are no others; for tracked ones, each message."""
     lasts = {subject: seq for seq, subject in sorted(msgs.items())}
     index = await stream.subjects.build()
     assert index.counts(SUBJECTS, stream.first_seq) == [Counter(msgs.values())[subject] for subject in SUBJECTS]
@@ -52,7 +53,8 @@ async def _check(stream: Stream, msgs: dict[int, bytes]) -> None:
         for subject in SUBJECTS:
             listed = index.messages(subject, stream.first_seq)
             assert [seq for seq, _ in listed] == [seq for seq, one in sorted(msgs.items()) if one == subject]
-        assert sum(size for subject in SUBJECTS for _, size in index.messages(subject, stream.first_seq)) == stream.size_bytes
+        sizes = [size for subject in SUBJECTS for _, size in index.messages(subject, stream.first_seq)]
+        assert sum(sizes) == stream.size_bytes
 
 
 def _pages(world: PagedWorld, stream: Stream) -> tuple[object, ...]:
@@ -60,7 +62,7 @@ def _pages(world: PagedWorld, stream: Stream) -> tuple[object, ...]:
 
 
 async def _paged(config: dict[str, object] | None = None, blocks: int = 40, seed: int = 1) -> tuple[PagedWorld, Stream]:
-    """A stream whose messages all have a page."""
+    """Create a stream all of whose messages are in a page."""
     world = PagedWorld()
     await world.open()
     stream = world.stream(**(config or {}))
@@ -70,9 +72,10 @@ async def _paged(config: dict[str, object] | None = None, blocks: int = 40, seed
     return world, stream
 
 
-@pytest.mark.parametrize("question", ["last by subject", "info", "expected last of a subject", "a limit of each subject"])
+@pytest.mark.parametrize("question", ["last by subject", "info", "expected last of a subject",
+                                      "a limit of each subject"])
 async def test_a_first_question_reads_a_page_and_no_block(question: str) -> None:
-    """After a clean stop: one get of a page, where each of 40 blocks was read before; and of no block but the answer's."""
+    """After a clean stop, one page is read instead of each of 40 blocks, and of blocks only that of the answer."""
     tracked = question == "a limit of each subject"
     world, stream = await _paged({"max_msgs_per_subject": 3} if tracked else {})
     counting = Counting(world.store)
@@ -98,7 +101,7 @@ async def test_a_first_question_reads_a_page_and_no_block(question: str) -> None
 
 
 async def test_only_blocks_after_the_last_round_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after six more blocks: a page and six indexes; after the next round a page alone."""
+    """A kill after six more blocks leads to a get of a page and six indexes; after the next round, of a page alone."""
     world, stream = await _paged()
     await _fill(world, stream, 6, random.Random(2))
     msgs = await _messages(stream)
@@ -121,13 +124,15 @@ async def test_only_blocks_after_the_last_round_are_read(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("seed", range(6))
 async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.MonkeyPatch,
                                                  caplog: pytest.LogCaptureFixture) -> None:
-    """Random publishes, deletes, purges, limits, rounds, merges, stops, kills, and pages of a few messages: every answer right."""
+    """Random publishes, deletes, purges, limits, rounds, merges, stops, kills with small pages: every answer is
+    right."""
     rng = random.Random(seed)
     monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", at_once := rng.choice([7, 4096]))
     monkeypatch.setattr(subject_search, "_NAMES_AT_ONCE", at_once)
     merging = CompactionSettings(few=2, segments=1 << 30, quiet_ns=1 << 60, cpu=1.0, bytes_per_second=1 << 40)
     how = settings(blocks_min=rng.choice([1, 3]), rows_max=rng.choice([30, 100, 1000]), compaction=merging)
-    config = rng.choice([{}, {"max_msgs_per_subject": 2}, {"max_msgs": 300}, {"max_msgs_per_subject": 1, "max_bytes": 9000}])
+    config = rng.choice([{}, {"max_msgs_per_subject": 2}, {"max_msgs": 300},
+                         {"max_msgs_per_subject": 1, "max_bytes": 9000}])
     world = PagedWorld()
     await world.open(how=how)
     stream = world.stream(**config)
@@ -138,7 +143,8 @@ async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.
         if choice < 0.5:
             await _fill(world, stream, rng.randrange(1, 5), rng, rng.choice([1, 20, 30]))
         elif choice < 0.6 and stream.msgs:
-            for seq in rng.sample(range(stream.first_seq, stream.last_seq + 1), 5 if stream.last_seq - stream.first_seq > 5 else 1):
+            few = 5 if stream.last_seq - stream.first_seq > 5 else 1
+            for seq in rng.sample(range(stream.first_seq, stream.last_seq + 1), few):
                 await stream.delete_msg(seq, False)
         elif choice < 0.65:
             await stream.purge(rng.choice(SUBJECTS))
@@ -169,7 +175,7 @@ async def test_answers_are_those_of_the_messages(seed: int, monkeypatch: pytest.
 
 @pytest.mark.parametrize("damage", DAMAGES)
 async def test_a_page_that_cannot_be_read_is_made_anew(damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The blocks are read instead, with a warning that names the object; the next round makes another."""
+    """The blocks are read instead, with a warning that names the object; the next round makes another page."""
     world, stream = await _paged()
     msgs = await _messages(stream)
     key, _ = object_of(world, PageKind.SUBJECTS)
@@ -192,15 +198,17 @@ async def test_a_page_that_cannot_be_read_is_made_anew(damage: str, caplog: pyte
 
 
 async def test_pages_that_no_root_needs_are_released() -> None:
-    """After many rounds: the objects with subjects are those that the stream names and what three roots keep; after a purge of all,
-    and rounds, those are released too."""
+    """After many rounds, the unreleased objects with subjects are those that the stream or one of three roots names.
+
+    After a purge of all, and more rounds, those are released too.
+    """
     world, stream = await _paged(blocks=5)
 
     def named() -> set[str]:
         return {SHARD.pages(page.place.position) for page in _pages(world, stream)}  # type: ignore[attr-defined]
 
     async def rounds(count: int) -> set[str]:
-        """Every object that the stream ever named."""
+        """Run rounds; return every object that the stream named."""
         seen: set[str] = set()
         for i in range(count):
             await _fill(world, stream, 4, random.Random(i))
@@ -212,7 +220,7 @@ async def test_pages_that_no_root_needs_are_released() -> None:
         return seen
 
     def left(keys: set[str]) -> set[str]:
-        """Those that are neither deleted nor released, to be deleted in the background."""
+        """Return the keys that are neither deleted nor released for deletion in the background."""
         released = {SHARD.pages(position) for one in world.log.state.released.values() for position in one.pages}
         return keys & world.store.objects.keys() - released
 
@@ -232,7 +240,7 @@ async def test_pages_that_no_root_needs_are_released() -> None:
 
 
 async def test_a_stream_that_does_not_change_keeps_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds for the sake of another stream name its object as long as it is needed."""
+    """Rounds caused by another stream name its object as long as it is needed."""
     monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 1)
     world, stream = await _paged(blocks=5)
     other = world.stream("OTHER")
@@ -241,13 +249,14 @@ async def test_a_stream_that_does_not_change_keeps_its_pages(monkeypatch: pytest
         await world.settle(other)
         assert await world.shard.checkpointer.cut()
     [page] = _pages(world, stream)
-    assert all(page.place.position in root.objects for root in world.shard.checkpointer.roots)  # type: ignore[attr-defined]
+    assert all(page.place.position in root.objects
+               for root in world.shard.checkpointer.roots)  # type: ignore[attr-defined]
     other.close()
     await world.stop(stream)
 
 
 async def test_a_block_may_reach_from_one_page_into_another(caplog: pytest.LogCaptureFixture) -> None:
-    """Forty blocks merged into one, over pages of sixty messages and some that have none: each message counts once."""
+    """Merge forty blocks into one, over pages of sixty messages and some without a page: each message counts once."""
     merging = CompactionSettings(few=2, segments=1 << 30, quiet_ns=1 << 60, cpu=1.0, bytes_per_second=1 << 40)
     how = settings(blocks_min=2, rows_max=60, compaction=merging)
     world = PagedWorld()
@@ -277,7 +286,7 @@ async def test_a_block_may_reach_from_one_page_into_another(caplog: pytest.LogCa
 
 
 async def test_a_key_value_stream_keeps_pages_of_what_lives() -> None:
-    """A hundred subjects written over and over: what the pages have stays within a few times what lives."""
+    """A hundred subjects are written over and over: the pages have at most a few times as many messages as are live."""
     world = PagedWorld()
     how = settings(blocks_min=4, rows_max=200)
     await world.open(how=how)
@@ -296,7 +305,8 @@ async def test_a_key_value_stream_keeps_pages_of_what_lives() -> None:
 
 
 async def test_a_round_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store of an earlier version with many blocks gets its pages bit by bit; a stream of few blocks gets none."""
+    """A store of an earlier version with many blocks gets its pages over several rounds; a stream of few blocks gets
+    none."""
     monkeypatch.setattr("broker.storage.checkpoint.subject_pages._GETS_MIN", 10)
     world = PagedWorld()
     await world.open(how=settings(enabled=False))
@@ -321,11 +331,14 @@ async def test_a_round_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_pages_are_made_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there are threads, all that takes time with the messages of a page is in one: a page of 262 144 messages held the loop
-    for half a second."""
+    """If there are threads, all long work on the messages of a page is done in one of them.
+
+    A page of 262 144 messages held the loop for half a second.
+    """
     threads: dict[str, set[int]] = {"rows": set(), "pack": set()}
     rows, pack = SubjectRowsWriter.rows, SubjectRows.pack
-    monkeypatch.setattr(SubjectRowsWriter, "rows", lambda self: (threads["rows"].add(threading.get_ident()), rows(self))[1])
+    monkeypatch.setattr(SubjectRowsWriter, "rows",
+                        lambda self: (threads["rows"].add(threading.get_ident()), rows(self))[1])
     monkeypatch.setattr(SubjectRows, "pack", lambda self: (threads["pack"].add(threading.get_ident()), pack(self))[1])
     world = PagedWorld()
     await world.open()
@@ -342,8 +355,8 @@ async def test_pages_are_made_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_is_dead_is_looked_up_in_turns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of few blocks and few ranges in each turn: a page has what lives, and no turn looks at more."""
+async def test_dead_messages_are_found_in_turns(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page has the live messages, and each turn examines only a few blocks and a few ranges."""
     monkeypatch.setattr(subject_pages, "_BLOCKS_AT_ONCE", 2)
     monkeypatch.setattr(subject_pages, "_SPANS_AT_ONCE", 3)
     rng = random.Random(seed)
@@ -364,16 +377,19 @@ async def test_what_is_dead_is_looked_up_in_turns(seed: int, monkeypatch: pytest
     for page in stored.subjects:
         assert page.count >= await subject_pages._live(stored, page)
     dead = await subject_pages._dead(stored, 1, stream.last_seq)
-    assert {seq for first, last in dead for seq in range(first, last + 1)} == set(range(1, stream.last_seq + 1)) - set(msgs)
+    assert {seq for first, last in dead for seq in range(first,
+                                                         last + 1)} == set(range(1, stream.last_seq + 1)) - set(msgs)
     assert sorted(dead) == dead
     stream = await world.reopen(stream, how=how)
     await _check(stream, msgs)
     await world.stop(stream)
 
 
-async def test_what_there_is_of_pages_when_time_runs_out_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of very many messages: a page is put once it is full, and the next round goes on from there. Read all at once they
-    would never have got a page, and all their subjects would have been in memory."""
+async def test_full_pages_are_kept_when_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of blocks with very many messages is put once it is full, and the next round continues after it.
+
+    If they were read all at once, they would never get a page, and all their subjects would be in memory.
+    """
     held: list[int] = []
     add_indexes = subject_pages._Making.add_indexes
 
@@ -402,7 +418,7 @@ async def test_what_there_is_of_pages_when_time_runs_out_stays(monkeypatch: pyte
 
 
 class _Busy(Counting):
-    """While ``publish`` is set, a block comes to the stream with each page that is put."""
+    """A store that, while ``publish`` is set, causes a new block of the stream with each page that is put."""
 
     publish: Callable[[], Awaitable[None]] | None = None
 
@@ -413,8 +429,11 @@ class _Busy(Counting):
 
 
 async def test_a_round_does_not_follow_the_end_of_a_busy_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It makes pages of what there was when it began. Had it gone on to what came while it put a page, each such block would have
-    cost another page, until it had read as many blocks as a round may."""
+    """A round makes pages of the blocks that exist when it begins.
+
+    If it continued to the blocks that arrive while it puts a page, each of them would cost another page, until the
+    round had read as many blocks as it may.
+    """
     monkeypatch.setattr(subject_pages, "_SECONDS", 60)
     how = settings(blocks_min=4, rows_max=100)
     world = PagedWorld()
@@ -447,7 +466,7 @@ async def test_a_round_does_not_follow_the_end_of_a_busy_stream(monkeypatch: pyt
 
 
 class _Late(Counting):
-    """Says of the first pages put that time ran out, although they are there."""
+    """A store that raises TimeoutError for the first put of pages, although the pages are stored."""
 
     late = ""
 
@@ -459,7 +478,7 @@ class _Late(Counting):
 
 
 async def test_a_page_that_was_put_too_late_is_released() -> None:
-    """No root ever names it: it does not stay until the next start."""
+    """No root ever names the page: it is deleted before the next start."""
     world, stream = await _paged(blocks=0)
     store = _Late(world.store)
     stream = await world.reopen(stream, store=store, kill=True)
@@ -477,5 +496,6 @@ async def test_a_page_that_was_put_too_late_is_released() -> None:
     assert _pages(world, stream)
     released = {SHARD.pages(position) for one in world.log.state.released.values() for position in one.pages}
     assert store.late in released or store.late not in world.store.objects
-    assert not {SHARD.pages(page.place.position) for page in _pages(world, stream)} & released  # type: ignore[attr-defined]
+    assert not {SHARD.pages(page.place.position)
+                for page in _pages(world, stream)} & released  # type: ignore[attr-defined]
     await world.stop(stream)

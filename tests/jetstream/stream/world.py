@@ -32,14 +32,14 @@ from tests.storage.listening import Listening
 
 CACHE_BYTES = 64 << 20
 TINY_CACHE_BYTES = 4 << 10
-"""Hardly more than one block: loaded data is evicted unless a reference holds it."""
+"""A cache that holds hardly more than one block: loaded data is evicted unless a reference keeps it."""
 
 SHARD = ShardPaths(0)
 NONCE = bytes(range(16))
 
 
 class Bus:
-    """Remembers replies: subject → payloads in order; headers of those that have some."""
+    """A bus that records replies: subject → payloads in order; and the headers of those that have some."""
 
     def __init__(self) -> None:
         self.replies: dict[bytes, list[bytes]] = {}
@@ -48,7 +48,7 @@ class Bus:
         self.acked = 0
 
     def count_work(self, amount: int) -> None:
-        """No turn is cut short here."""
+        """Ignore the work: no turn is cut short here."""
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         self.replies.setdefault(subject, []).append(body[hlen:])
@@ -73,14 +73,14 @@ class Bus:
 
 
 class Source:
-    """A client that counts how often it is held."""
+    """A client that counts how often it is held back."""
 
     def __init__(self) -> None:
         self.holds = 0
         self.held = 0
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
-        raise AssertionError("a stream heard it")
+        raise AssertionError("a stream's request has no responders")
 
     def identity(self) -> dict[str, Any]:
         return {}
@@ -120,7 +120,7 @@ class Listener:
 
 
 class World:
-    """One store, one log, any number of streams. ``restart`` continues from the persisted state."""
+    """A store and a log with any number of streams. ``restart`` continues from the persisted state."""
 
     def __init__(self, *, settings: LogSettings | None = None, cache_bytes: int | None = None) -> None:
         self.clock = ManualClock()
@@ -144,7 +144,7 @@ class World:
             self.reader.admit_segment(segment.position, segment.whole)
 
     def stream(self, name: str = "S", **config: Any) -> Stream:
-        """A new stream, as an account makes one."""
+        """Create a stream, as an account does."""
         given = StreamConfig.from_json({"name": name, "subjects": [f"{name}.>"], **config})
         checked = check_stream(given, {}, AccountLimits(), ServerLimits())
         log = MemoryLog() if checked.storage == "memory" else self.log
@@ -164,15 +164,17 @@ class World:
         return stream.update(checked)
 
     async def settle(self, stream: Stream | None = None) -> None:
-        """Return once everything is sequenced and persisted."""
+        """Wait until everything is sequenced and persisted."""
         if stream is not None:
             await stream.queue.quiet()
             await stream.log.persisted()
         await self.log.persisted()
 
     async def restart(self, stream: Stream, *, clean: bool = False, ids_in_blocks: bool = False) -> Stream:
-        """The stream as the next process finds it; anything not persisted by now is lost. ``ids_in_blocks``: its message ids
-        are not in the checkpoint, as if an earlier release had written it."""
+        """Return the stream as the next process restores it; anything not persisted by now is lost.
+
+        Args: ``ids_in_blocks``: its message ids are not in the checkpoint, as if an earlier release had written it.
+        """
         if clean:
             stream.prepare_shutdown()
             await self.log.drain()
@@ -197,18 +199,18 @@ _counter = iter(range(1, 1 << 60))
 
 
 def pub(subject: bytes, payload: bytes = b"", *, reply: bytes | None = None, **headers: str) -> Msg:
-    """A publish; header names with ``_`` for ``-``. Its reply is new unless given."""
+    """Return a publish; header names have ``_`` for ``-``. Its reply subject is new unless given."""
     if reply is None:
         reply = b"_R.%d" % next(_counter)
     if not headers:
         return subject, reply, 0, payload
-    block = b"NATS/1.0\r\n" + b"".join(
-        b"%b: %b\r\n" % (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()) + b"\r\n"
+    lines = [b"%b: %b\r\n" % (name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    block = b"NATS/1.0\r\n" + b"".join(lines) + b"\r\n"
     return subject, reply, len(block), block + payload
 
 
 def publish(world: World, stream: Stream, *msgs: Msg, source: Any = None) -> list[bytes]:
-    """Publish as one run; returns the replies' subjects."""
+    """Publish messages as one run; return the reply subjects."""
     stream.publish(list(msgs), 0, len(msgs), source, world.clock.now_ns())
     return [msg[1] for msg in msgs]
 
@@ -221,7 +223,7 @@ async def ask(world: World, stream: Stream, msg: Msg) -> Any:
 
 
 async def everything(stream: Stream) -> list[tuple[int, bytes, bytes]]:
-    """(sequence, subject, payload) of all live messages, by gets."""
+    """Return (sequence, subject, payload) of all live messages, by gets."""
     found = []
     seq = 1
     while (msg := await stream.get_next(b">", seq)) is not None:
@@ -231,7 +233,7 @@ async def everything(stream: Stream) -> list[tuple[int, bytes, bytes]]:
 
 
 async def read_all(stream: Stream, filters: Any = None) -> list[tuple[int, bytes, bytes]]:
-    """(sequence, subject, payload) of a consumer's messages, through next_chunk."""
+    """Return (sequence, subject, payload) of a consumer's messages, by ``next_chunk``."""
     found: list[tuple[int, bytes, bytes]] = []
     seq = 1
     while True:

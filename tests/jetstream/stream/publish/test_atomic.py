@@ -98,7 +98,8 @@ async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -
     again = await world.restart(stream)
     last, subject = "Nats_Expected_Last_Subject_Sequence", "Nats_Expected_Last_Subject_Sequence_Subject"
     rows = [(b"S.x.0", {"Nats_Rollup": "sub", last: "1"}), (b"S.y.1", {"Nats_Rollup": "sub"}),
-            (b"S.new", {last: "58", subject: "S.x.*", "Nats_Msg_Id": "new"}), (b"S.new", {last: "59", subject: "S.y.*"}),
+            (b"S.new", {last: "58", subject: "S.x.*", "Nats_Msg_Id": "new"}),
+            (b"S.new", {last: "59", subject: "S.y.*"}),
             (b"S.x.3", {last: "60", subject: "S.z.>"})]
     msgs, after = batch("b", *rows), pub(b"S.after")
     publish(world, again, *msgs, after)
@@ -116,11 +117,13 @@ async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -
     await world.close()
 
 
-@pytest.mark.parametrize("config", [{}, {"max_msgs_per_subject": 2}, {"max_msgs": 12}, {"max_msgs": 12, "discard": "new"},
+@pytest.mark.parametrize("config", [{}, {"max_msgs_per_subject": 2}, {"max_msgs": 12},
+                                    {"max_msgs": 12, "discard": "new"},
                                     {"max_msg_size": 150}, {"retention": "interest"}, {"subject_transform": {
                                         "src": "S.>", "dest": "T.>"}}], ids=str)
 @pytest.mark.parametrize("break_at", [None, 2, 5, 8])
-async def test_a_batch_sent_at_once_is_as_one_sent_message_by_message(config: dict[str, Any], break_at: int | None) -> None:
+async def test_a_batch_sent_at_once_is_as_one_sent_message_by_message(config: dict[str, Any],
+                                                                      break_at: int | None) -> None:
     """Whether what continues a batch comes by one read or by many, and with or without another header on the way, decides
     nothing: the same answers, the same messages, and as many bytes."""
     found = []
@@ -129,7 +132,8 @@ async def test_a_batch_sent_at_once_is_as_one_sent_message_by_message(config: di
         stream = world.stream(allow_atomic=True, **config)
         answers = []
         for k, places in enumerate(([*range(1, 9)], [1, 2, 3, 5, 6], [1, 2, 2, 3], [*range(1, 9)])):
-            msgs = [pub(b"S.%d" % (i % 3), b"%d" % i * (1 + 9 * (k == 3) * i), reply=b"" if i < len(places) - 1 else None,
+            msgs = [pub(b"S.%d" % (i % 3), b"%d" % i * (1 + 9 * (k == 3) * i),
+                        reply=b"" if i < len(places) - 1 else None,
                         Nats_Batch_Id=f"b{k}", Nats_Batch_Sequence=str(place),
                         **({"Nats_Batch_Commit": "1"} if i == len(places) - 1 else {}),
                         **({"Nats_Msg_Id": f"id{k}"} if i == break_at else {})) for i, place in enumerate(places)]
@@ -172,9 +176,11 @@ class Staging:
         self.batches = self.another()
 
     def another(self) -> AtomicBatches:
-        return AtomicBatches(self.inflight, self.world.clock, lambda batch_id, reason: self.abandoned.append((batch_id, reason)))
+        return AtomicBatches(self.inflight, self.world.clock, lambda batch_id,
+                             reason: self.abandoned.append((batch_id, reason)))
 
-    def stage(self, batch_id: str, place: int, *, size: int = 1, commit: bool = False, of: AtomicBatches | None = None) -> int:
+    def stage(self, batch_id: str, place: int, *, size: int = 1, commit: bool = False,
+              of: AtomicBatches | None = None) -> int:
         """The error code, or 0."""
         batches = self.batches if of is None else of
         headers = {b"Nats-Batch-Sequence": b"%d" % place} | ({b"Nats-Batch-Commit": b"1"} if commit else {})
@@ -235,7 +241,8 @@ async def test_a_batch_fits_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("header", [{}, {"Nats_Msg_Id": "id"}], ids=["stored at once", "one by one"])
-async def test_an_unforeseen_error_stores_nothing_of_a_batch(header: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unforeseen_error_stores_nothing_of_a_batch(header: dict[str, str],
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
     """An error on the way into the block refuses the batch; one after some of it is in the block ends the log."""
     world = World()
     stream = world.stream(allow_atomic=True, max_msgs_per_subject=5)

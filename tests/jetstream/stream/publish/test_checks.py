@@ -24,7 +24,8 @@ def add(stream: Stream, check: Check, headers: frozenset[bytes] | None) -> None:
     stream.sequencer.checks = Checks(stream.sequencer.context, stream.config, [Rule(make, headers), *TABLE])
 
 
-@pytest.mark.parametrize("headers, seen", [(None, ["none", "foreign", "id", "expected"]), (ANY, ["foreign", "id", "expected"]),
+@pytest.mark.parametrize("headers, seen",
+                         [(None, ["none", "foreign", "id", "expected"]), (ANY, ["foreign", "id", "expected"]),
                                            (frozenset([b"Nats-Expected-Stream"]), ["expected"])],
                          ids=["every message", "messages with headers", "messages with one header"])
 async def test_a_check_sees_the_messages_that_its_row_says(headers: frozenset[bytes] | None, seen: list[str]) -> None:

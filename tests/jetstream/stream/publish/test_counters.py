@@ -72,8 +72,10 @@ async def test_a_message_that_is_no_counter_stops_its_subject() -> None:
 
 
 @pytest.mark.parametrize("payload, expected", [
-    (b'{"val":"12"}', Total(12, {})), (b'{"val":"-1"}', Total(-1, {})), (b'{"val":"x"}', Total(0, {})), (b"{}", Total(0, {})),
-    (b"null", Total(0, {})), (b"12", Total(0, {}, True)), (b'{"val":12}', Total(0, {}, True)), (b"", Total(0, {}, True)),
+    (b'{"val":"12"}', Total(12, {})), (b'{"val":"-1"}', Total(-1, {})), (b'{"val":"x"}', Total(0, {})),
+    (b"{}", Total(0, {})),
+    (b"null", Total(0, {})), (b"12", Total(0, {}, True)), (b'{"val":12}', Total(0, {}, True)),
+    (b"", Total(0, {}, True)),
     (b"[]", Total(0, {}, True)), (b"[" * 20_000, Total(0, {}, True)),
     (b'{"val":"%s"}' % (b"1" * 4202), Total(0, {}, True)), (b"\xff", Total(0, {}, True))])
 def test_what_a_stored_message_says(payload: bytes, expected: Total) -> None:

@@ -20,7 +20,8 @@ from tests.jetstream.stream.world import TINY_CACHE_BYTES, World, ask, everythin
 START, APPEND, COMMIT, END, PING = Operation
 
 
-def fast(place: int, operation: int = APPEND, *, subject: bytes = b"S.a", gap: str = "fail", flow: int = 2, **headers: str) -> Msg:
+def fast(place: int, operation: int = APPEND, *, subject: bytes = b"S.a", gap: str = "fail", flow: int = 2,
+         **headers: str) -> Msg:
     """One message of the batch b."""
     return pub(subject, b"%d" % place, reply=f"in.b.{flow}.{gap}.{place}.{operation}.$FI".encode(), **headers)
 
@@ -117,7 +118,8 @@ class Opened:
         self.batches = self.another()
 
     def another(self) -> FastBatches:
-        return FastBatches(self.inflight, self.world.clock, lambda seq, name, count, again: b"over %d %d" % (seq, count))
+        return FastBatches(self.inflight, self.world.clock, lambda seq, name, count,
+                           again: b"over %d %d" % (seq, count))
 
     def code(self, batch_id: str, place: int, of: FastBatches | None = None) -> int:
         """Store one message; the error code, or 0."""

@@ -66,7 +66,8 @@ REFUSALS = [
     # what is asked, config, headers, payload, expected
     ("wrong stream", {}, {"Nats_Expected_Stream": "T"}, b"", error(10060, "expected stream does not match")),
     ("wrong last seq", {}, {"Nats_Expected_Last_Sequence": "7"}, b"", error(10071, "wrong last sequence: 2")),
-    ("last seq that is no number", {}, {"Nats_Expected_Last_Sequence": "x"}, b"", error(10071, "wrong last sequence: 2")),
+    ("last seq that is no number", {}, {"Nats_Expected_Last_Sequence": "x"}, b"",
+     error(10071, "wrong last sequence: 2")),
     ("wrong last subject seq", {}, {"Nats_Expected_Last_Subject_Sequence": "1"}, b"",
      error(10071, "wrong last sequence: 2")),
     ("last seq of another subject", {}, {"Nats_Expected_Last_Subject_Sequence": "2",
@@ -105,7 +106,8 @@ REFUSALS = [
 
 @pytest.mark.parametrize("config, headers, payload, expected", [row[1:] for row in REFUSALS],
                          ids=[row[0] for row in REFUSALS])
-async def test_refusals(config: dict[str, Any], headers: dict[str, str], payload: bytes, expected: dict[str, Any]) -> None:
+async def test_refusals(config: dict[str, Any], headers: dict[str, str], payload: bytes,
+                        expected: dict[str, Any]) -> None:
     """Refusals have nats-server's code and text, and take no sequence."""
     world = World()
     stream = world.stream(**config)

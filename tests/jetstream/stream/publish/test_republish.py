@@ -25,7 +25,8 @@ async def test_nothing_is_republished_before_it_is_stored() -> None:
 async def test_sequences_stay_in_order_where_streams_feed_each_other() -> None:
     """A stream's own messages return under another subject, from a second stream: each is stored in its own turn."""
     async with Inside() as broker:
-        await broker.ok("STREAM.CREATE.A", {"name": "A", "subjects": ["a.*"], "republish": {"src": "a.*", "dest": "b.$1"}})
+        await broker.ok("STREAM.CREATE.A",
+                        {"name": "A", "subjects": ["a.*"], "republish": {"src": "a.*", "dest": "b.$1"}})
         await broker.ok("STREAM.CREATE.B", {"name": "B", "subjects": ["b.*"]})
         heard = await broker.client.subscribe("b.*")
         assert await asyncio.gather(*(broker.publish(f"a.{n}", b"%d" % n) for n in range(20))) == [*range(1, 21)]

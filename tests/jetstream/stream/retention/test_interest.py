@@ -199,7 +199,8 @@ class History:
             return
         reader.filters = ["s.a"]
         self.run(self.api(f"CONSUMER.CREATE.S.{name}", {"stream_name": "S", "config": {
-            "durable_name": name, "ack_policy": reader.policy, "filter_subjects": ["s.a"], "ack_wait": 3_600_000_000_000}}))
+            "durable_name": name, "ack_policy": reader.policy, "filter_subjects": ["s.a"],
+            "ack_wait": 3_600_000_000_000}}))
         reader.waits = {seq for seq in reader.waits if self.subjects[seq] == "s.a"}
         self.forget()
 

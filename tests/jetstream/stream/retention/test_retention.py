@@ -157,7 +157,8 @@ async def test_consumers_hear_of_what_leaves() -> None:
     wide.gone.clear()
     assert await stream.purge(b"S.a") == 2
     assert wide.gone == [(6, 6, 1, b"S.a", True), (8, 8, 1, b"S.a", True)]
-    assert (wide.moved, narrow.moved, other.moved) == ([3], [9], []), "who gets more than was purged moves with the front"
+    assert (wide.moved, narrow.moved, other.moved) == ([3], [9],
+                                                       []), "who gets more than was purged moves with the front"
     assert await stream.purge(None) == 3
     assert (wide.moved, narrow.moved) == ([3, 9], [9, 9])
     await world.close()

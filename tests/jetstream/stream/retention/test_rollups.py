@@ -81,5 +81,6 @@ async def test_a_batch_of_roll_ups_waits_for_one_search(monkeypatch: Any) -> Non
     publish(world, stream, *rows)
     while stream.last_seq < 17:
         await world.settle(stream)
-    assert [(seq, subject) for seq, subject, _ in await everything(stream)] == [(13 + key, b"S.%d" % key) for key in range(5)]
+    assert [(seq, subject) for seq, subject,
+            _ in await everything(stream)] == [(13 + key, b"S.%d" % key) for key in range(5)]
     await world.close()

@@ -299,7 +299,8 @@ async def test_markers_of_many_subjects() -> None:
     await until(lambda: not stream.ttls.passes.running)
     await world.settle(stream)
     found = await everything(stream)
-    assert [subject for _, subject, _ in found if subject != b"S.299"] == [b"S.%03d" % i for i in range(299) if i != 297]
+    assert [subject for _, subject, _ in found if subject != b"S.299"] == [b"S.%03d" % i for i in range(299)
+                                                                           if i != 297]
     assert await stream.get_last(b"S.299")
     assert (await stream.get_last(b"S.299")).payload == b"again"  # type: ignore[union-attr]
     assert await stream.count_from(0, Filters([b"S.299"])) == (1, stream.persisted_seq)

@@ -40,7 +40,8 @@ class Told:
         for notify in notifications:
             notify(self)
 
-    def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *, purged: bool = False) -> None:
+    def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *,
+                purged: bool = False) -> None:
         self.deliver_notifications()
         if (self.name, first_seq) == ("broken", 3):
             raise RuntimeError("as if by mistake")
@@ -139,7 +140,8 @@ async def _script(seed: int, retention: str) -> list[Any]:
         for number, filters in enumerate(FILTERS if retention != "workqueue" else [["s.0"], ["s.1", "s.2"], ["s.3"]]):
             names.append(f"c{number}")
             await broker.ok(f"CONSUMER.CREATE.S.{names[-1]}", {"stream_name": "S", "config": {
-                "durable_name": names[-1], "ack_policy": "explicit", "filter_subjects": filters, "ack_wait": 3600 * 10**9}})
+                "durable_name": names[-1], "ack_policy": "explicit", "filter_subjects": filters,
+                "ack_wait": 3600 * 10**9}})
         for _ in range(40):
             what = rng.choice(["publish", "publish", "publish", "take", "take", "delete", "purge", "rollup"])
             if what == "publish":
@@ -187,7 +189,8 @@ async def test_a_purge_is_answered_once_all_have_heard(one_at_a_time: None) -> N
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
         for number in range(20):
-            await broker.ok(f"CONSUMER.CREATE.S.c{number}", {"stream_name": "S", "config": {"durable_name": f"c{number}"}})
+            await broker.ok(f"CONSUMER.CREATE.S.c{number}",
+                            {"stream_name": "S", "config": {"durable_name": f"c{number}"}})
         for _ in range(5):
             await broker.publish("s")
         await broker.ok("STREAM.PURGE.S")

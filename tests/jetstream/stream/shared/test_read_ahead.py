@@ -47,7 +47,8 @@ async def stored(world: World, blocks: int = BLOCKS) -> Stream:
     rng = random.Random(4)
     stream = world.stream()
     for number in range(blocks):
-        publish(world, stream, *[pub(b"S.%d" % (i % 2), b"%d.%d." % (number, i) + rng.randbytes(SIZE)) for i in range(MESSAGES)])
+        publish(world, stream, *[pub(b"S.%d" % (i % 2), b"%d.%d." % (number, i) + rng.randbytes(SIZE))
+                                 for i in range(MESSAGES)])
         await world.settle(stream)
     return await world.restart(stream)
 
@@ -135,7 +136,8 @@ async def test_single_messages_cost_their_blocks_alone() -> None:
     stream = await stored(world)
     gets = Gets(world)
     for block in (20, 3, 11, 7):
-        await read(stream, 1 + block * MESSAGES, pace=lambda seq, block=block: seq == 1 + block * MESSAGES)  # type: ignore[misc]
+        await read(stream, 1 + block * MESSAGES, pace=lambda seq,
+                   block=block: seq == 1 + block * MESSAGES)  # type: ignore[misc]
     await turns(200)
     assert gets.count == 4
     await world.close()

@@ -96,7 +96,8 @@ class Merged:
         self.live = self.loaded()
         self.stream: Any = SimpleNamespace(
             live=self.live, queue=SimpleNamespace(busy=False), heads=SimpleNamespace(walks=0),
-            msg_ids=SimpleNamespace(loading=False, swapped=lambda old, new: None), rollups=SimpleNamespace(forget=lambda: None))
+            msg_ids=SimpleNamespace(loading=False, blocks_replaced=lambda old, new: None),
+            rollups=SimpleNamespace(forget=lambda: None))
         self.untold: list[Adopted] = []
 
     @property
@@ -106,7 +107,8 @@ class Merged:
     def ref(self, seqs: list[int], number: int, object_id: int = 0) -> BlockRef:
         self.messages[number, object_id] = seqs
         place = BlockPlace.RUN if object_id else BlockPlace.LOG
-        return BlockRef(place, Position(1, number), object_id, 7, 0, 200, 200, 100, 300, 100, seqs[0], seqs[-1], len(seqs),
+        return BlockRef(place, Position(1, number), object_id, 7, 0, 200, 200, 100, 300, 100, seqs[0], seqs[-1],
+                        len(seqs),
                         size_of(seqs), 1, 1, ((b"s", len(seqs), seqs[0], seqs[-1]),))
 
     def loaded(self) -> Live:
@@ -118,12 +120,14 @@ class Merged:
         live.ensure_blocks()
         return live
 
-    def apply(self, block: list[int] | None = None, removed: Sequence[Removed] = (), records: Sequence[Record] = ()) -> None:
+    def apply(self, block: list[int] | None = None, removed: Sequence[Removed] = (),
+              records: Sequence[Record] = ()) -> None:
         self.number += 1
         position = Position(1, self.number)
         self.seqs.update(block or ())
         last = max(self.seqs, default=0)
-        core = BlockCore(7, position, count=len(block or ()), last_time_ns=1, removed=list(removed), records=list(records),
+        core = BlockCore(7, position, count=len(block or ()), last_time_ns=1, removed=list(removed),
+                         records=list(records),
                          outcome=Outcome(1, last, len(self.seqs), size_of([*self.seqs]), 1))
         self.shard.apply_segment(position)
         self.shard.apply_block(core, self.ref(block, self.number) if block else None)
@@ -132,7 +136,8 @@ class Merged:
         """Some live messages of one block, as acks do."""
         block = self.rng.choice([one for one in self.live.blocks if one.first_seq > 1])
         assert block.ref is not None
-        found = [seq for seq in self.messages[block.ref.position.number, block.ref.object_id] if self.live.is_live(block, seq)]
+        found = [seq for seq in self.messages[block.ref.position.number, block.ref.object_id]
+                 if self.live.is_live(block, seq)]
         gone = sorted(self.rng.sample(found, self.rng.randint(1, min(3, len(found)))))
         removals = self.live.remove_seqs(block, gone, size_of(gone))
         self.seqs -= set(gone)

@@ -15,8 +15,10 @@ from broker.jetstream.stream.state.in_turns import merged_in_turns, sorted_in_tu
 async def test_it_sorts(shape: str) -> None:
     """Any distribution of values, in many runs or one."""
     n, rng = 40_000, random.Random(1)
-    values = {"random": [rng.randrange(10**9) for _ in range(n)], "ordered": list(range(n)), "reversed": list(range(n, 0, -1)),
-              "nearly": [i + rng.randrange(5) for i in range(n)], "same": [7] * n, "zigzag": [i % 100 * n + i for i in range(n)]
+    values = {"random": [rng.randrange(10**9) for _ in range(n)], "ordered": list(range(n)),
+              "reversed": list(range(n, 0, -1)),
+              "nearly": [i + rng.randrange(5) for i in range(n)], "same": [7] * n,
+              "zigzag": [i % 100 * n + i for i in range(n)]
               }[shape]
     assert await sorted_in_turns(values) == sorted(values)
     assert await sorted_in_turns([b"%d" % value for value in values]) == sorted(b"%d" % value for value in values)

@@ -66,7 +66,7 @@ def cache_bytes() -> None:
 
 
 @pytest.fixture
-def patience() -> None:
+def long_waits() -> None:
     """What decisions wait for is shown in virtual time."""
 
 
@@ -140,7 +140,8 @@ def test_publishes_go_on_during_a_filtered_purge(virtual: SimLoop, monkeypatch: 
     run(virtual, monkeypatch, scenario)
 
 
-def test_a_purge_keeps_as_many_as_it_is_to_though_others_leave_meanwhile(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch
+def test_a_purge_keeps_as_many_as_it_is_to_though_others_leave_meanwhile(virtual: SimLoop,
+                                                                         monkeypatch: pytest.MonkeyPatch
                                                                           ) -> None:
     """Of 300 messages the newest 150 stay, those and no fewer, though some of the others are removed while it reads, as by acks
     of a work queue."""
@@ -163,7 +164,8 @@ def test_a_purge_keeps_as_many_as_it_is_to_though_others_leave_meanwhile(virtual
     run(virtual, monkeypatch, scenario)
 
 
-def test_consumers_miss_nothing_published_during_a_filtered_purge(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_consumers_miss_nothing_published_during_a_filtered_purge(virtual: SimLoop,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """A message that is published while a purge, which has removed everything, looks for the first one left: a consumer of that
     subject alone continues with it."""
     async def scenario(world: World, store: Gets) -> None:
@@ -204,7 +206,8 @@ def test_a_roll_up_over_more_heads_than_the_cache_holds(virtual: SimLoop, monkey
     run(virtual, monkeypatch, scenario)
 
 
-def test_a_roll_up_that_takes_too_long_is_refused_and_then_done(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_roll_up_that_takes_too_long_is_refused_and_then_done(virtual: SimLoop,
+                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """A search on a slow store continues after the refusal; publishes that need no load go on; a retry of the same
     roll-up finds the search done, and removes newer messages too."""
     async def scenario(world: World, store: Gets) -> None:
@@ -302,7 +305,8 @@ async def test_an_index_merged_up_to_the_middle_of_a_block() -> None:
     publish(world, stream, *[pub(b"S.%d" % i, b"x", Nats_Expected_Last_Subject_Sequence="0") for i in range(8)])
     await world.settle(stream)
     world.reader._cache.clear()
-    assert (await asyncio.wait_for(ask(world, stream, pub(b"S.1", Nats_Expected_Last_Subject_Sequence="2")), 30))["seq"] == 9
+    assert (await asyncio.wait_for(ask(world, stream, pub(b"S.1", Nats_Expected_Last_Subject_Sequence="2")),
+                                   30))["seq"] == 9
     assert (await asyncio.wait_for(stream.info_state(), 30))["num_subjects"] == 8
     await world.close()
 
@@ -570,7 +574,8 @@ def test_what_is_too_old_leaves_while_another_limit_waits(virtual: SimLoop, monk
 
 
 @pytest.mark.parametrize("seconds", [0.7, 20.0])
-def test_a_waiting_publish_that_a_full_log_turns_away(seconds: float, virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiting_publish_that_a_full_log_turns_away(seconds: float, virtual: SimLoop,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     """It is answered once; the data loaded for it is released, and the next one to wait has its full time."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 40)

@@ -79,7 +79,8 @@ def fill(state: ShardState, blocks: int) -> StreamState:
     state.names["$G", "S"] = 7
     for i in range(1, blocks + 1):
         first, last = (i - 1) * A_BLOCK + 1, i * A_BLOCK
-        stream.blocks.append((1, 1, i, 0, 7, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK, 10**18 + i,
+        stream.blocks.append((1, 1, i, 0, 7, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK,
+                              10**18 + i,
                               10**18 + i, ((b"S.a", A_BLOCK, first, last),)))
         state.segments[position_key(Position(1, i))] = 1
     stream.last_seq, stream.msgs, stream.bytes = blocks * A_BLOCK, blocks * A_BLOCK, 100 * A_BLOCK * blocks
@@ -99,7 +100,8 @@ async def a_stream(blocks: int = BLOCKS, **config: Any) -> tuple[World, Stream]:
     world.clock.advance(10**18)
     given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"], **config})
     checked = check_stream(given, {}, AccountLimits(), ServerLimits())
-    stream = Stream(checked, stored, account="$G", stream_id=7, created_ns=1, log=world.log, reader=world.reader, bus=world.bus,
+    stream = Stream(checked, stored, account="$G", stream_id=7, created_ns=1, log=world.log, reader=world.reader,
+                    bus=world.bus,
                     clock=world.clock, rng=world.rng)  # type: ignore[arg-type]
     return world, stream
 
@@ -152,7 +154,8 @@ async def test_a_roll_up_of_all_waits_for_the_look() -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_message_that_is_replaced_where_nobody_has_looked(restarted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_message_that_is_replaced_where_nobody_has_looked(restarted: bool,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """The index of a stream that began empty is current without examining the blocks; it still finds replaced
     messages."""
     monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 2)
@@ -238,7 +241,8 @@ async def test_a_purge_of_all_names_no_block(monkeypatch: pytest.MonkeyPatch, ke
 
 @pytest.mark.parametrize("subtracts", [False, True])
 @pytest.mark.parametrize("how", ["purge below a sequence", "a smaller max_msgs", "a smaller max_bytes"])
-async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyPatch, how: str, subtracts: bool) -> None:
+async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyPatch, how: str,
+                                                     subtracts: bool) -> None:
     """8000 of 20 000 blocks are removed: never more than a slice of them in one turn; block by block only where an index of
     subjects subtracts what leaves."""
     world, stream, listener = await looked_at()
@@ -345,9 +349,11 @@ async def test_counts_are_taken_from_the_shorter_side() -> None:
     """``live_from`` at any place, a block's middle and beyond the ends among them."""
     world, stream, _ = await looked_at()
     live, last_seq = stream.live, BLOCKS * A_BLOCK
-    for seq in (0, 1, 2, 3, A_BLOCK, A_BLOCK + 1, last_seq // 3, last_seq // 2 + 1, last_seq - 1, last_seq, last_seq + 1):
+    for seq in (0, 1, 2, 3, A_BLOCK, A_BLOCK + 1, last_seq // 3, last_seq // 2 + 1, last_seq - 1, last_seq,
+                last_seq + 1):
         assert live.live_from(seq) == last_seq + 1 - max(seq, 1)
-    for count in (0, 1, A_BLOCK, A_BLOCK + 1, last_seq // 2 - 1, last_seq // 2 + 3, last_seq - A_BLOCK, last_seq - 1, last_seq):
+    for count in (0, 1, A_BLOCK, A_BLOCK + 1, last_seq // 2 - 1, last_seq // 2 + 3, last_seq - A_BLOCK, last_seq - 1,
+                  last_seq):
         assert after_msgs(live, count) == count + 1
     await world.close()
 
@@ -441,7 +447,8 @@ def test_a_slice_begins_behind_dead_blocks_that_are_not_persisted(monkeypatch: p
     expected = {"Nats_Expected_Last_Subject_Sequence": "?"}
     rollup = {"Nats_Rollup": "sub"}
     machine = StreamMachine()
-    machine.begin(max_msgs=-1, max_bytes=400, per_subject=3, new=False, new_per=True, age=0, kind="file", cut=3, cache=0)
+    machine.begin(max_msgs=-1, max_bytes=400, per_subject=3, new=False, new_per=True, age=0, kind="file", cut=3,
+                  cache=0)
     machine.publishes([(b"S.a", bytes(18), {}), (b"S.b.c", bytes(40), {})], settle=False, exact=True)
     machine.same()
     machine.publishes([(b"S.b", bytes(2), expected)], settle=True, exact=True)
@@ -463,7 +470,8 @@ def test_a_check_counts_on_limits_that_take_several_slices(monkeypatch: pytest.M
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     expected = {"Nats_Expected_Last_Subject_Sequence": "?"}
     machine = StreamMachine()
-    machine.begin(max_msgs=-1, max_bytes=400, per_subject=2, new=False, new_per=True, age=0, kind="async", cut=3, cache=0)
+    machine.begin(max_msgs=-1, max_bytes=400, per_subject=2, new=False, new_per=True, age=0, kind="async", cut=3,
+                  cache=0)
     machine.purges(b"S.b", 0)
     machine.same()
     machine.publishes([(b"S.b", bytes(16), expected)], settle=True, exact=False)
@@ -486,10 +494,13 @@ def test_a_trim_that_is_asked_for_as_another_one_ends(monkeypatch: pytest.Monkey
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     expected, rollup = {"Nats_Expected_Last_Subject_Sequence": "?"}, {"Nats_Rollup": "sub"}
     machine = StreamMachine()
-    machine.begin(max_msgs=-1, max_bytes=400, per_subject=3, new=False, new_per=True, age=0, kind="file", cut=3, cache=0)
-    machine.publishes([(b"S.b.c", bytes(8), {}), (b"S.a", bytes(6), {}), (b"S.b.c", bytes(13), {})], settle=True, exact=True)
+    machine.begin(max_msgs=-1, max_bytes=400, per_subject=3, new=False, new_per=True, age=0, kind="file", cut=3,
+                  cache=0)
+    machine.publishes([(b"S.b.c", bytes(8), {}), (b"S.a", bytes(6), {}), (b"S.b.c", bytes(13), {})], settle=True,
+                      exact=True)
     machine.same()
-    machine.publishes([(b"S.d", bytes(8), {}), (b"S.b.c", bytes(5), rollup), (b"S.d", bytes(35), {})], settle=False, exact=True)
+    machine.publishes([(b"S.d", bytes(8), {}), (b"S.b.c", bytes(5), rollup), (b"S.d", bytes(35), {})], settle=False,
+                      exact=True)
     machine.publishes([(b"S.b.c", bytes(21), expected), (b"S.d", bytes(21), rollup)], settle=True, exact=True)
     machine.restarts(clean=True)
     machine.publishes([(b"S.b", bytes(20), {}), (b"S.a", bytes(24), expected)], settle=True, exact=True)

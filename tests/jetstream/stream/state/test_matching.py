@@ -85,7 +85,8 @@ async def test_a_rare_match_costs_the_frame_that_has_it(monkeypatch: pytest.Monk
     world = World(cache_bytes=0)
     stream = world.stream()
     rng = random.Random(4)
-    publish(world, stream, *[pub(b"S.rare" if i == 30 else b"S.%d" % (i % 2), rng.randbytes(20_000)) for i in range(60)])
+    publish(world, stream, *[pub(b"S.rare" if i == 30 else b"S.%d" % (i % 2), rng.randbytes(20_000))
+                             for i in range(60)])
     await world.settle(stream)
     decoded: list[int] = []
 
