@@ -89,7 +89,7 @@ SECONDS = {
     "tests/jetstream/consumer/test_model.py": 9,
     "tests/growth/test_monitoring.py": 8,
     "tests/config/test_values.py": 8,
-    "tests/jetstream/stream/publish/test_unforeseen_errors.py": 8,
+    "tests/jetstream/stream/publish/test_unexpected_errors.py": 8,
     "tests/server/operator/test_resolver.py": 8,
     "tests/server/test_error_texts.py": 8,
     "tests/adversity/test_cache_directory.py": 8,

@@ -1,5 +1,8 @@
-"""Atomic batches: all or nothing across a crash, bounds, time, and commits that wait for the store. Their refusals, and
-the order of these, are compared with nats-server by the scenarios "batches" in tests/jetstream/differential."""
+"""Atomic batches: all or nothing across a crash, limits, time, and commits that wait for the store.
+
+The scenarios "batches" in tests/jetstream/differential compare their refusals, and the order of these, with
+nats-server.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ from tests.storage.listening import Listening
 
 
 def batch(batch_id: str, *msgs: tuple[bytes, dict[str, str]]) -> list[Msg]:
-    """A whole batch; the last message commits it."""
+    """Return a whole batch; the last message commits it."""
     return [pub(subject, b"%b %d" % (batch_id.encode(), place), Nats_Batch_Id=batch_id, Nats_Batch_Sequence=str(place),
                 **headers, **({"Nats_Batch_Commit": "1"} if place == len(msgs) else {}))
             for place, (subject, headers) in enumerate(msgs, 1)]
 
 
 async def test_a_crash_leaves_all_of_a_batch_or_none() -> None:
-    """Segments are full after a few messages, and every one that is stored is a state that a crash may leave."""
+    """Segments are full after a few messages, and every stored segment is a state that a crash may leave."""
     world = World(settings=LogSettings(segment_bytes=300, segment_count=4))
     stream = world.stream(allow_rollup_hdrs=True, allow_atomic=True)
     await world.settle()
@@ -63,7 +66,7 @@ async def test_a_crash_leaves_all_of_a_batch_or_none() -> None:
 
 
 async def test_a_batch_is_answered_once_it_is_stored() -> None:
-    """Its other messages at once, with an empty reply."""
+    """The other messages of a batch are answered at once, with an empty reply."""
     world = World()
     stream = world.stream(allow_atomic=True)
     await world.settle()
@@ -89,8 +92,7 @@ async def test_an_open_batch_ends_with_the_process() -> None:
 
 @pytest.mark.parametrize("config", [{}, {"max_msgs_per_subject": 2}], ids=["untracked", "tracked"])
 async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -> None:
-    """After a restart nothing is in memory: last sequences by subject and by wildcard, ids, and removals by
-    roll-ups."""
+    """The commit loads, after a restart, last sequences by subject and by wildcard, ids, and removals by roll-ups."""
     world = World(settings=LogSettings(segment_count=3), cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream(allow_atomic=True, allow_rollup_hdrs=True, **config)
     for i in range(60):
@@ -124,8 +126,10 @@ async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -
 @pytest.mark.parametrize("break_at", [None, 2, 5, 8])
 async def test_a_batch_sent_at_once_is_as_one_sent_message_by_message(config: dict[str, Any],
                                                                       break_at: int | None) -> None:
-    """Whether what continues a batch comes by one read or by many, and with or without another header on the way, decides
-    nothing: the same answers, the same messages, and as many bytes."""
+    """A batch has the same answers, messages and bytes, whether it arrives in one read or in many.
+
+    Another header on the way makes no difference either.
+    """
     found = []
     for at_once in (True, False):
         world = World(settings=LogSettings(segment_count=7))
@@ -151,7 +155,7 @@ async def test_a_batch_sent_at_once_is_as_one_sent_message_by_message(config: di
 
 
 async def test_a_refused_batch_leaves_no_trace() -> None:
-    """Not in the index of subjects, not among the ids, not in memory; the next batch of the same name starts afresh."""
+    """The index, the ids and the memory have nothing of it; the next batch of the same name starts afresh."""
     world = World()
     stream = world.stream(allow_atomic=True, max_msgs_per_subject=1)
     await ask(world, stream, pub(b"S.a", b"kept"))
@@ -176,12 +180,12 @@ class Staging:
         self.batches = self.another()
 
     def another(self) -> AtomicBatches:
-        return AtomicBatches(self.inflight, self.world.clock, lambda batch_id,
-                             reason: self.abandoned.append((batch_id, reason)))
+        return AtomicBatches(self.inflight, self.world.clock,
+                             lambda batch_id, reason: self.abandoned.append((batch_id, reason)))
 
     def stage(self, batch_id: str, place: int, *, size: int = 1, commit: bool = False,
               of: AtomicBatches | None = None) -> int:
-        """The error code, or 0."""
+        """Stage a message, and close the batch if it is committed; return the error code, or 0."""
         batches = self.batches if of is None else of
         headers = {b"Nats-Batch-Sequence": b"%d" % place} | ({b"Nats-Batch-Commit": b"1"} if commit else {})
         try:
@@ -200,7 +204,7 @@ class Staging:
 
 @pytest.mark.shows("publish.atomic_limits", "advisory.batch_abandoned")
 async def test_idle_batches_are_abandoned() -> None:
-    """Ten seconds after their last message, with an advisory."""
+    """A batch is abandoned ten seconds after its last message, with an advisory."""
     staging = Staging()
     clock, batches = staging.world.clock, staging.batches
     begin_ns = clock.monotonic_ns()
@@ -218,7 +222,7 @@ async def test_idle_batches_are_abandoned() -> None:
 
 @pytest.mark.shows("publish.atomic_limits")
 async def test_open_batches_are_bounded() -> None:
-    """In one stream, in all streams, by messages and by bytes."""
+    """There are limits in one stream, in all streams, on messages and on bytes."""
     staging = Staging(per_stream=2, total=3, max_msgs=3, staged_bytes=5000)
     other = staging.another()
     assert [staging.stage(name, 1) for name in "abc"] == [0, 0, 10210]
@@ -241,9 +245,9 @@ async def test_a_batch_fits_in_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("header", [{}, {"Nats_Msg_Id": "id"}], ids=["stored at once", "one by one"])
-async def test_an_unforeseen_error_stores_nothing_of_a_batch(header: dict[str, str],
+async def test_an_unexpected_error_stores_nothing_of_a_batch(header: dict[str, str],
                                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error on the way into the block refuses the batch; one after some of it is in the block ends the log."""
+    """An error before the block gets a message refuses the batch; an error after that stops the log."""
     world = World()
     stream = world.stream(allow_atomic=True, max_msgs_per_subject=5)
     await ask(world, stream, pub(b"S.a", b"kept"))
@@ -262,13 +266,13 @@ async def test_an_unforeseen_error_stores_nothing_of_a_batch(header: dict[str, s
     assert calls == [b"S.a"]
     assert world.bus.answer(msgs[-1][1])["error"]["err_code"] == 10008
     assert stream.last_seq == 1
-    assert await ask(world, stream, pub(b"S.a", b"goes on")) == {"stream": "S", "seq": 2}
+    assert await ask(world, stream, pub(b"S.a", b"next")) == {"stream": "S", "seq": 2}
     await world.close()
 
 
 def test_every_check_of_single_messages_has_one_for_batches() -> None:
-    """A check added to one table is missing from the other, unless another check replaces it there."""
-    # What nobody wants is stored with its batch, and then taken out; the stream's own delete markers come in no batch.
+    """Each check of TABLE is in ATOMIC, too, unless another check replaces it there."""
+    # Unwanted messages are stored with their batch and then removed; a stream's own delete markers come in no batch.
     replaced = {"trim_before", "fast_ingest", "atomic", "sealed", "payload_size", "unwanted", "marker"}
     names = {rule.make.__name__ for rule in ATOMIC}
     also = {"disabled": "ttl_disabled"}

@@ -1,5 +1,7 @@
-"""The table of checks: which checks a message passes, and what a check may do with it. The refusals of the broker's own
-checks, and their order, are tested with publishing, against the real nats-server."""
+"""The table of checks: which checks a message passes, and what a check may do with it.
+
+The refusals of the broker's own checks, and their order, are compared with the real nats-server by other tests.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ def add(stream: Stream, check: Check, headers: frozenset[bytes] | None) -> None:
 
 @pytest.mark.parametrize("headers, seen",
                          [(None, ["none", "foreign", "id", "expected"]), (ANY, ["foreign", "id", "expected"]),
-                                           (frozenset([b"Nats-Expected-Stream"]), ["expected"])],
+                          (frozenset([b"Nats-Expected-Stream"]), ["expected"])],
                          ids=["every message", "messages with headers", "messages with one header"])
-async def test_a_check_sees_the_messages_that_its_row_says(headers: frozenset[bytes] | None, seen: list[str]) -> None:
-    """One publish of each kind, decided one by one."""
+async def test_a_check_gets_the_messages_of_its_row(headers: frozenset[bytes] | None, seen: list[str]) -> None:
+    """A publish of each kind, decided one by one, reaches the check only if its row asks for it."""
     world = World()
     stream = world.stream(max_msgs=100, discard="new")
     payloads: list[str] = []
@@ -43,22 +45,23 @@ async def test_a_check_sees_the_messages_that_its_row_says(headers: frozenset[by
 
 
 async def test_headers_in_any_order_meet_the_same_checks() -> None:
-    """More orders than are remembered, each with the one that is wrong among them."""
+    """Publish with more orders of headers than are cached; one of the headers is wrong."""
     world = World()
     stream = world.stream()
     right = {"Nats_Expected_Stream": "S", "Nats_Msg_Id": "", "Nats_Rollup": "", "Nats_Expected_Last_Msg_Id": ""}
     wrong = {"Nats_Expected_Last_Sequence": "9"}
     for order in permutations([*right, *wrong]):
-        told = await ask(world, stream, pub(b"S.a", **{name: (right | wrong)[name] for name in order}))
-        assert told["error"]["err_code"] == 10071
+        answer = await ask(world, stream, pub(b"S.a", **{name: (right | wrong)[name] for name in order}))
+        assert answer["error"]["err_code"] == 10071
     for order in permutations(right):
         assert "error" not in await ask(world, stream, pub(b"S.a", **{name: right[name] for name in order}))
     assert stream.msgs == 24
     await world.close()
 
 
-async def test_what_a_check_changes_is_what_is_stored() -> None:
-    """Subject, headers and body of the candidate become the message's, and ``after`` is called once it is in the stream."""
+async def test_a_changed_candidate_is_what_is_stored() -> None:
+    """The candidate's subject, headers and body are stored, and ``after`` is called once the message is in the
+    stream."""
     world = World()
     stream = world.stream(max_msgs_per_subject=2, discard="new")
     stored: list[int] = []
@@ -76,8 +79,8 @@ async def test_what_a_check_changes_is_what_is_stored() -> None:
     await world.close()
 
 
-async def test_a_check_may_wait_for_what_it_needs() -> None:
-    """All checks run again once it is loaded; messages published after it stay after it."""
+async def test_a_check_may_wait_for_data() -> None:
+    """All checks run again once the data is loaded; messages published later stay behind the waiting one."""
     world = World()
     stream = world.stream()
     loaded: list[int] = []

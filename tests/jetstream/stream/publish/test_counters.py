@@ -1,4 +1,4 @@
-"""Counters: totals are those of a plain dictionary, through runs, refusals, limits, deletes and restarts."""
+"""Counters: totals are those of a plain dictionary, over runs, refusals, limits, deletes and restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SUBJECTS = [b"S.a", b"S.b", b"S.c"]
 
 @pytest.mark.parametrize("seed", range(6))
 async def test_against_a_dictionary(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows the right total in each PubAck and in the store. Totals are forgotten now and then, so they are read back."""
+    """Each PubAck and the store have the right total. Totals leave the cache now and then, so they are read back."""
     monkeypatch.setattr(totals, "_TOTALS_MAX", 2)
     rng = random.Random(seed)
     world = World(settings=LogSettings(segment_count=5))
@@ -62,7 +62,7 @@ async def test_against_a_dictionary(seed: int, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_message_that_is_no_counter_stops_its_subject() -> None:
-    """As a restored stream, or sources invented by a client, may have it."""
+    """Such a message may come from a restored stream, or from sources that a client made up."""
     world = World()
     stream = world.stream(allow_msg_counter=True)
     await ask(world, stream, pub(b"S.a", Nats_Incr="1", Nats_Counter_Sources="{"))
@@ -78,13 +78,13 @@ async def test_a_message_that_is_no_counter_stops_its_subject() -> None:
     (b"", Total(0, {}, True)),
     (b"[]", Total(0, {}, True)), (b"[" * 20_000, Total(0, {}, True)),
     (b'{"val":"%s"}' % (b"1" * 4202), Total(0, {}, True)), (b"\xff", Total(0, {}, True))])
-def test_what_a_stored_message_says(payload: bytes, expected: Total) -> None:
+def test_parsing_of_a_stored_message(payload: bytes, expected: Total) -> None:
     assert Total.of(b"", payload) == expected
 
 
 @pytest.mark.shows("stream.counter")
 async def test_increments_have_a_bound() -> None:
-    """An absurd number is refused, and one within the bound can be added any number of times."""
+    """A number beyond the limit is refused; one within the limit can be added any number of times."""
     world = World()
     stream = world.stream(allow_msg_counter=True)
     assert (await ask(world, stream, pub(b"S.a", Nats_Incr="9" * 4001)))["error"]["err_code"] == 10171
@@ -95,7 +95,7 @@ async def test_increments_have_a_bound() -> None:
 
 
 async def test_sources_of_a_total_bound_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Totals of many sources push others out; those left are right, and those pushed out are read back."""
+    """Totals of many sources evict others; the remaining totals are right, and evicted ones are read back."""
     monkeypatch.setattr(totals, "_SOURCES_MAX", 10)
     monkeypatch.setattr(totals, "_TOTALS_MIN", 1)
     world = World()
@@ -109,7 +109,7 @@ async def test_sources_of_a_total_bound_what_is_cached(monkeypatch: pytest.Monke
 
 
 async def test_a_message_that_its_sources_make_too_large_is_refused() -> None:
-    """Stored headers have a bound, and max_msg_size includes the total."""
+    """Stored headers have a limit, and max_msg_size includes the total."""
     world = World()
     stream = world.stream(allow_msg_counter=True, max_msg_size=40)
     assert (await ask(world, stream, pub(b"S.a", Nats_Incr="1")))["val"] == "1"

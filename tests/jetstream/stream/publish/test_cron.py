@@ -1,4 +1,4 @@
-"""When schedules fire: tables of expressions and times, daylight saving included."""
+"""The firing times of schedules: tables of expressions and times, including daylight saving."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_names(pattern: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["@every 10s", "*/10 * * * * *"])
-def test_what_was_missed_is_not_made_up_for(pattern: str) -> None:
+def test_missed_times_are_not_made_up_for(pattern: str) -> None:
     after_ns, now_ns = parse_time("2026-01-01T00:00:00Z"), parse_time("2026-01-01T01:00:03Z")
     assert 0 < fires_at(pattern, None, after_ns, now_ns).at_ns - now_ns <= 10_000_000_000
 
@@ -70,18 +70,19 @@ def test_what_was_missed_is_not_made_up_for(pattern: str) -> None:
 @pytest.mark.parametrize("pattern", [
     "", "@", "@at x", "@every x", "* * * * *", "a b c d e f", "0 0 0 30 2 *", "0 0 0 31 2,4,6,9,11 *", "0 0 0 1 13 *",
     ", * * * * *", "* , * * * *", "* * , * * *", "* * * , * *", "* * * * , *", "* * * * * ,"])
-def test_what_is_no_pattern(pattern: str) -> None:
+def test_invalid_patterns(pattern: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):
         fires_at(pattern, None, 0, 0)
 
 
-# --- the search beside one that tries each second ---------------------------------------------------------------------
+# --- comparison of the search with a trial of each second -------------------------------------------------------------
 
 SECOND = 1_000_000_000
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "America/Havana", "America/Santiago", "Africa/Cairo",
          "Australia/Lord_Howe", "Asia/Kathmandu", "Pacific/Apia")
-"""Three of them skip midnight, two of those repeat it half a year later, and one moves its clocks by half an hour."""
+"""Three of the zones skip midnight, two of those repeat it half a year later, and one moves its clocks by half an
+hour."""
 
 LOWEST = (0, 0, 0, 1, 1, 0)
 HIGHEST = (59, 59, 23, 31, 12, 6)
@@ -89,7 +90,7 @@ HIGHEST = (59, 59, 23, 31, 12, 6)
 
 @st.composite
 def fields(draw: st.DrawFn, field: int) -> tuple[str, frozenset[int], bool]:
-    """A field as text, the values that it means, and whether it begins with a star."""
+    """Return a field as text, the values that it means, and whether it begins with a star."""
     low, high = LOWEST[field], HIGHEST[field]
     if draw(st.booleans()):
         return draw(st.sampled_from("*?")), frozenset(range(low, high + 1)), True
@@ -108,14 +109,14 @@ EXPRESSIONS = st.tuples(*(fields(field) for field in range(6)))
 
 
 def transitions(zone: tzinfo, year: int) -> list[int]:
-    """The days of a year, in seconds, on which the offset of the zone changes."""
+    """Return the days of a year, in seconds, on which the offset of the zone changes."""
     begin = datetime(year, 1, 1, tzinfo=GREENWICH)
     offsets = [(begin + timedelta(days=day)).astimezone(zone).utcoffset() for day in range(367)]
     return [int((begin + timedelta(days=day)).timestamp()) for day in range(366) if offsets[day] != offsets[day + 1]]
 
 
 def matches(at: int, zone: tzinfo, wanted: Sequence[frozenset[int]], both: bool) -> bool:
-    """Whether an expression matches a second, by the definition: its local time has a value of each field."""
+    """Return whether an expression matches a second by the definition: its local time has a value of each field."""
     now = datetime.fromtimestamp(at, zone)
     seconds, minutes, hours, days, months, weekdays = wanted
     by_day, by_weekday = now.day in days, now.isoweekday() % 7 in weekdays
@@ -126,9 +127,9 @@ def matches(at: int, zone: tzinfo, wanted: Sequence[frozenset[int]], both: bool)
 @given(expression=EXPRESSIONS, zone_name=st.sampled_from(ZONES), near=st.integers(0, 3),
        offset=st.integers(-90_000, 90_000))
 @settings(max_examples=150, deadline=None)
-def test_the_search_finds_what_trying_each_second_finds(
+def test_the_search_finds_the_same_as_a_trial_of_each_second(
         expression: Sequence[tuple[str, frozenset[int], bool]], zone_name: str, near: int, offset: int) -> None:
-    """Two hours of seconds around the result and around the start, most of them near a change of the zone's offset."""
+    """Try two hours of seconds around the result and around the start, mostly near a change of the zone's offset."""
     zone = ZoneInfo(zone_name)
     changes = transitions(zone, 2027)
     after = offset + (changes[near % len(changes)] if changes else
@@ -151,7 +152,7 @@ def test_the_search_finds_what_trying_each_second_finds(
     "59 59 23 29 2 *", "0 0 0 30 2 *", "0 0 0 31 2,4,6,9,11 *", "59 59 23 31 12 *", "0 0 0 29 2 0", "59 59 22 * * *",
     "0 30 2 * * *", ", * * * * *", "59 59 23 , 12 6"])
 def test_a_search_is_short(pattern: str, zone_name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counts the instants that it converts, from each day of a year on."""
+    """Count the instants that a search converts to local time, from each fifth day of a year on."""
     zone, most = ZoneInfo(zone_name), 0
     local = cron._local
     count = 0

@@ -1,4 +1,4 @@
-"""The window of message ids: what it remembers, for how long, and that its work is done in small steps."""
+"""The window of message ids: which ids it knows, for how long, and that its work is done in small steps."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def ids(first: int, last: int, time_of: Any = lambda seq: seq) -> list[tuple[int
 
 
 def test_against_a_plain_list() -> None:
-    """Random histories of adding, expiring in steps and looking up: an id is known in its window, not after."""
+    """Random histories of adding, expiring in steps and lookups: an id is known in its window, and not after it."""
     for seed in range(200):
         rng = random.Random(seed)
         window = Dedupe(WINDOW_NS)
-        told: dict[bytes, tuple[int, int]] = {}
+        model: dict[bytes, tuple[int, int]] = {}
         now = seq = 0
         for _ in range(rng.randint(1, 60)):
             now += rng.choice((0, 0, 1, 300, 999, 1000, 2500))
             window.expire(now, rng.choice((0, 1, 3, 256)))
             msg_id = b"%d" % rng.randint(0, 20)
-            at, when = told.get(msg_id, (0, -WINDOW_NS))
+            at, when = model.get(msg_id, (0, -WINDOW_NS))
             expected = at if when > now - WINDOW_NS else 0
             assert window.seen(msg_id) == expected, seed
             if expected:
                 continue
             seq += 1
-            told[msg_id] = seq, now
+            model[msg_id] = seq, now
             if rng.random() < 0.5 and window.all_new((msg_id, b"")):
                 window.add_run((msg_id, b""), seq, now)
                 seq += 1
@@ -47,8 +47,8 @@ def test_against_a_plain_list() -> None:
         assert (len(window), window.bytes, window.next_expiry_ns) == (0, 0, None), seed
 
 
-def test_expiry_forgets_so_many_at_once() -> None:
-    """A million ids may leave the window at one time: they expire at once, and are freed in small steps."""
+def test_expiry_removes_a_limited_number_at_once() -> None:
+    """A million ids may leave the window at one time: they expire at once, and are removed in small steps."""
     window = Dedupe(WINDOW_NS)
     for seq, msg_id, _ in ids(1, 5000):
         window.add({msg_id: seq}, msg_id, 1)
@@ -68,8 +68,10 @@ def test_expiry_forgets_so_many_at_once() -> None:
 
 
 def test_a_restart_takes_no_more_than_the_bound() -> None:
-    """The newest ids are restored, up to the bound. Until the others have left the window, new ids are refused: their
-    duplicates would not be recognized."""
+    """The newest ids are restored, up to the bound. New ids are refused until the missing ones have left the window.
+
+    Otherwise their duplicates would not be recognised.
+    """
     window = Dedupe(WINDOW_NS, known=False, bytes_max=300 * ENTRY_BYTES)
     now = 1000
     assert window.restore(ids(801, 1000), now)
@@ -81,13 +83,13 @@ def test_a_restart_takes_no_more_than_the_bound() -> None:
     window.expire(now)
     assert window.full
     window.expire(699 + WINDOW_NS, 10_000)
-    assert window.full, "that of 700 is in the window still, and not known"
+    assert window.full, "id 700 is in the window, and is not known"
     window.expire(701 + WINDOW_NS, 10_000)
-    assert not window.full, "all that are in the window are known, and there is room"
+    assert not window.full, "all ids in the window are known, and there is room"
     assert (window.seen(b"00701"), window.seen(b"00702")) == (0, 702)
 
 
-def test_a_restart_leaves_out_what_has_left_the_window() -> None:
+def test_a_restart_leaves_out_ids_that_have_left_the_window() -> None:
     window = Dedupe(WINDOW_NS, known=False)
     assert window.restore(ids(1501, 2000), 2000)
     assert not window.restore(ids(901, 1500), 2000)
@@ -100,7 +102,7 @@ def test_a_restart_leaves_out_what_has_left_the_window() -> None:
 
 @pytest.mark.parametrize("ids_in_blocks", [False, True])
 async def test_ids_of_a_large_window_come_back_in_slices(ids_in_blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart with many ids: a slice of them in one turn of the loop, and all of them in the end."""
+    """After a restart, one turn of the loop loads a slice of the ids, and later turns load the rest."""
     monkeypatch.setattr(msg_ids_module, "_IDS_A_TURN", 50)
     monkeypatch.setattr(msg_ids_module, "_IDS_AT_ONCE", 400)
     world = World(settings=LogSettings(segment_count=300))
@@ -109,17 +111,17 @@ async def test_ids_of_a_large_window_come_back_in_slices(ids_in_blocks: bool, mo
         publish(world, stream, *(pub(b"S.a", Nats_Msg_Id=f"id-{seq}") for seq in range(at + 1, at + 301)))
         await world.settle(stream)
     stream = await world.restart(stream, ids_in_blocks=ids_in_blocks)
-    taken: list[int] = []
+    restored: list[int] = []
     restore = Dedupe.restore
 
     def counted(self: Dedupe, some: Any, now_ns: int) -> bool:
-        taken.append(len(some))
+        restored.append(len(some))
         return restore(self, some, now_ns)
 
     monkeypatch.setattr(Dedupe, "restore", counted)
     assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="id-77")) == {"stream": "S", "seq": 77, "duplicate": True}
-    assert sum(taken) == 1500
-    assert max(taken) <= 50
+    assert sum(restored) == 1500
+    assert max(restored) <= 50
     assert len(stream.dedupe) == 1500
     for seq in (1, 300, 301, 1500):
         assert stream.dedupe.seen(b"id-%d" % seq) == seq
@@ -128,9 +130,11 @@ async def test_ids_of_a_large_window_come_back_in_slices(ids_in_blocks: bool, mo
 
 
 @pytest.mark.parametrize("ids_in_blocks", [False, True])
-async def test_ids_that_find_no_room_after_a_restart(ids_in_blocks: bool) -> None:
-    """A smaller bound than before the restart: publishes with ids are refused, those without are not, nothing is stored
-    twice, and memory stays within the bound."""
+async def test_ids_without_room_after_a_restart(ids_in_blocks: bool) -> None:
+    """With a smaller bound than before the restart, publishes with ids are refused, and those without are not.
+
+    Nothing is stored twice, and memory stays within the bound.
+    """
     world = World()
     stream = world.stream(duplicate_window=1_000_000_000)
     for i in range(20):
@@ -149,7 +153,7 @@ async def test_ids_that_find_no_room_after_a_restart(ids_in_blocks: bool) -> Non
 
 
 def test_a_clock_that_is_set_back_keeps_no_id_for_longer() -> None:
-    """Ids that came under the wrong clock leave the window with the next one."""
+    """Ids that arrived under the wrong clock leave the window with the next one."""
     dedupe = Dedupe(10)
     dedupe.add({b"a": 1}, b"a", 5)
     dedupe.add({b"b": 2}, b"b", 1000)

@@ -1,5 +1,7 @@
-"""Fast-ingest batches: what an ack promises, bounds, time, and messages that wait for the store. Their answers are compared with
-nats-server's by the scenarios "fast batches" in tests/jetstream/differential."""
+"""Fast-ingest batches: the meaning of an ack, limits, time, and messages that wait for the store.
+
+The scenarios "fast batches" in tests/jetstream/differential compare their answers with those of nats-server.
+"""
 
 from __future__ import annotations
 
@@ -22,33 +24,33 @@ START, APPEND, COMMIT, END, PING = Operation
 
 def fast(place: int, operation: int = APPEND, *, subject: bytes = b"S.a", gap: str = "fail", flow: int = 2,
          **headers: str) -> Msg:
-    """One message of the batch b."""
+    """Return a message of the batch b."""
     return pub(subject, b"%d" % place, reply=f"in.b.{flow}.{gap}.{place}.{operation}.$FI".encode(), **headers)
 
 
-def told(world: World, *msgs: Msg) -> list[Any]:
-    """All answers to these messages."""
+def answers_to(world: World, *msgs: Msg) -> list[Any]:
+    """Return all answers to these messages."""
     return [json.loads(payload) for msg in msgs for payload in world.bus.replies.get(msg[1], ())]
 
 
 async def test_an_ack_means_stored() -> None:
-    """Only the first one, which promises nothing, comes before the store has the messages."""
+    """Only the first ack, which promises nothing, is sent before the messages are stored."""
     world = World()
     stream = world.stream(allow_batched=True)
     await world.settle()
     msgs = [fast(1, START), *(fast(place) for place in range(2, 8)), fast(8, COMMIT)]
     publish(world, stream, *msgs)
     assert stream.last_seq == 8
-    assert told(world, *msgs) == [{"type": "ack", "seq": 0, "msgs": 2}]
+    assert answers_to(world, *msgs) == [{"type": "ack", "seq": 0, "msgs": 2}]
     await world.settle(stream)
-    assert told(world, *msgs[1:]) == [*({"type": "ack", "seq": place, "msgs": 2} for place in (2, 4, 6)),
-                                      {"stream": "S", "seq": 8, "batch": "b", "count": 8}]
+    assert answers_to(world, *msgs[1:]) == [*({"type": "ack", "seq": place, "msgs": 2} for place in (2, 4, 6)),
+                                            {"stream": "S", "seq": 8, "batch": "b", "count": 8}]
     assert [payload for _, _, payload in await everything(stream)] == [b"%d" % place for place in range(1, 9)]
     await world.close()
 
 
-async def test_messages_wait_for_what_their_checks_need() -> None:
-    """After a restart, with nothing in memory; each takes its place in the batch once."""
+async def test_messages_wait_for_the_data_of_their_checks() -> None:
+    """After a restart nothing is in memory; each message is placed in the batch once."""
     world = World(settings=LogSettings(segment_count=3), cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream(allow_batched=True, allow_rollup_hdrs=True)
     for i in range(30):
@@ -60,14 +62,14 @@ async def test_messages_wait_for_what_their_checks_need() -> None:
     publish(world, again, *msgs)
     assert again.last_seq == 30
     await world.settle(again)
-    assert told(world, *msgs)[-1] == {"stream": "S", "seq": 34, "batch": "b", "count": 5}
+    assert answers_to(world, *msgs)[-1] == {"stream": "S", "seq": 34, "batch": "b", "count": 5}
     assert [seq for seq, _, _ in await everything(again)] == [*range(1, 8), *range(9, 35)]
     await world.close()
 
 
 @pytest.mark.parametrize("flow", [1, 3, 7, 500])
-async def test_runs_are_answered_as_single_messages_are(flow: int) -> None:
-    """The messages of one read in one call, or each in its own, with another batch starting and ending in between."""
+async def test_runs_have_the_same_answers_as_single_messages(flow: int) -> None:
+    """The messages of one read arrive in one call, or each in its own; another batch starts and ends in between."""
     found = []
     for together in (True, False):
         world = World()
@@ -90,8 +92,8 @@ async def test_runs_are_answered_as_single_messages_are(flow: int) -> None:
     assert found[0] == found[1]
 
 
-async def test_runs_that_do_not_go_on_are_looked_at_one_by_one() -> None:
-    """Gaps, another batch, or a commit within a run."""
+async def test_runs_with_a_gap_or_commit_are_decided_one_by_one() -> None:
+    """A run with gaps, another batch, or a commit is answered message by message."""
     world = World()
     stream = world.stream(allow_batched=True)
     msgs = [fast(1, START, gap="ok"), fast(2, gap="ok")]
@@ -101,7 +103,7 @@ async def test_runs_that_do_not_go_on_are_looked_at_one_by_one() -> None:
     for run in runs:
         publish(world, stream, *run)
     await world.settle(stream)
-    answers = told(world, *(msg for run in runs for msg in run))
+    answers = answers_to(world, *(msg for run in runs for msg in run))
     assert [one for one in answers if one.get("type") == "gap"] == [
         {"type": "gap", "last_seq": 3, "seq": 4}, {"type": "gap", "last_seq": 7, "seq": 8}]
     assert answers[-2] == {"stream": "S", "seq": 8, "batch": "b", "count": 10}
@@ -118,11 +120,11 @@ class Opened:
         self.batches = self.another()
 
     def another(self) -> FastBatches:
-        return FastBatches(self.inflight, self.world.clock, lambda seq, name, count,
-                           again: b"over %d %d" % (seq, count))
+        return FastBatches(self.inflight, self.world.clock,
+                           lambda seq, name, count, again: b"over %d %d" % (seq, count))
 
     def code(self, batch_id: str, place: int, of: FastBatches | None = None) -> int:
-        """Store one message; the error code, or 0."""
+        """Store one message; return the error code, or 0."""
         batches = self.batches if of is None else of
         reply = f"in.{batch_id}.9.fail.{place}.{APPEND if place > 1 else START}.$FI".encode()
         message = FastMessage.parse(reply)
@@ -152,7 +154,7 @@ async def test_idle_batches_end() -> None:
 
 
 async def test_open_batches_are_bounded() -> None:
-    """In one stream, and in all streams."""
+    """There are limits in one stream, and in all streams."""
     opened = Opened(fast_per_stream=2, fast_total=3)
     other = opened.another()
     assert [opened.code(name, 1) for name in "abc"] == [0, 0, 10211]
@@ -165,7 +167,7 @@ async def test_open_batches_are_bounded() -> None:
 
 @pytest.mark.parametrize("gap, answers", [("fail", [b"over 1 1"]), ("ok", [])])
 async def test_a_message_that_waited_too_long_is_missing(gap: str, answers: list[bytes]) -> None:
-    """It was refused on its own, without consulting its batch: where gaps fail, the batch ends before it."""
+    """The message was refused without its batch. If gaps fail, the batch ends before it."""
     opened = Opened()
     msgs = [fast(1, START, gap=gap), fast(2, gap=gap), fast(3, gap=gap)]
     messages = [FastMessage.parse(msg[1]) for msg in msgs]
@@ -178,7 +180,7 @@ async def test_a_message_that_waited_too_long_is_missing(gap: str, answers: list
     await opened.close()
 
 
-async def test_nothing_is_acknowledged_past_a_message_that_an_error_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_acknowledged_after_a_message_lost_by_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     stream = world.stream(allow_batched=True)
     await world.settle()
@@ -189,5 +191,5 @@ async def test_nothing_is_acknowledged_past_a_message_that_an_error_lost(monkeyp
     publish(world, stream, second)
     await world.settle(stream)
     assert stream.last_seq == 0
-    assert told(world, second)[0]["error"]["err_code"] == 10208
+    assert answers_to(world, second)[0]["error"]["err_code"] == 10208
     await world.close()

@@ -1,4 +1,4 @@
-"""Ids in several containers behave as in one."""
+"""Ids in several containers behave like ids in one container."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IDS = st.sampled_from([b"%d" % i for i in range(20)])
 
 @pytest.fixture(autouse=True, scope="module")
 def small() -> Iterator[None]:
-    """Containers of three ids."""
+    """Limit containers to three ids."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(id_map, "_MAP_IDS_MAX", 3)
         patch.setattr(id_map, "_SET_IDS_MAX", 3)
@@ -26,8 +26,10 @@ def small() -> Iterator[None]:
 @settings(deadline=None)
 @given(st.lists(st.lists(IDS, max_size=6), max_size=20), st.integers(0, 12))
 def test_a_map_of_several_parts_agrees_with_a_dictionary(runs: list[list[bytes]], window: int) -> None:
-    """Shows ids that are added, and forgotten from the front as a window moves on, some of them used again before that; what is
-    forgotten leaves no containers."""
+    """Ids are added, and removed from the front as a window moves on; some are used again before that.
+
+    Removed ids leave no containers.
+    """
     ids, model, seq = IdMap(), dict[bytes, int](), 0
     kept: list[tuple[list[bytes], int]] = []
     for run in runs:
@@ -55,7 +57,7 @@ def test_a_map_of_several_parts_agrees_with_a_dictionary(runs: list[list[bytes]]
 
 
 def test_an_id_that_is_put_is_there_once() -> None:
-    """Shows that it takes the place of what another container has of it: a restart loads the newest ids first."""
+    """It replaces the id in whichever container has it: a restart loads the newest ids first."""
     ids = IdMap()
     for at in range(10):
         ids.put(b"%d" % at, 100 - at)
@@ -67,10 +69,10 @@ def test_an_id_that_is_put_is_there_once() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.lists(IDS, max_size=8), max_size=8))
-def test_a_set_says_which_ids_it_had(taken: list[list[bytes]]) -> None:
-    """Shows the places of those that were there, or come twice in one call."""
+def test_a_set_returns_the_ids_that_it_had(runs: list[list[bytes]]) -> None:
+    """The result has the places of ids that were in the set, or come twice in one call."""
     ids, model = IdSet(), set[bytes]()
-    for some in taken:
+    for some in runs:
         expected = []
         for at, msg_id in enumerate(some):
             if msg_id in model:

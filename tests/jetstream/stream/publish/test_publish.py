@@ -32,7 +32,7 @@ async def test_a_run_is_acknowledged_in_order_and_read_back() -> None:
 
 
 async def test_replies_keep_the_order_of_decisions() -> None:
-    """PubAcks, refusals and duplicates of one run go out in the order of its publishes, once it is persisted."""
+    """PubAcks, refusals and duplicates of one run are sent in the order of its publishes, once it is persisted."""
     world = World()
     stream = world.stream(max_msg_size=10)
     run = [pub(b"S.a", b"1", Nats_Msg_Id="x"), pub(b"S.a", b"far too long for it"), pub(b"S.a", b"2"),
@@ -63,7 +63,7 @@ async def test_pub_ack_bytes() -> None:
 
 
 REFUSALS = [
-    # what is asked, config, headers, payload, expected
+    # request, config, headers, payload, expected
     ("wrong stream", {}, {"Nats_Expected_Stream": "T"}, b"", error(10060, "expected stream does not match")),
     ("wrong last seq", {}, {"Nats_Expected_Last_Sequence": "7"}, b"", error(10071, "wrong last sequence: 2")),
     ("last seq that is no number", {}, {"Nats_Expected_Last_Sequence": "x"}, b"",
@@ -113,13 +113,13 @@ async def test_refusals(config: dict[str, Any], headers: dict[str, str], payload
     stream = world.stream(**config)
     await ask(world, stream, pub(b"S.b", Nats_Msg_Id="one"))
     await ask(world, stream, pub(b"S.a", Nats_Msg_Id="two"))
-    told = await ask(world, stream, pub(b"S.a", payload, **headers))
+    answer = await ask(world, stream, pub(b"S.a", payload, **headers))
     if "error" in expected:
-        assert told["error"]["err_code"] == expected["error"]["err_code"]
+        assert answer["error"]["err_code"] == expected["error"]["err_code"]
         if expected["error"]["description"] is not None:
-            assert told == expected
+            assert answer == expected
     else:
-        assert told == expected
+        assert answer == expected
     assert stream.last_seq == 2
     await world.close()
 
@@ -137,7 +137,7 @@ ACCEPTED = [
 
 @pytest.mark.parametrize("config, headers", [row[1:] for row in ACCEPTED], ids=[row[0] for row in ACCEPTED])
 async def test_accepted(config: dict[str, Any], headers: dict[str, str]) -> None:
-    """Messages whose expectations hold, or that have none, are stored with their headers unchanged."""
+    """Messages whose expectations are true, or that have none, are stored with their headers unchanged."""
     world = World()
     stream = world.stream(**config)
     await ask(world, stream, pub(b"S.b", Nats_Msg_Id="one"))
@@ -151,7 +151,7 @@ async def test_accepted(config: dict[str, Any], headers: dict[str, str]) -> None
 
 
 async def test_discard_new() -> None:
-    """Discard new refuses messages that do not fit, but not replacements, unless configured to."""
+    """Discard new refuses messages that do not fit, but not replacements, unless it is configured to refuse them."""
     world = World()
     stream = world.stream(max_msgs=2, discard="new")
     for _ in range(2):
@@ -176,7 +176,7 @@ async def test_discard_new() -> None:
     await world.close()
 
 
-async def test_a_message_larger_than_max_bytes_is_acknowledged_and_goes() -> None:
+async def test_a_message_larger_than_max_bytes_is_acknowledged_and_removed() -> None:
     """Discard old stores first and then trims, so a single message over max_bytes is acknowledged and removed."""
     world = World()
     stream = world.stream(max_bytes=100)
@@ -201,7 +201,7 @@ async def test_sealed_and_no_ack() -> None:
 
 
 async def test_batches_are_disabled() -> None:
-    """The reply of a fast-ingest batch is told so, and its neighbours in the run are stored."""
+    """A publish of a fast-ingest batch gets an error, and its neighbours in the run are stored."""
     world = World()
     stream = world.stream()
     replies = publish(world, stream, pub(b"S.a"), pub(b"S.a", reply=b"_I.u.10.ok.1.0.$FI"), pub(b"S.a"))
@@ -228,7 +228,7 @@ async def test_status_and_request_info_are_not_stored() -> None:
 
 @pytest.mark.parametrize("ids_in_blocks", [False, True])
 async def test_duplicates_over_a_restart_and_out_of_the_window(ids_in_blocks: bool) -> None:
-    """An id is known during its window, across a restart too, and forgotten after it."""
+    """An id is known during its window, also after a restart, and not after the window."""
     world = World(settings=LogSettings(segment_count=2))
     stream = world.stream(duplicate_window=1_000_000_000)
     assert await ask(world, stream, pub(b"S.a", Nats_Msg_Id="x")) == {"stream": "S", "seq": 1}
@@ -244,8 +244,10 @@ async def test_duplicates_over_a_restart_and_out_of_the_window(ids_in_blocks: bo
 
 
 async def test_ids_of_many_blocks_are_read_side_by_side() -> None:
-    """Where no checkpoint has the ids, the first publish with one after a restart waits for a few round trips to the store,
-    however many blocks the window has: one get for each, about two dozen in flight at a time, and none of an index."""
+    """If no checkpoint has the ids, the first publish with one after a restart waits for a few round trips to the store.
+
+    The window's blocks cost one get each, about two dozen in flight at a time, and no get of an index.
+    """
     world = World()
     stream = world.stream()
     for i in range(100):
@@ -277,16 +279,16 @@ async def test_the_last_id_is_the_last_messages(ids_in_blocks: bool) -> None:
     world = World()
     stream = world.stream()
     publish(world, stream, pub(b"S.a", Nats_Msg_Id="x"), pub(b"S.a"))
-    told = await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Msg_Id="x"))
-    assert told == error(10070, "wrong last msg ID: ")
+    answer = await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Msg_Id="x"))
+    assert answer == error(10070, "wrong last msg ID: ")
     stream = await world.restart(stream, ids_in_blocks=ids_in_blocks)
-    told = await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Msg_Id="x"))
-    assert told == error(10070, "wrong last msg ID: ")
+    answer = await ask(world, stream, pub(b"S.a", Nats_Expected_Last_Msg_Id="x"))
+    assert answer == error(10070, "wrong last msg ID: ")
     await world.close()
 
 
 async def test_too_many_ids() -> None:
-    """Past the bound of the window's memory new ids are refused; messages without one are not."""
+    """Beyond the window's memory bound new ids are refused; messages without an id are not."""
     world = World()
     stream = world.stream()
     stream.dedupe.bytes_max = 400
@@ -299,7 +301,7 @@ async def test_too_many_ids() -> None:
 
 
 async def test_times_never_decrease() -> None:
-    """A message's time is the later of now and the last one's, whatever the clock does."""
+    """A message's time is the later one of now and the last message's time, whatever the clock does."""
     world = World()
     stream = world.stream()
     await ask(world, stream, pub(b"S.a"))

@@ -1,5 +1,7 @@
-"""Republishing waits for the commit, and takes no publish into a decision. Differential scenarios compare the
-messages."""
+"""Republishing waits for the commit, and no republished message enters a stream during a decision.
+
+Differential scenarios compare the messages.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ async def test_nothing_is_republished_before_it_is_stored() -> None:
 
 
 async def test_sequences_stay_in_order_where_streams_feed_each_other() -> None:
-    """A stream's own messages return under another subject, from a second stream: each is stored in its own turn."""
+    """A stream's messages return under another subject to a second stream, which stores each in a turn of its own."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.A",
                         {"name": "A", "subjects": ["a.*"], "republish": {"src": "a.*", "dest": "b.$1"}})
         await broker.ok("STREAM.CREATE.B", {"name": "B", "subjects": ["b.*"]})
-        heard = await broker.client.subscribe("b.*")
+        subscription = await broker.client.subscribe("b.*")
         assert await asyncio.gather(*(broker.publish(f"a.{n}", b"%d" % n) for n in range(20))) == [*range(1, 21)]
-        came = [await heard.next_msg() for _ in range(20)]
-        assert [int(msg.data) for msg in came] == [*range(20)]
+        received = [await subscription.next_msg() for _ in range(20)]
+        assert [int(msg.data) for msg in received] == [*range(20)]
         state = (await broker.ok("STREAM.INFO.B"))["state"]
         assert (state["messages"], state["last_seq"]) == (20, 20)

@@ -1,8 +1,8 @@
-"""Work queues and interest streams against a model: a message is kept while some consumer needs it, across restarts and
-crashes.
+"""Compares work queues and interest streams with a model: a message is kept while some consumer needs it, across
+restarts and crashes.
 
-The model is a set of sequences for each consumer: those still to be delivered or acked. The broker is JetStream on a
-real log and reader, with a cache so small that heads must mostly be loaded again.
+The model has for each consumer the set of sequences that are still to be delivered or acked. The broker is JetStream on
+a real log and reader, with a cache so small that most heads must be loaded again.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ POLICIES = ["explicit", "explicit", "all", "none"]
 
 
 class Reader:
-    """One consumer, and what its client was sent."""
+    """A consumer of the model, and the messages that its client received."""
 
     def __init__(self, filters: list[str], policy: str) -> None:
         self.filters = filters
         self.policy = policy
         self.waits: set[int] = set()
         self.got: dict[int, bytes] = {}
-        """Delivered and not acked: by sequence, where acks go."""
-        self.doubtful: dict[int, bytes] = {}
+        """Messages delivered and not acked: sequence → ack subject."""
+        self.uncertain: dict[int, bytes] = {}
         """The same for messages whose ack a crash may undo."""
 
     def matches(self, subject: str) -> bool:
@@ -79,7 +79,8 @@ class Broker:
         if not self.js.accounts:
             await self.js.add_account("$G", self.router, AccountLimits())
             self.js.listen()
-        self.log = Log(self.store, SHARD.log, 1, bytes(16), self.state, self.clock, random.Random(1), self.log_settings)
+        self.log = Log(self.store, SHARD.log, 1, bytes(16), self.state, self.clock, random.Random(1),
+                       self.log_settings)
         self.reader = BlockReader(self.store, Cache(self.cache_bytes), lambda ref: object_key(SHARD, ref), SHARD)
         await self.js.open(0, self.log, self.reader)
 
@@ -97,7 +98,7 @@ class Broker:
         self.came.set()
 
     async def pull(self, consumer: str, batch: int) -> list[bytes]:
-        """The ack subjects of the available messages, up to ``batch`` of them."""
+        """Return the ack subjects of the available messages, up to ``batch`` of them."""
         self.deliveries.clear()
         request = json.dumps({"batch": batch, "no_wait": True}).encode()
         self.send(f"$JS.API.CONSUMER.MSG.NEXT.S.{consumer}".encode(), request, b"_D.1")
@@ -112,7 +113,7 @@ class Broker:
 
 
 class History:
-    """The broker and the model, fed the same at random."""
+    """The broker and the model with the same random input."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
@@ -134,12 +135,12 @@ class History:
         self.run(make())
 
     def play(self) -> None:
-        """A history to its end."""
+        """Run a history to its end."""
         steps = {self.publish: 30, self.create: 12, self.narrow: 2, self.pull: 25, self.ack: 30, self.delete: 3,
                  self.delete_msg: 2, self.purge: 1, self.crash: 4}
         for step in self.rng.choices(list(steps), list(steps.values()), k=STEPS):
             step()
-            self.what_is_waited_for_is_kept()
+            self.check_kept()
         self.end()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -193,7 +194,7 @@ class History:
         self.readers[name] = reader
 
     def narrow(self) -> None:
-        """Other filters, all of which the present ones cover."""
+        """Change filters to ones that all present filters cover."""
         name, reader = self.one(lambda reader: not self.queue)
         if reader is None or reader.filters in (["s.a"], ["s.b"]):
             return
@@ -213,7 +214,7 @@ class History:
             assert seq in reader.waits
             if reader.policy == "none":
                 reader.waits.discard(seq)
-                reader.doubtful[seq] = reply
+                reader.uncertain[seq] = reply
             else:
                 reader.got[seq] = reply
         self.left()
@@ -240,7 +241,7 @@ class History:
 
         self.run(work())
         for seq in acked:
-            reader.doubtful[seq] = reader.got[seq]
+            reader.uncertain[seq] = reader.got[seq]
             for one in [one for one in reader.got if one <= seq] if reader.policy == "all" else [seq]:
                 reader.got.pop(one, None)
                 reader.waits.discard(one)
@@ -278,14 +279,14 @@ class History:
             await self.broker.crash()
             await self.broker.open()
             for name, reader in self.readers.items():
-                for seq in sorted(reader.doubtful):
+                for seq in sorted(reader.uncertain):
                     if reader.policy != "none" and not persisted:
-                        await self.broker.caller.send(reader.doubtful[seq].decode())
+                        await self.broker.caller.send(reader.uncertain[seq].decode())
                 while reader.policy == "none" and not persisted and (found := await self.broker.pull(name, 20)):
                     seqs = {int(reply.split(b".")[5]) for reply in found}
-                    assert seqs <= reader.waits | set(reader.doubtful)
+                    assert seqs <= reader.waits | set(reader.uncertain)
                     reader.waits -= seqs
-                reader.doubtful.clear()
+                reader.uncertain.clear()
             await self.barrier()
 
         self.run(work())
@@ -311,14 +312,14 @@ class History:
             for seq in seqs:
                 reader.got.pop(seq, None)
 
-    # ---- what must hold
+    # ---- checks
 
     async def barrier(self) -> None:
         self.broker.log.barrier(self.broker.stream)
         await self.broker.log.persisted()
 
     async def kept(self) -> set[int]:
-        """The live sequences, by gets; checks that the stream's numbers match them."""
+        """Return the live sequences, by gets; check that the stream's numbers match them."""
         stream = self.broker.stream
         found, seq = set(), 1
         while (msg := await stream.get_next(b">", seq)) is not None:
@@ -327,7 +328,7 @@ class History:
             seq = msg.seq + 1
         return found
 
-    def what_is_waited_for_is_kept(self) -> None:
+    def check_kept(self) -> None:
         async def work() -> None:
             await self.broker.stream.interest.finished()  # heads are being loaded
             kept = await self.kept()
@@ -339,7 +340,7 @@ class History:
         self.run(work())
 
     async def drain(self) -> None:
-        """Once everything is acked, only messages that no consumer gets remain, in the store too."""
+        """Ack everything; only messages that no consumer gets remain then, in the store too."""
         for name, reader in self.readers.items():
             while True:
                 for seq in sorted(reader.got):
@@ -367,14 +368,14 @@ def _collide(mine: list[str], theirs: list[str]) -> bool:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 6))
-def test_what_is_waited_for_is_kept(first: int) -> None:
-    """Publishes, consumers that come, go and narrow, acks of every kind, deletes, purges, restarts, crashes."""
+def test_messages_that_consumers_wait_for_are_kept(first: int) -> None:
+    """Publishes, new, deleted and narrowed consumers, acks of every kind, deletes, purges, restarts, crashes."""
     for seed in range(first, first + 6):
         History(seed).play()
 
 
 class Gate:
-    """Holds back the reads of a store."""
+    """Blocks the reads of a store until they are released."""
 
     def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: asyncio.Queue[asyncio.Event] = asyncio.Queue()
@@ -389,7 +390,7 @@ class Gate:
 
 
 async def _delivered(broker: Broker, *consumers: str, retention: str = "interest") -> dict[str, list[bytes]]:
-    """A stream of three messages, each in an object of its own; where each consumer acks them."""
+    """Create a stream of three messages, each in an object of its own; return where each consumer acks them."""
     call = broker.caller
     await call.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "retention": retention})
     for name in consumers:
@@ -401,8 +402,10 @@ async def _delivered(broker: Broker, *consumers: str, retention: str = "interest
 
 
 async def test_an_answered_ack_is_stored_though_another_waits_for_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it for two acks in one segment: the message of the first stays for another consumer, that of the second leaves once
-    its block has been read. The broker is killed before that, and removes it at its next start."""
+    """Two acks are in one segment. The first message stays for another consumer; the second is removed after a read.
+
+    The broker is killed before that read ends, and removes the message at its next start.
+    """
     broker = Broker(0, 20_000)
     await broker.open()
     acks = await _delivered(broker, "A", "B")
@@ -428,7 +431,7 @@ async def test_an_answered_ack_is_stored_though_another_waits_for_a_read(monkeyp
 
 
 async def test_an_ack_is_answered_though_a_later_one_waits_for_a_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it for two acks whose messages have to be read, the second while the first is being read."""
+    """The messages of both acks must be read; the second ack arrives while the first message is being read."""
     broker = Broker(0, 20_000)
     await broker.open()
     acks = await _delivered(broker, "A")
@@ -453,7 +456,7 @@ async def test_an_ack_is_answered_though_a_later_one_waits_for_a_read(monkeypatc
 
 
 async def test_a_work_queue_without_consumers_keeps_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it for a start that looks for acked messages, as one was being read when its consumer was deleted."""
+    """A start sweeps for acked messages, because one was being read when its consumer was deleted."""
     broker = Broker(0, 20_000)
     await broker.open()
     acks = await _delivered(broker, "A", retention="workqueue")
@@ -477,8 +480,10 @@ async def test_a_work_queue_without_consumers_keeps_its_messages(monkeypatch: py
 
 @pytest.mark.parametrize("batched", [False, True])
 async def test_an_ack_of_all_passes_a_gap_of_any_length(batched: bool) -> None:
-    """A crash forgets deliveries on both sides of a gap of 2^40 sequences, and then the ack of one beyond it comes: everything up
-    to it leaves the stream, without a step for each sequence of the gap."""
+    """A crash undoes deliveries on both sides of a gap of 2^40 sequences, and then a message beyond the gap is acked.
+
+    Everything up to it is removed, without a step for each sequence of the gap.
+    """
     broker = Broker(1 << 20, 20_000)
     await broker.open()
     await broker.caller.api("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "retention": "interest"})
@@ -492,7 +497,7 @@ async def test_an_ack_of_all_passes_a_gap_of_any_length(batched: bool) -> None:
     acks = await broker.pull("A", 5)
     assert acks[0].split(b".")[5] == b"%d" % (1 << 40)
     await broker.crash()
-    # A purge moves its consumers on; limits that remove as many messages do not.
+    # A purge moves the stream's consumers past it; limits that remove as many messages do not.
     consumer = broker.state.streams[next(iter(broker.state.streams))].consumers["A"]
     consumer.delivered_sseq = consumer.floor_sseq = 0
     await broker.open()

@@ -1,4 +1,4 @@
-"""Removal from a stream by age, updates, deletes and purges, and the notifications to its consumers."""
+"""Removals from a stream by age, updates, deletes and purges, and the notifications to its consumers."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ async def expire(world: World, stream: object) -> None:
 
 
 @pytest.mark.shows("stream.max_age")
-async def test_age_takes_whole_blocks_and_the_edge() -> None:
-    """Messages expire when they are max_age old, not before: whole blocks, and part of the one at the edge, loaded or
-    not."""
+async def test_age_removes_whole_blocks_and_the_edge() -> None:
+    """Messages expire when they are max_age old, not before: whole blocks and a part of the next one, loaded or not."""
     world = World(settings=LogSettings(segment_count=4))
     stream = world.stream(max_age=10 * SECOND)
     for i in range(12):
@@ -51,9 +50,11 @@ async def test_age_takes_whole_blocks_and_the_edge() -> None:
     await world.close()
 
 
-async def test_messages_that_came_together_leave_together_rather_than_cost_a_get() -> None:
-    """A block whose messages came within a quarter of a second, and whose head is not in memory, leaves when the last of them is
-    due, without a GET; with its head in memory, message by message."""
+async def test_messages_stored_together_expire_together_without_a_get() -> None:
+    """A block of messages within a quarter of a second expires when its last message is due, without a GET.
+
+    If its head is in memory, it expires message by message.
+    """
     async def left(in_memory: bool) -> tuple[list[int], int]:
         world = World(settings=LogSettings(segment_count=3))
         stream = world.stream(max_age=10 * SECOND)
@@ -88,8 +89,9 @@ async def test_messages_that_came_together_leave_together_rather_than_cost_a_get
     assert await left(True) == ([2, 3, 4, 4], 0)
 
 
-async def test_very_many_old_messages_leave_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One turn of the loop takes about as many as the bound says; the turns after it take the rest, without waiting."""
+async def test_very_many_old_messages_are_removed_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn of the loop removes about as many messages as the limit allows; the next turns continue without
+    waiting."""
     monkeypatch.setattr(retention, "_MSGS_AT_ONCE", 8)
     world = World(settings=LogSettings(segment_count=4))
     stream = world.stream(max_age=10 * SECOND)
@@ -141,8 +143,8 @@ async def test_the_timer_fires_by_itself() -> None:
     await world.close()
 
 
-async def test_consumers_hear_of_what_leaves() -> None:
-    """Each removal is reported as a range with its count, and its subject where known; purges are marked as such."""
+async def test_consumers_are_notified_of_removals() -> None:
+    """Each removal is reported as a range with its count, and its subject if known; purges are marked as such."""
     world = World()
     stream = world.stream(max_msgs=6)
     wide, narrow, other = Listener("wide"), Listener("narrow", ["S.a"]), Listener("other", ["S.b"])
@@ -157,15 +159,15 @@ async def test_consumers_hear_of_what_leaves() -> None:
     wide.gone.clear()
     assert await stream.purge(b"S.a") == 2
     assert wide.gone == [(6, 6, 1, b"S.a", True), (8, 8, 1, b"S.a", True)]
-    assert (wide.moved, narrow.moved, other.moved) == ([3], [9],
-                                                       []), "who gets more than was purged moves with the front"
+    moved = wide.moved, narrow.moved, other.moved
+    assert moved == ([3], [9], []), "a consumer that receives more than the purged subject moves with the front"
     assert await stream.purge(None) == 3
     assert (wide.moved, narrow.moved) == ([3, 9], [9, 9])
     await world.close()
 
 
 async def test_consumer_deltas_go_with_the_next_segment() -> None:
-    """A consumer's lazy state is collected when its stream's block is sealed, and is then in the applied state."""
+    """A consumer's state is collected when its stream's block is sealed, and is then in the applied state."""
     world = World()
     stream = world.stream()
     listener = Listener()
@@ -181,17 +183,17 @@ async def test_consumer_deltas_go_with_the_next_segment() -> None:
 
 
 async def test_an_update_comes_before_later_publishes() -> None:
-    """The removals by a smaller limit are done before a publish that follows the update is decided."""
+    """Removals by a smaller limit are done before a publish that follows the update is decided."""
     world = World(settings=LogSettings(segment_count=4))
     stream = world.stream()
     for i in range(10):
         await ask(world, stream, pub(b"S.%d" % (i % 2), b"%d" % i))
     world.reader._cache.clear()
     world.update(stream, max_msgs_per_subject=1)
-    told = pub(b"S.0", b"", Nats_Expected_Last_Subject_Sequence="9")
-    publish(world, stream, told)
+    later = pub(b"S.0", b"", Nats_Expected_Last_Subject_Sequence="9")
+    publish(world, stream, later)
     await world.settle(stream)
-    assert world.bus.answer(told[1]) == {"stream": "S", "seq": 11}
+    assert world.bus.answer(later[1]) == {"stream": "S", "seq": 11}
     assert [seq for seq, _, _ in await everything(stream)] == [10, 11]
     world.update(stream, max_msgs=1)
     await world.settle(stream)
@@ -202,7 +204,7 @@ async def test_an_update_comes_before_later_publishes() -> None:
 
 
 async def test_purging_beyond_the_end_moves_it() -> None:
-    """A purge up to a future sequence makes that the next one, even if there was nothing to remove."""
+    """A purge up to a future sequence makes that the next one, even if no message was removed."""
     world = World()
     stream = world.stream()
     await ask(world, stream, pub(b"S.a"))
@@ -218,7 +220,7 @@ async def test_purging_beyond_the_end_moves_it() -> None:
 
 
 async def test_a_gap_inside_one_block() -> None:
-    """Sequences skipped between two publishes of one block: gets, counts, deletes and chunks step over the gap."""
+    """Sequences are skipped between two publishes of one block: gets, counts, deletes and chunks skip the gap."""
     world = World()
     stream = world.stream()
     publish(world, stream, pub(b"S.a"), pub(b"S.b"))

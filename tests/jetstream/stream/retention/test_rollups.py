@@ -1,4 +1,5 @@
-"""Roll-ups over keys with several messages in many blocks: what they take out, and that the loop has turns meanwhile."""
+"""Roll-ups of keys with several messages in many blocks: which messages they remove, and that the loop has turns
+meanwhile."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ KEYS = 40
 VALUES = 5
 
 
-class Looks:
-    """The most blocks that were looked at in one turn of the loop."""
+class BlockReads:
+    """Counts the blocks that were read, in all and at most in one turn of the loop."""
 
     def __init__(self, monkeypatch: Any) -> None:
         self.most = self.all = self._now = 0
@@ -38,9 +39,12 @@ class Looks:
 
 @pytest.mark.parametrize("atomic", [False, True], ids=["singly", "in a batch"])
 async def test_many_roll_ups_at_once_leave_the_loop_its_turns(atomic: bool, monkeypatch: Any) -> None:
-    """Each of forty keys has a value in each of many blocks, all in memory, and all are rolled up at once: by publishes that one
-    read brings, or by one batch. All go but the roll-ups and what is under other keys; no turn looks at more than a few blocks
-    more than its bound, and a batch looks at each block once for all its keys."""
+    """Forty keys with values in many blocks, all in memory, are rolled up at once: by publishes of one read, or a
+    batch.
+
+    All their values are removed but the roll-ups; other keys stay. No turn reads many more blocks than its limit, and a
+    batch reads each block once for all its keys.
+    """
     monkeypatch.setattr(rollup, "_BLOCKS_A_TURN", 30)
     monkeypatch.setattr("broker.jetstream.stream.state.heads._ROWS_AT_ONCE", 30)
     world = World(settings=LogSettings(segment_count=2))
@@ -49,7 +53,7 @@ async def test_many_roll_ups_at_once_leave_the_loop_its_turns(atomic: bool, monk
         for key in range(KEYS):
             publish(world, stream, pub(b"S.%02d" % key, b"%d" % value), pub(b"S.other", b""))
             await world.settle(stream)
-    looks = Looks(monkeypatch)
+    reads = BlockReads(monkeypatch)
     if atomic:
         rows = [{"Nats_Batch_Id": "b", "Nats_Batch_Sequence": str(i + 1)} for i in range(KEYS)]
         rows[-1]["Nats_Batch_Commit"] = "1"
@@ -61,14 +65,14 @@ async def test_many_roll_ups_at_once_leave_the_loop_its_turns(atomic: bool, monk
     left = await everything(stream)
     assert [subject for _, subject, _ in left if subject != b"S.other"] == [b"S.%02d" % key for key in range(KEYS)]
     assert len(left) == KEYS * VALUES + KEYS
-    assert 0 < looks.most <= 60
+    assert 0 < reads.most <= 60
     if atomic:
-        assert looks.all <= KEYS * VALUES + 60
+        assert reads.all <= KEYS * VALUES + 60
     await world.close()
 
 
 async def test_a_batch_of_roll_ups_waits_for_one_search(monkeypatch: Any) -> None:
-    """It finds what all keys lose; a key that has no message is no error."""
+    """One search finds the removals of all keys; a key without messages is no error."""
     monkeypatch.setattr(rollup, "_BLOCKS_A_TURN", 1)
     world = World(settings=LogSettings(segment_count=2))
     stream = world.stream(allow_rollup_hdrs=True, allow_atomic=True)
@@ -81,6 +85,6 @@ async def test_a_batch_of_roll_ups_waits_for_one_search(monkeypatch: Any) -> Non
     publish(world, stream, *rows)
     while stream.last_seq < 17:
         await world.settle(stream)
-    assert [(seq, subject) for seq, subject,
-            _ in await everything(stream)] == [(13 + key, b"S.%d" % key) for key in range(5)]
+    found = [(seq, subject) for seq, subject, _ in await everything(stream)]
+    assert found == [(13 + key, b"S.%d" % key) for key in range(5)]
     await world.close()

@@ -1,4 +1,5 @@
-"""Messages that expire by their own time to live: when, with which reads, what replaces them; restarts in between."""
+"""Messages that expire by their own TTL: when they expire, with which reads, their markers; with restarts in
+between."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ async def until(done: Callable[[], bool]) -> None:
         if done():
             return
         await asyncio.sleep(0.001)
-    raise AssertionError("it did not happen")
+    raise AssertionError("the condition did not become true")
 
 
 class Gets:
@@ -47,8 +48,8 @@ class Gets:
         monkeypatch.setattr(world.store, "get", counted)
 
 
-async def test_a_restart_reads_nothing_and_forgets_nothing(monkeypatch: Any) -> None:
-    """Expiry resumes from the replayed state, and blocks that expire as a whole are not read."""
+async def test_a_restart_reads_nothing_and_loses_nothing(monkeypatch: Any) -> None:
+    """Expiry continues from the replayed state, and blocks that expire as a whole are not read."""
     world = World(settings=LogSettings(segment_count=8))
     stream = world.stream(allow_msg_ttl=True)
     for i in range(40):
@@ -66,8 +67,8 @@ async def test_a_restart_reads_nothing_and_forgets_nothing(monkeypatch: Any) -> 
 
 
 @pytest.mark.shows("stream.msg_ttl")
-async def test_only_what_is_due_leaves() -> None:
-    """Messages with other TTLs, or none, stay between those that expire; no head need be loaded."""
+async def test_only_due_messages_expire() -> None:
+    """Messages with other TTLs, or none, stay between those that expire; no head must be loaded."""
     world = World(settings=LogSettings(segment_count=5))
     stream = world.stream(allow_msg_ttl=True)
     ttls = ["1s", "10s", "", "2", "never"]
@@ -89,7 +90,7 @@ async def test_only_what_is_due_leaves() -> None:
 
 
 async def test_a_timer_is_set_for_the_earliest() -> None:
-    """A message expires without any request, though one that lives longer came first."""
+    """A message expires without any request, even if a message with a longer TTL came first."""
     world = World()
     stream = world.stream(allow_msg_ttl=True)
     await ask(world, stream, pub(b"S.a", Nats_TTL="1h"))
@@ -118,8 +119,8 @@ async def test_nothing_expires_while_the_clock_is_not_trusted() -> None:
     await world.close()
 
 
-async def test_max_age_passes_over_what_never_expires() -> None:
-    """The blocks in front that consist of such messages are not examined repeatedly."""
+async def test_max_age_skips_messages_that_never_expire() -> None:
+    """Blocks at the front that consist of such messages are not examined again and again."""
     world = World(settings=LogSettings(segment_count=4))
     stream = world.stream(allow_msg_ttl=True, max_age=10 * SECOND)
     for i in range(24):
@@ -140,7 +141,7 @@ async def test_max_age_passes_over_what_never_expires() -> None:
     await world.close()
 
 
-async def test_consumers_hear_of_what_expired() -> None:
+async def test_consumers_are_notified_of_expired_messages() -> None:
     world = World()
     stream = world.stream(allow_msg_ttl=True)
     listener = Listener()
@@ -153,7 +154,7 @@ async def test_consumers_hear_of_what_expired() -> None:
 
 
 async def test_overwritten_keys_leave_nothing_behind() -> None:
-    """Memory and checkpoints hold the expiry of live messages only."""
+    """Memory and checkpoints have the expiries of live messages only."""
     world = World(settings=LogSettings(segment_count=10))
     stream = world.stream(allow_msg_ttl=True, max_msgs_per_subject=1)
     for i in range(100):
@@ -179,8 +180,8 @@ MARKER = b"NATS/1.0\r\nNats-Marker-Reason: MaxAge\r\nNats-TTL: 5s\r\nNats-Rollup
 
 
 @pytest.mark.shows("stream.delete_markers")
-async def test_a_marker_takes_the_place_of_the_last_message() -> None:
-    """By TTL and by max_age; the marker then expires without a trace. After a restart too."""
+async def test_a_marker_replaces_the_last_message() -> None:
+    """A marker replaces a message that expires by TTL or by max_age, also after a restart, and then expires itself."""
     world = World()
     stream = world.stream(subject_delete_marker_ttl=5 * SECOND, max_age=20 * SECOND)
     await ask(world, stream, pub(b"S.a", Nats_TTL="6s"))
@@ -203,7 +204,10 @@ async def test_a_marker_takes_the_place_of_the_last_message() -> None:
 
 
 async def test_a_marker_that_is_refused_leaves_the_message() -> None:
-    """As on nats-server; it is retried every two seconds, and succeeds once there is room."""
+    """As on nats-server, the message stays.
+
+    The marker is retried every two seconds, and succeeds once there is room.
+    """
     world = World()
     stream = world.stream(subject_delete_marker_ttl=5 * SECOND, max_msgs=2, discard="new")
     await ask(world, stream, pub(b"S.a", Nats_TTL="6s"))
@@ -220,7 +224,7 @@ async def test_a_marker_that_is_refused_leaves_the_message() -> None:
 
 
 async def passes_begun(world: World, stream: Any, count: int) -> None:
-    """Passes one after another, 3 s apart, though what they publish waits in the queue."""
+    """Run passes one after another, 3 s apart, although their publishes wait in the queue."""
     for _ in range(count):
         stream.ttls.passes.begin()
         await until(lambda: not stream.ttls.passes.running)
@@ -228,7 +232,7 @@ async def passes_begun(world: World, stream: Any, count: int) -> None:
 
 
 async def test_a_marker_that_waits_behind_a_newer_message_does_not_remove_it() -> None:
-    """Shows it for publishes that wait in the queue: one to the subject of a message that expires, and its marker behind that."""
+    """Two publishes wait in the queue: one to the subject of an expiring message, and the marker behind it."""
     world = World()
     stream = world.stream(allow_msg_ttl=True, subject_delete_marker_ttl=30 * SECOND)
     await ask(world, stream, pub(b"S.a", b"old", Nats_TTL="30s"))
@@ -244,8 +248,8 @@ async def test_a_marker_that_waits_behind_a_newer_message_does_not_remove_it() -
     await world.close()
 
 
-async def test_a_marker_that_waits_is_there_once() -> None:
-    """Shows it for one that waits until the message that it is for is looked at again."""
+async def test_a_marker_that_waits_is_stored_once() -> None:
+    """The marker waits until its message is tried again."""
     world = World()
     stream = world.stream(allow_msg_ttl=True, subject_delete_marker_ttl=30 * SECOND)
     await ask(world, stream, pub(b"S.a", b"old", Nats_TTL="30s"))
@@ -259,8 +263,10 @@ async def test_a_marker_that_waits_is_there_once() -> None:
 
 
 async def test_refused_markers_hold_up_nothing_behind_them(monkeypatch: Any) -> None:
-    """The stream is full of keys whose markers are refused, more than one pass tries. What needs no marker, by its TTL and by
-    max_age, leaves within a few passes; and the keys leave once there is room."""
+    """The stream is full of keys whose markers are refused, more than one pass tries.
+
+    Messages that need no marker expire within a few passes, by TTL and by max_age. The keys expire once there is room.
+    """
     monkeypatch.setattr(ttl, "_MARKED_MAX", 20)
     for by_age in (False, True):
         world = World(settings=LogSettings(segment_count=7))
@@ -286,7 +292,7 @@ async def test_refused_markers_hold_up_nothing_behind_them(monkeypatch: Any) -> 
 
 
 async def test_markers_of_many_subjects() -> None:
-    """There is one for each, in order; publishes and deletes in the meantime take precedence."""
+    """There is one marker for each subject, in order; publishes and deletes in the meantime take precedence."""
     world = World(settings=LogSettings(segment_count=50))
     stream = world.stream(subject_delete_marker_ttl=5 * SECOND)
     publish(world, stream, *[pub(b"S.%03d" % i, Nats_TTL="6s") for i in range(300)])

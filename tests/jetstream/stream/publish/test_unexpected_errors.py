@@ -25,7 +25,7 @@ NOT_AVAILABLE = 10008
 
 
 class Once:
-    """Stands for a function: fails on its ``nth`` call, before or after its work, and on no other."""
+    """A stand-in for a function: fails on its ``nth`` call, before or after its work, and on no other call."""
 
     def __init__(self, work: Callable[..., Any], nth: int, after: bool) -> None:
         self.work = work
@@ -38,17 +38,17 @@ class Once:
         fails = self.left == 0
         if fails and not self.after:
             self.met = True
-            raise ZeroDivisionError("nobody foresaw this")
+            raise ZeroDivisionError("injected")
         result = self.work(*args, **named)
         if fails:
             self.met = True
-            raise ZeroDivisionError("nobody foresaw this")
+            raise ZeroDivisionError("injected")
         return result
 
 
 RUN = [("a", "1", {}), ("b", "2", {}), ("a", "3", {}), ("c", "4", {"Nats_Expected_Stream": "S"}), ("a", "2", {}),
        ("b", "5", {}), ("d", "6", {"Nats_Expected_Last_Sequence": "999"}), ("a", "7", {}), ("d", "8", {})]
-"""(subject, id, headers): the fifth is a duplicate, the seventh is refused."""
+"""(subject, id, headers): the fifth row is a duplicate, the seventh is refused."""
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {}, "one a subject": {"max_msgs_per_subject": 1}, "two a subject": {"max_msgs_per_subject": 2},
@@ -59,7 +59,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 
 class PlantedCheck:
-    """A stream's checks, one of which is called by name, so that an error can be injected into it."""
+    """A stream's checks with one check that is called by name, so that an error can be injected into it."""
 
     def __init__(self, stream: Stream, make: Callable[..., Check | None]) -> None:
         self.made: Check | None = None
@@ -89,7 +89,7 @@ STEPS: dict[str, Callable[[Stream], tuple[Any, str]]] = {
     "block": lambda stream: (stream.log, "block"),
     "answer": lambda stream: (stream.sequencer.replies, "accepted"),
     "refusal": lambda stream: (stream.retention, "enforce"),
-    "take out": lambda stream: (stream.retention, "remove_listed"),
+    "remove": lambda stream: (stream.retention, "remove_listed"),
     "trim": lambda stream: (stream.retention, "trim"),
     "front": lambda stream: (stream.retention, "remove_front"),
     "consumer": lambda stream: (stream.listeners.by_name["c"], "removed"),
@@ -100,19 +100,19 @@ def numbers(stream: Stream) -> tuple[int, int]:
     return sum(block.live_msgs for block in stream.live.blocks), sum(block.live_bytes for block in stream.live.blocks)
 
 
-class Doubting(Listener):
-    """A consumer as the stream sees it, which records requests to recount."""
+class Recounting(Listener):
+    """A consumer as the stream sees it, which counts requests to recount."""
 
-    doubts = 0
+    recounts = 0
 
     def notification_failed(self) -> None:
-        self.doubts += 1
+        self.recounts += 1
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before its work", "after its work"])
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("config", CONFIGS)
-async def test_an_unforeseen_error_leaves_nothing_behind(config: str, step: str, after: bool,
+async def test_an_unexpected_error_leaves_nothing_behind(config: str, step: str, after: bool,
                                                          caplog: pytest.LogCaptureFixture) -> None:
     """The error is injected at each call of the step in turn, until a run no longer meets it."""
     caplog.set_level(logging.CRITICAL)
@@ -120,7 +120,7 @@ async def test_an_unforeseen_error_leaves_nothing_behind(config: str, step: str,
     for nth in range(1, 12):
         world = World()
         stream, other = world.stream(**CONFIGS[config]), world.stream("T")
-        stream.listeners.by_name["c"] = Doubting()
+        stream.listeners.by_name["c"] = Recounting()
         await world.settle(stream)
         where, name = STEPS[step](stream)
         once = Once(getattr(where, name), nth, after)
@@ -139,41 +139,41 @@ async def test_an_unforeseen_error_leaves_nothing_behind(config: str, step: str,
         await world.close()
     assert met or nth == 1
     if isinstance(where, PlantedCheck) and where.made and not after:
-        assert met, "the check is called for, and was never called"
+        assert met, "the check is needed, and was never called"
 
 
 async def check(world: World, stream: Stream) -> None:
-    """The answers to a publisher that retries are correct, now and after a restart."""
+    """Check that the answers to a publisher that retries are right, now and after a restart."""
     await world.settle(stream)
-    told: dict[str, int] = {}
+    acked: dict[str, int] = {}
     for subject, msg_id, headers in RUN:
-        if "Nats_Expected_Last_Sequence" in headers or msg_id in told:
+        if "Nats_Expected_Last_Sequence" in headers or msg_id in acked:
             continue
         msg = pub(b"S.%b" % subject.encode(), msg_id.encode(), Nats_Msg_Id=msg_id)
         publish(world, stream, msg)
         await world.settle(stream)
-        told[msg_id] = world.bus.answer(msg[1])["seq"]
-    assert len(set(told.values())) == len(told)
-    await check_messages(world, stream, told)
+        acked[msg_id] = world.bus.answer(msg[1])["seq"]
+    assert len(set(acked.values())) == len(acked)
+    await check_messages(world, stream, acked)
     if stream.stored:
-        await check_messages(world, await world.restart(stream, clean=True), told)
+        await check_messages(world, await world.restart(stream, clean=True), acked)
 
 
-async def check_messages(world: World, stream: Stream, told: dict[str, int]) -> None:
-    """Each id names the message at the acknowledged sequence, if that still exists, and the numbers are right."""
+async def check_messages(world: World, stream: Stream, acked: dict[str, int]) -> None:
+    """Check that each id is at the acknowledged sequence if that is still live, and that the numbers are right."""
     await world.settle(stream)
     kept = {seq: payload.decode() for seq, _, payload in await everything(stream)}
-    for msg_id, seq in told.items():
+    for msg_id, seq in acked.items():
         assert kept.get(seq, msg_id) == msg_id
     payloads = list(kept.values())
     assert len(set(payloads)) == len(payloads)
     assert stream.msgs == len(kept)
     assert (stream.msgs, stream.size_bytes) == numbers(stream)
-    assert stream.last_seq >= max(told.values())
+    assert stream.last_seq >= max(acked.values())
 
 
 async def test_an_id_without_its_message_is_not_remembered() -> None:
-    """The publish between two others that cannot be decided is refused; neither it nor they are taken for duplicates."""
+    """A publish between two others that fails is refused; neither it nor the others are treated as duplicates."""
     world = World()
     stream = world.stream()
     first, bad, last = (pub(b"S.a", msg_id.encode(), Nats_Msg_Id=msg_id, Nats_Expected_Stream="S") for msg_id in "xyz")
@@ -192,18 +192,18 @@ async def test_an_id_without_its_message_is_not_remembered() -> None:
     await world.close()
 
 
-async def test_a_failing_consumer_keeps_nobody_from_going_on() -> None:
-    """A consumer that fails on a removal must recount; the others are notified, the message is acked."""
+async def test_a_failing_consumer_stops_nothing_else() -> None:
+    """A consumer that fails on a removal must recount; the others are notified, and the message is acknowledged."""
     world = World()
     stream = world.stream(max_msgs=1)
-    bad, good = Doubting("bad"), Doubting("good")
+    bad, good = Recounting("bad"), Recounting("good")
     stream.listeners.by_name = {"bad": bad, "good": good}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bad, "removed", Once(bad.removed, 1, False))
         replies = publish(world, stream, pub(b"S.a"), pub(b"S.a"))
     await world.settle()
     assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 2]
-    assert (bad.doubts, good.doubts, len(good.gone), stream.msgs) == (1, 0, 1, 1)
+    assert (bad.recounts, good.recounts, len(good.gone), stream.msgs) == (1, 0, 1, 1)
     await world.close()
 
 
@@ -222,19 +222,19 @@ async def test_numbers_that_are_not_those_of_the_messages_stop_the_log() -> None
     await world.close()
 
 
-async def test_what_is_queued_goes_on_after_an_error() -> None:
-    """An error at a queued publish is reported by the loop, and those behind it are decided."""
+async def test_queued_publishes_continue_after_an_error() -> None:
+    """The loop reports an error at a queued publish, and the publishes behind it are decided."""
     world = World()
     stream = world.stream()
     async with stream.queue.turn():
         replies = [publish(world, stream, pub(b"S.a"))[0] for _ in range(3)]
         sequence = stream.queue._sequence
         stream.queue._sequence = Once(sequence, 1, True)
-        leaving = stream.queue.end
+        end = stream.queue.end
         stream.queue.end = lambda: None  # type: ignore[method-assign]
     with pytest.raises(ZeroDivisionError):
-        leaving()
-    stream.queue.end = leaving  # type: ignore[method-assign]
+        end()
+    stream.queue.end = end  # type: ignore[method-assign]
     await world.settle(stream)
     assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 2, 3]
     assert not stream.queue.closed
@@ -242,7 +242,7 @@ async def test_what_is_queued_goes_on_after_an_error() -> None:
 
 
 async def test_a_stream_that_fails_while_its_queue_drains() -> None:
-    """It accepts nothing more, even in that turn of the loop: a PubAck for a later publish would be false."""
+    """The stream accepts nothing more, even in that turn of the loop: a PubAck for a later publish would be false."""
     world = World()
     stream, other = world.stream(), world.stream("O")
     await world.settle()
