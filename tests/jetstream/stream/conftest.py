@@ -26,7 +26,7 @@ def cache_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the tests of modules that import worlds with both cache sizes, unless a module has its own ``cache_bytes``."""
+    """Run tests of modules that import worlds with both cache sizes, unless a module has its own ``cache_bytes``."""
     names = vars(metafunc.module)
     if "cache_bytes" not in names and any(getattr(value, "__module__", None) in WORLDS for value in names.values()):
         metafunc.parametrize("cache_bytes", SIZES, ids=["", "tiny-cache"], indirect=True)

@@ -450,7 +450,7 @@ async def test_inline_ids_that_are_none(caplog: pytest.LogCaptureFixture) -> Non
 
 
 async def test_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If very many parts cannot be joined, as between staged messages, ids of the oldest are read from their blocks."""
+    """Ids of the oldest parts are read from their blocks if very many parts cannot be joined, as between staged ones."""
     monkeypatch.setattr(state_ids, "_PARTS_MAX", 4)
     monkeypatch.setattr(state_ids, "PART_IDS", 3)
     world, stream = await _paged(20)
@@ -480,7 +480,7 @@ async def test_an_earlier_release_refuses_by_name(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_pages_are_joined_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If there are threads, a page is decoded in one of them."""
+    """A page is decoded in a thread if there are threads."""
     threads: set[int] = set()
     decode = id_pages.decode_ids  # type: ignore[attr-defined]
     monkeypatch.setattr(id_pages, "decode_ids", lambda *args: (threads.add(threading.get_ident()), decode(*args))[1])

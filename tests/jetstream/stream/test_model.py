@@ -32,7 +32,7 @@ EXAMPLES = int(os.environ.get("JETBLOCK_EXAMPLES", "100"))
 FILTERS: list[bytes | None] = [None, b">", b"S.a", b"S.b", b"S.*", b"S.b.>", b"S.none"]
 
 WANTED = Filters([b"S.b", b"S.b.>"])
-"""One filter for all steps, as a consumer has: the reader's state for it must follow the stream."""
+"""A single filter for all steps, as a consumer has: the reader's state for it must follow the stream."""
 
 messages = st.tuples(
     st.sampled_from(SUBJECTS),

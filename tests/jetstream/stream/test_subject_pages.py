@@ -75,7 +75,7 @@ async def _paged(config: dict[str, object] | None = None, blocks: int = 40, seed
 @pytest.mark.parametrize("question", ["last by subject", "info", "expected last of a subject",
                                       "a limit of each subject"])
 async def test_a_first_question_reads_a_page_and_no_block(question: str) -> None:
-    """After a clean stop, one page is read instead of each of 40 blocks, and of blocks only that of the answer."""
+    """A page is read after a clean stop instead of each of 40 blocks, and of blocks only that of the answer."""
     tracked = question == "a limit of each subject"
     world, stream = await _paged({"max_msgs_per_subject": 3} if tracked else {})
     counting = Counting(world.store)
@@ -198,7 +198,7 @@ async def test_a_page_that_cannot_be_read_is_made_anew(damage: str, caplog: pyte
 
 
 async def test_pages_that_no_root_needs_are_released() -> None:
-    """After many rounds, the unreleased objects with subjects are those that the stream or one of three roots names.
+    """The unreleased objects with subjects are those that the stream or one of three roots names, after many rounds.
 
     After a purge of all, and more rounds, those are released too.
     """
@@ -331,7 +331,7 @@ async def test_a_round_reads_no_more_than_it_may(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_pages_are_made_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If there are threads, all long work on the messages of a page is done in one of them.
+    """All long work on the messages of a page is done in a thread, if there are threads.
 
     A page of 262 144 messages held the loop for half a second.
     """

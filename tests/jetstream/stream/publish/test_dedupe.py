@@ -102,7 +102,7 @@ def test_a_restart_leaves_out_ids_that_have_left_the_window() -> None:
 
 @pytest.mark.parametrize("ids_in_blocks", [False, True])
 async def test_ids_of_a_large_window_come_back_in_slices(ids_in_blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart, one turn of the loop loads a slice of the ids, and later turns load the rest."""
+    """A turn of the loop after a restart loads a slice of the ids, and later turns load the rest."""
     monkeypatch.setattr(msg_ids_module, "_IDS_A_TURN", 50)
     monkeypatch.setattr(msg_ids_module, "_IDS_AT_ONCE", 400)
     world = World(settings=LogSettings(segment_count=300))
@@ -131,7 +131,7 @@ async def test_ids_of_a_large_window_come_back_in_slices(ids_in_blocks: bool, mo
 
 @pytest.mark.parametrize("ids_in_blocks", [False, True])
 async def test_ids_without_room_after_a_restart(ids_in_blocks: bool) -> None:
-    """With a smaller bound than before the restart, publishes with ids are refused, and those without are not.
+    """Publishes with ids are refused under a smaller bound than before the restart, and those without are not.
 
     Nothing is stored twice, and memory stays within the bound.
     """

@@ -50,7 +50,7 @@ async def test_an_ack_means_stored() -> None:
 
 
 async def test_messages_wait_for_the_data_of_their_checks() -> None:
-    """After a restart nothing is in memory; each message is placed in the batch once."""
+    """Nothing is in memory after a restart; each message is placed in the batch once."""
     world = World(settings=LogSettings(segment_count=3), cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream(allow_batched=True, allow_rollup_hdrs=True)
     for i in range(30):

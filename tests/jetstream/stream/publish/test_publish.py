@@ -244,7 +244,7 @@ async def test_duplicates_over_a_restart_and_out_of_the_window(ids_in_blocks: bo
 
 
 async def test_ids_of_many_blocks_are_read_side_by_side() -> None:
-    """If no checkpoint has the ids, the first publish with one after a restart waits for a few round trips to the store.
+    """The first publish with an id waits for a few round trips to the store if no checkpoint has the ids.
 
     The window's blocks cost one get each, about two dozen in flight at a time, and no get of an index.
     """

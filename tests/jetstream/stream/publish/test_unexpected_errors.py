@@ -208,7 +208,7 @@ async def test_a_failing_consumer_stops_nothing_else() -> None:
 
 
 async def test_numbers_that_are_not_those_of_the_messages_stop_the_log() -> None:
-    """If a message is in the block but not counted, none of the block is persisted and nothing is acknowledged."""
+    """A block with a message that is not counted is not persisted, and nothing is acknowledged."""
     world = World()
     stream = world.stream()
     await world.settle()

@@ -52,7 +52,7 @@ class Reader:
         self.got: dict[int, bytes] = {}
         """Messages delivered and not acked: sequence → ack subject."""
         self.uncertain: dict[int, bytes] = {}
-        """The same for messages whose ack a crash may undo."""
+        """Messages whose ack a crash may undo: sequence → ack subject."""
 
     def matches(self, subject: str) -> bool:
         return not self.filters or any(subset(subject.encode(), one.encode()) for one in self.filters)

@@ -72,7 +72,7 @@ async def test_many_roll_ups_at_once_leave_the_loop_its_turns(atomic: bool, monk
 
 
 async def test_a_batch_of_roll_ups_waits_for_one_search(monkeypatch: Any) -> None:
-    """One search finds the removals of all keys; a key without messages is no error."""
+    """A single search finds the removals of all keys; a key without messages is no error."""
     monkeypatch.setattr(rollup, "_BLOCKS_A_TURN", 1)
     world = World(settings=LogSettings(segment_count=2))
     stream = world.stream(allow_rollup_hdrs=True, allow_atomic=True)

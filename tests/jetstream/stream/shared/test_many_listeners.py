@@ -1,4 +1,5 @@
-"""Very many consumers of a stream hear of removals some in each turn of the loop, and nobody notices."""
+"""Very many consumers of a stream are notified of removals a part in each turn of the loop, and clients see no
+difference."""
 
 from __future__ import annotations
 
@@ -21,19 +22,19 @@ FILTERS = [[], ["s.0"], ["s.1", "s.2"], ["s.*"], ["s.3"], ["s.1"]]
 
 @pytest.fixture
 def one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any number of consumers is very many."""
+    """Treat any number of consumers as very many."""
     monkeypatch.setattr(listeners, "_CALLS_AT_ONCE", 1)
     monkeypatch.setattr(listeners, "_TURNS", 1 << 30)
 
 
-class Told:
-    """A listener that notes what it is told."""
+class RecordingListener:
+    """A listener that records its notifications."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.filters: list[str] = []
         self.notifications: list[Callable[[Any], None]] = []
-        self.heard: list[object] = []
+        self.received: list[object] = []
 
     def deliver_notifications(self) -> None:
         notifications, self.notifications = self.notifications, []
@@ -44,77 +45,78 @@ class Told:
                 purged: bool = False) -> None:
         self.deliver_notifications()
         if (self.name, first_seq) == ("broken", 3):
-            raise RuntimeError("as if by mistake")
-        self.heard.append((first_seq, last_seq))
+            raise RuntimeError("injected")
+        self.received.append((first_seq, last_seq))
 
     def notification_failed(self) -> None:
-        self.heard.append("doubt")
+        self.received.append("recount")
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(name)
 
 
-async def test_all_hear_all_in_order(one_at_a_time: None, caplog: pytest.LogCaptureFixture) -> None:
-    """One that is gone hears nothing more, one that came later nothing of before; a mistake in one is not the others'."""
-    there = {name: Told(name) for name in ("a", "broken", "gone", "z")}
-    told = Listeners("S", there)  # type: ignore[arg-type]
-    told.removed([(1, 2, 2)], None, False)
-    late = there["late"] = Told("late")
-    told.removed([(3, 3, 1), (5, 6, 2)], None, False)
-    gone = there.pop("gone")
+async def test_all_receive_all_in_order(one_at_a_time: None, caplog: pytest.LogCaptureFixture) -> None:
+    """A removed listener receives nothing more, a new one nothing from before; an error in one does not affect
+    others."""
+    by_name = {name: RecordingListener(name) for name in ("a", "broken", "gone", "z")}
+    notifying = Listeners("S", by_name)  # type: ignore[arg-type]
+    notifying.removed([(1, 2, 2)], None, False)
+    late = by_name["late"] = RecordingListener("late")
+    notifying.removed([(3, 3, 1), (5, 6, 2)], None, False)
+    gone = by_name.pop("gone")
     gone.notifications = []
-    assert not any(one.heard for one in there.values())
-    there["z"].deliver_notifications()
-    assert there["z"].heard == [(1, 2), (3, 3), (5, 6)]
+    assert not any(one.received for one in by_name.values())
+    by_name["z"].deliver_notifications()
+    assert by_name["z"].received == [(1, 2), (3, 3), (5, 6)]
     turns = 0
-    while told.queued:
+    while notifying.queued:
         turns += 1
         await asyncio.sleep(0)
     assert turns >= 3
-    assert there["a"].heard == there["z"].heard == [(1, 2), (3, 3), (5, 6)]
-    assert late.heard == [(3, 3), (5, 6)]
-    assert there["broken"].heard == [(1, 2), "doubt"]
-    assert not gone.heard
-    told.removed([(7, 7, 1)], None, False)
-    await told.delivered()
-    assert [one.heard[-1] for one in there.values()] == [(7, 7)] * 4
+    assert by_name["a"].received == by_name["z"].received == [(1, 2), (3, 3), (5, 6)]
+    assert late.received == [(3, 3), (5, 6)]
+    assert by_name["broken"].received == [(1, 2), "recount"]
+    assert not gone.received
+    notifying.removed([(7, 7, 1)], None, False)
+    await notifying.delivered()
+    assert [one.received[-1] for one in by_name.values()] == [(7, 7)] * 4
 
 
-async def test_more_is_heard_in_a_turn_the_more_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So what is told all the time does not pile up."""
+async def test_a_longer_queue_is_delivered_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each turn delivers more if more is queued, so constant notifications do not pile up."""
     monkeypatch.setattr(listeners, "_CALLS_AT_ONCE", 4)
-    there = {f"{number}": Told(f"{number}") for number in range(100)}
-    told = Listeners("S", there)  # type: ignore[arg-type]
+    by_name = {f"{number}": RecordingListener(f"{number}") for number in range(100)}
+    notifying = Listeners("S", by_name)  # type: ignore[arg-type]
     most = 0
     for seq in range(1, 500):
-        told.removed([(seq, seq, 1)], None, False)
+        notifying.removed([(seq, seq, 1)], None, False)
         await asyncio.sleep(0)
-        most = max(most, *(len(one.notifications) for one in there.values()))
+        most = max(most, *(len(one.notifications) for one in by_name.values()))
     assert most <= 2 * listeners._TURNS
-    await told.delivered()
-    assert all(one.heard == [(seq, seq) for seq in range(1, 500)] for one in there.values())
-    assert told._calls == 0
+    await notifying.delivered()
+    assert all(one.received == [(seq, seq) for seq in range(1, 500)] for one in by_name.values())
+    assert notifying._calls == 0
 
 
 async def test_very_many_followers_are_woken_in_turns() -> None:
-    """Each once, however often the stream grows before its turn; not one that has left meanwhile."""
-    told, woken = Listeners("S", {}), list[int]()
+    """Each is woken once, however often the stream grows before its turn; one that has left meanwhile is not woken."""
+    notifying, woken = Listeners("S", {}), list[int]()
     follow = [partial(woken.append, number) for number in range(50)]
-    told.followers.update(dict.fromkeys(follow))
-    told.wake()
-    told.wake()
+    notifying.followers.update(dict.fromkeys(follow))
+    notifying.wake()
+    notifying.wake()
     assert not woken
     await asyncio.sleep(0)
     assert woken == list(range(16))
-    del told.followers[follow[40]]
-    told.wake()  # the first ones again, after the others
+    del notifying.followers[follow[40]]
+    notifying.wake()  # the first ones again, after the others
     for _ in range(10):
         await asyncio.sleep(0)
     assert woken == [*range(40), *range(41, 50), *range(16)]
 
 
-async def _take(broker: Inside, consumer: str, batch: int) -> list[Msg]:
-    """Up to ``batch`` messages that are there."""
+async def _pull(broker: Inside, consumer: str, batch: int) -> list[Msg]:
+    """Return up to ``batch`` messages that are available."""
     subscription = await broker.client.subscribe(inbox := broker.client.new_inbox())
     body = json.dumps({"batch": batch, "no_wait": True}).encode()
     await broker.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.S.{consumer}", body, reply=inbox)
@@ -131,7 +133,7 @@ def _shown(info: dict[str, Any]) -> dict[str, Any]:
 
 
 async def _script(seed: int, retention: str) -> list[Any]:
-    """What clients saw of a stream whose messages are published, consumed, deleted and purged."""
+    """Return what clients saw of a stream whose messages are published, consumed, deleted and purged."""
     rng, seen = random.Random(seed), list[Any]()
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"], "retention": retention, "max_msgs": 60,
@@ -143,15 +145,15 @@ async def _script(seed: int, retention: str) -> list[Any]:
                 "durable_name": names[-1], "ack_policy": "explicit", "filter_subjects": filters,
                 "ack_wait": 3600 * 10**9}})
         for _ in range(40):
-            what = rng.choice(["publish", "publish", "publish", "take", "take", "delete", "purge", "rollup"])
+            what = rng.choice(["publish", "publish", "publish", "pull", "pull", "delete", "purge", "rollup"])
             if what == "publish":
                 for _ in range(rng.randrange(1, 12)):
                     await broker.publish(f"s.{rng.randrange(4)}")
             elif what == "rollup":
                 headers = {"Nats-Rollup": "sub"}
                 await broker.client.request(f"s.{rng.randrange(4)}", b"r", headers=headers, timeout=30)
-            elif what == "take":
-                for msg in await _take(broker, rng.choice(names), rng.randrange(1, 9)):
+            elif what == "pull":
+                for msg in await _pull(broker, rng.choice(names), rng.randrange(1, 9)):
                     seen.append((msg.subject, msg.metadata.sequence))  # num_pending may be behind
                     if rng.random() < 0.6:
                         await broker.client.request(msg.reply, b"", timeout=30)
@@ -172,20 +174,21 @@ async def _script(seed: int, retention: str) -> list[Any]:
 
 @pytest.mark.parametrize(("seed", "retention"), [(1, "limits"), (2, "interest"), (3, "workqueue")])
 async def test_clients_see_the_same(seed: int, retention: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows what is delivered, acked and shown, also after a restart, with consumers that hear at once and one at a time."""
+    """Deliveries, acks and infos are the same, also after a restart, if consumers are notified at once or one at a
+    time."""
     at_once = await _script(seed, retention)
     monkeypatch.setattr(listeners, "_CALLS_AT_ONCE", 1)
     monkeypatch.setattr(listeners, "_TURNS", 1 << 30)
-    told: list[int] = []
+    queued: list[int] = []
     deliver_some = Listeners._deliver_some
     monkeypatch.setattr(Listeners, "_deliver_some",
-                        lambda self: (told.append(len(self._queued)), deliver_some(self)))
+                        lambda self: (queued.append(len(self._queued)), deliver_some(self)))
     assert await _script(seed, retention) == at_once
-    assert told
+    assert queued
 
 
-async def test_a_purge_is_answered_once_all_have_heard(one_at_a_time: None) -> None:
-    """So that what consumers have to store of it is stored with it."""
+async def test_a_purge_is_answered_once_all_are_notified(one_at_a_time: None) -> None:
+    """The records that consumers write because of the purge are therefore stored with it."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
         for number in range(20):

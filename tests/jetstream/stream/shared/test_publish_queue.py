@@ -17,24 +17,24 @@ from tests.jetstream.stream.world import Source, World, ask, everything, pub, pu
 
 
 class StuckStore(MemoryStore):
-    """Puts and gets wait while ``stuck``; gets fail while ``broken``."""
+    """A store whose puts and gets wait while ``unblocked`` is clear; gets fail while ``broken``."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.gone_on = asyncio.Event()
-        self.gone_on.set()
+        self.unblocked = asyncio.Event()
+        self.unblocked.set()
         self.broken = False
         self.gets = 0
 
     async def put(self, key: str, data: Sequence[bytes]) -> None:
-        await self.gone_on.wait()
+        await self.unblocked.wait()
         await super().put(key, data)
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         self.gets += 1
         if self.broken:
             raise Transient("no answer")
-        await self.gone_on.wait()
+        await self.unblocked.wait()
         return await super().get(key, start, end)
 
 
@@ -50,17 +50,19 @@ async def until(condition: Callable[[], bool]) -> None:
         if condition():
             return
         await asyncio.sleep(0.001)
-    raise AssertionError("it did not come about")
+    raise AssertionError("the condition did not become true")
 
 
 @pytest.mark.shows("publish.back_pressure")
 async def test_a_full_log_slows_and_then_refuses() -> None:
-    """While the log has no room publishers are held for a second, then refused by 429 and 10167; sequenced messages are
-    acknowledged once the store is back, and then publishes are accepted again."""
+    """While the log has no room, publishers are held for a second, then refused with 429 and 10167.
+
+    Sequenced messages are acknowledged once the store works again, and then publishes are accepted again.
+    """
     world, store = stuck_world(tail_bytes_max=2000)
     stream = world.stream()
     await world.settle()
-    store.gone_on.clear()
+    store.unblocked.clear()
     first = publish(world, stream, *(pub(b"S.a", b"x" * 100) for _ in range(30)))
     assert stream.last_seq == 30
     source = Source()
@@ -79,7 +81,7 @@ async def test_a_full_log_slows_and_then_refuses() -> None:
     publish(world, stream, late, source=source)
     assert world.bus.answer(late[1])["error"]["err_code"] == 10167
     assert source.held == 1
-    store.gone_on.set()
+    store.unblocked.set()
     await world.settle()
     assert [world.bus.answer(reply)["seq"] for reply in first] == list(range(1, 31))
     assert await ask(world, stream, pub(b"S.a")) == {"stream": "S", "seq": 31}
@@ -87,19 +89,19 @@ async def test_a_full_log_slows_and_then_refuses() -> None:
 
 
 async def test_a_short_hold_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """When the store comes back in time, queued publishes are sequenced in order, and the sources are released."""
+    """Queued publishes are sequenced in order if the store works again in time, and the sources are released."""
     monkeypatch.setattr(queue, "HOLD_SECONDS", 30.0)
     world, store = stuck_world(tail_bytes_max=2000)
     stream = world.stream()
     await world.settle()
-    store.gone_on.clear()
+    store.unblocked.clear()
     publish(world, stream, *(pub(b"S.a", b"x" * 100) for _ in range(30)))
     source = Source()
     for i in range(5):
         publish(world, stream, pub(b"S.b", b"%d" % i), source=source)
     assert source.holds == 1
     await turns()
-    store.gone_on.set()
+    store.unblocked.set()
     await until(lambda: stream.last_seq == 35)
     await world.settle(stream)
     assert source.holds == 0
@@ -110,18 +112,18 @@ async def test_a_short_hold_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_queued_bytes_are_bounded() -> None:
-    """Past the bound of the queue publishes are refused at once."""
+    """Publishes beyond the queue's limit are refused at once."""
     world, store = stuck_world(tail_bytes_max=2000)
     stream = world.stream()
     stream.queue.bytes_max = 10_000
     await world.settle()
-    store.gone_on.clear()
+    store.unblocked.clear()
     publish(world, stream, *(pub(b"S.a", b"x" * 100) for _ in range(30)))
     for _ in range(10):
         publish(world, stream, pub(b"S.a", b"x" * 1000))
     assert stream.queue.bytes <= 10_000
     assert stream.queue.refused == 2
-    store.gone_on.set()
+    store.unblocked.set()
     await until(lambda: stream.last_seq == 38)
     await world.close()
 
@@ -130,8 +132,10 @@ async def test_queued_bytes_are_bounded() -> None:
 @pytest.mark.parametrize("config", [{}, {"allow_rollup_hdrs": True}, {"discard": "new", "max_msgs": 10_000}])
 @pytest.mark.parametrize("run", [1, 40])
 async def test_long_names_fill_segments_and_the_tail(what: str, config: dict[str, Any], run: int) -> None:
-    """Messages without a body, 64 KiB of subject or reply each: no segment has many times its bound of them, so that no
-    index grows past what a reader takes; the tail has no room past its bound, the queue before the stream neither."""
+    """Messages have no body, and 64 KiB of subject or reply each: no segment exceeds its limit many times.
+
+    So no index grows larger than a reader accepts. The tail and the stream's queue have no room beyond their limits.
+    """
     world, store = stuck_world(segment_bytes=1 << 20, tail_bytes_max=8 << 20)
     stream = world.stream(**config)
     await world.settle()
@@ -152,7 +156,7 @@ async def test_long_names_fill_segments_and_the_tail(what: str, config: dict[str
         assert max(entry.ref.bytes for entry in blocks) < (5 << 20)
         assert [subject for _, subject, _ in await everything(stream)] == [
             b"S.%d.%b" % (i, b"s" * 65_536) for i in range(240)]
-    store.gone_on.clear()
+    store.unblocked.clear()
     stream.queue.bytes_max = 4 << 20
     for first in range(240, 640, run):
         publish(world, stream, *some(first))
@@ -161,21 +165,23 @@ async def test_long_names_fill_segments_and_the_tail(what: str, config: dict[str
     assert world.log.tail_bytes < (8 << 20) + (3 << 20)
     assert stream.queue.bytes <= stream.queue.bytes_max
     assert stream.queue.refused > 0
-    store.gone_on.set()
+    store.unblocked.set()
     await world.settle(stream)
     await world.close()
 
 
-async def test_what_comes_behind_a_cold_decision_waits_its_turn() -> None:
-    """After a restart an expectation on a subject needs heads from the store: publishes, a delete and a purge behind it
-    queue and are done in their order."""
+async def test_operations_behind_a_waiting_decision_wait_their_turn() -> None:
+    """An expectation on a subject needs heads from the store after a restart.
+
+    Publishes, a delete and a purge behind it are queued, and done in their order.
+    """
     world, store = stuck_world()
     stream = world.stream()
     # More subjects than a block lists by itself.
     publish(world, stream, *(pub(b"S.%d" % i, b"x") for i in range(20)))
     await world.settle()
     stream = await world.restart(stream)
-    store.gone_on.clear()
+    store.unblocked.clear()
     asked = pub(b"S.3", b"y", Nats_Expected_Last_Subject_Sequence="4")
     publish(world, stream, pub(b"S.first"), asked, pub(b"S.behind"))
     publish(world, stream, pub(b"S.later"))
@@ -184,7 +190,7 @@ async def test_what_comes_behind_a_cold_decision_waits_its_turn() -> None:
     publish(world, stream, pub(b"S.last"))
     assert stream.last_seq == 21
     assert not deleted.done()
-    store.gone_on.set()
+    store.unblocked.set()
     assert await deleted
     await world.settle(stream)
     assert world.bus.answer(asked[1]) == {"stream": "S", "seq": 22}
@@ -193,8 +199,8 @@ async def test_what_comes_behind_a_cold_decision_waits_its_turn() -> None:
     await world.close()
 
 
-async def test_a_decision_that_cannot_be_read_is_refused() -> None:
-    """When the store does not answer, the publish that needs it gets 10008, and those behind it continue."""
+async def test_a_decision_whose_data_cannot_be_read_is_refused() -> None:
+    """The publish gets 10008 if the store does not answer, and those behind it continue."""
     world, store = stuck_world(segment_count=4)
     stream = world.stream(duplicate_window=1_000_000_000)
     for i in range(3):
@@ -219,21 +225,23 @@ async def test_a_cancelled_turn_lets_the_next_go() -> None:
     for i in range(8):
         await ask(world, stream, pub(b"S.%d" % i))
     stream = await world.restart(stream)
-    store.gone_on.clear()
+    store.unblocked.clear()
     tasks = [asyncio.ensure_future(stream.delete_msg(seq, True)) for seq in (1, 2, 3)]
     await turns()
     tasks[1].cancel()
     await turns()
     tasks[0].cancel()
-    store.gone_on.set()
+    store.unblocked.set()
     assert await tasks[2]
     assert await ask(world, stream, pub(b"S.x")) == {"stream": "S", "seq": 9}
     await world.close()
 
 
 async def test_a_long_queue_is_sequenced_in_several_turns() -> None:
-    """3000 publishes, each of which is decided by itself, wait for an operation. Afterwards other callbacks run between them,
-    and a publish that comes meanwhile gets its sequence after all of them."""
+    """3000 publishes, each of which is decided by itself, wait for an operation; then they are sequenced in slices.
+
+    Other callbacks run between the slices, and a publish that arrives meanwhile gets its sequence after all of them.
+    """
     world = World()
     stream = world.stream(republish={"src": "S.>", "dest": "R.>"})
     await world.settle()

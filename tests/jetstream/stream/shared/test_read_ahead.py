@@ -1,4 +1,5 @@
-"""Readers of a stream that is not in memory: what comes next is on its way before they get there, and is got once for all."""
+"""Readers of a stream that is not in memory: the next blocks are loaded before they ask, and only once for all
+readers."""
 
 from __future__ import annotations
 
@@ -18,11 +19,11 @@ BLOCKS, MESSAGES, SIZE = 40, 16, 25_000
 
 @pytest.fixture(autouse=True)
 def cache_bytes() -> None:
-    """These worlds have caches of their own."""
+    """Return None: these worlds have caches of their own."""
 
 
 class Gets:
-    """Counts GETs, and the most at once; each takes some turns of the loop."""
+    """Counts GETs, in all and at most at once; each GET takes some turns of the loop."""
 
     def __init__(self, world: World) -> None:
         self.count = self.under_way = self.most = 0
@@ -43,7 +44,7 @@ class Gets:
 
 
 async def stored(world: World, blocks: int = BLOCKS) -> Stream:
-    """A stream of blocks of 400 kB that do not shrink, none of them in memory."""
+    """Return a stream of blocks of 400 kB that do not shrink, none of them in memory."""
     rng = random.Random(4)
     stream = world.stream()
     for number in range(blocks):
@@ -55,8 +56,10 @@ async def stored(world: World, blocks: int = BLOCKS) -> Stream:
 
 async def read(stream: Stream, seq: int = 1, filters: Filters | None = None,
                pace: Callable[[int], bool] = lambda seq: True, rng: random.Random | None = None) -> list[int]:
-    """The sequences of all messages from ``seq`` on, chunk by chunk; ends where ``pace`` says so. With ``rng``, two messages at
-    a time, with pauses of different length."""
+    """Return the sequences of all messages from ``seq`` on, chunk by chunk, until ``pace`` returns False.
+
+    With ``rng``, read two messages at a time, with pauses of different lengths.
+    """
     seqs: list[int] = []
     while pace(seq) and (found := stream.next_chunk(seq, filters)) is not None:
         if not isinstance(found, tuple):
@@ -70,8 +73,8 @@ async def read(stream: Stream, seq: int = 1, filters: Filters | None = None,
     return seqs
 
 
-async def test_a_reader_finds_the_next_blocks_on_their_way() -> None:
-    """One GET for each block, and up to several at once once the reader has come to the end of what it asked for."""
+async def test_the_next_blocks_are_loaded_before_a_reader_needs_them() -> None:
+    """Each block costs one GET, with several GETs at once after the reader has come to the end of its first extent."""
     world = World(settings=LogSettings(), cache_bytes=64 << 20)
     stream = await stored(world)
     gets = Gets(world)
@@ -84,8 +87,8 @@ async def test_a_reader_finds_the_next_blocks_on_their_way() -> None:
 
 @pytest.mark.parametrize("cache_bytes", [64 << 20, 12 << 20])
 async def test_readers_at_different_places_share(cache_bytes: int) -> None:
-    """Eight readers that begin at different places, with less than a block's GET between them or with more than the cache
-    holds: the GETs are within 1.2 of one for each block."""
+    """Eight readers begin at different places, less than one GET or more than the cache apart: GETs are within 1.2 of
+    one per block."""
     world = World(settings=LogSettings(), cache_bytes=cache_bytes)
     stream = await stored(world)
     gets = Gets(world)
@@ -96,9 +99,11 @@ async def test_readers_at_different_places_share(cache_bytes: int) -> None:
     await world.close()
 
 
-async def test_readers_too_far_apart_to_share_cost_little_more_than_need_be() -> None:
-    """Eight readers with one and a half times the cache's size between them: the GETs are within 1.2 of the fewest. Their loads
-    compete for the window, and none of it is kept for frames that a reader found in the cache."""
+async def test_readers_too_far_apart_to_share_cost_little_more_than_necessary() -> None:
+    """Eight readers are one and a half times the cache's size apart: the GETs are within 1.2 of the fewest possible.
+
+    Their loads compete for the window, and nothing in it is kept for frames that a reader found in the cache.
+    """
     apart, cache_bytes = 60, 16 << 20
     blocks = 8 * apart
     world = World(settings=LogSettings(), cache_bytes=cache_bytes)
@@ -112,15 +117,18 @@ async def test_readers_too_far_apart_to_share_cost_little_more_than_need_be() ->
 
 
 def fewest(readers: int, apart: int, cached: float) -> float:
-    """The fewest GETs, of a block each, for readers that are so many blocks apart and equally fast, the last of them so many from
-    the end; with room for ``cached`` blocks. What a reader finds there has been kept since the one before it was there, while
-    both went on by ``apart`` blocks: so the room saves that many of one reader's GETs, in part if need be, and no more."""
+    """Return the fewest GETs, of a block each, for equally fast readers that are ``apart`` blocks apart.
+
+    The last reader is as far from the end; the cache has room for ``cached`` blocks. A reader finds a block there if it
+    was kept since the reader before it read it, while both advanced by ``apart`` blocks. So the room saves at most that
+    many of one reader's GETs, or a part of them.
+    """
     saved = cached / apart
     return apart * (readers + sum(max(reading - saved, 0.0) for reading in range(1, readers)))
 
 
 async def test_a_filtered_reader_reads_ahead_too() -> None:
-    """Each block has matches in each frame."""
+    """Each frame of each block has matches."""
     world = World(settings=LogSettings(), cache_bytes=64 << 20)
     stream = await stored(world)
     gets = Gets(world)
@@ -130,21 +138,21 @@ async def test_a_filtered_reader_reads_ahead_too() -> None:
     await world.close()
 
 
-async def test_single_messages_cost_their_blocks_alone() -> None:
-    """Messages asked for in any order, as those that are redelivered, have nothing loaded that nobody asked for."""
+async def test_single_messages_cost_only_their_blocks() -> None:
+    """Messages read in any order, like redelivered ones, cause no other loads."""
     world = World(settings=LogSettings(), cache_bytes=64 << 20)
     stream = await stored(world)
     gets = Gets(world)
     for block in (20, 3, 11, 7):
-        await read(stream, 1 + block * MESSAGES, pace=lambda seq,
-                   block=block: seq == 1 + block * MESSAGES)  # type: ignore[misc]
+        first = 1 + block * MESSAGES
+        await read(stream, first, pace=lambda seq, first=first: seq == first)  # type: ignore[misc]
     await turns(200)
     assert gets.count == 4
     await world.close()
 
 
 async def test_a_reader_that_stops_leaves_a_bounded_rest() -> None:
-    """What was read ahead stays within the window, and a later reader uses it."""
+    """The data loaded ahead stays within the window, and a later reader uses it."""
     world = World(settings=LogSettings(), cache_bytes=64 << 20)
     stream = await stored(world)
     gets = Gets(world)

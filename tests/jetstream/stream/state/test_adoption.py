@@ -1,4 +1,4 @@
-"""A live stream and blocks that compaction joins: while it loads its table, and afterwards."""
+"""A live stream whose blocks compaction joins, while the stream loads its blocks and afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def block(first: int, last: int, place: BlockPlace = BlockPlace.LOG, number: int
 
 
 def stored() -> StreamState:
-    """A stream of five thousand blocks of two messages each."""
+    """Return a stream of five thousand blocks of two messages each."""
     state = StreamState(7, "$G", "S", {}, 1)
     for number in range(1, BLOCKS + 1):
         assert state.blocks.append(block(2 * number - 1, 2 * number, number=number).pack())
@@ -45,18 +45,21 @@ def join(state: StreamState, first: int, last: int, number: int) -> None:
 
 
 async def test_blocks_that_are_joined_while_the_table_is_loaded() -> None:
-    """It is loaded a slice in each turn of the loop; between two slices blocks of both are joined. The stream has each message
-    once, and the table's blocks."""
+    """The table is loaded a slice in each turn of the loop; between two slices, blocks of both slices are joined.
+
+    The stream then has each message once, and the blocks of the table.
+    """
     state = stored()
     live = Live(lambda block: None, lambda: state)
-    live.first_seq, live.last_seq, live.msgs, live.size_bytes = state.first_seq, state.last_seq, state.msgs, state.bytes
-    looking = asyncio.ensure_future(live.load_blocks())
+    live.first_seq, live.last_seq = state.first_seq, state.last_seq
+    live.msgs, live.size_bytes = state.msgs, state.bytes
+    loading = asyncio.ensure_future(live.load_blocks())
     for turn in range(2):
         await asyncio.sleep(0)
         join(state, 4001 + 8 * turn, 4008 + 8 * turn, BLOCKS + 1 + turn)
     join(state, 1, 4000, BLOCKS + 4)
     join(state, 4001, 9000, BLOCKS + 5)
-    await looking
+    await loading
     assert [(one.first_seq, one.last_seq, one.ref) for one in live.blocks] == [
         (entry.first_seq, entry.last_seq, entry.ref) for entry in state.blocks]
     assert len(live.blocks) == 2 + (2 * BLOCKS - 9000) // 2
@@ -64,7 +67,7 @@ async def test_blocks_that_are_joined_while_the_table_is_loaded() -> None:
 
 
 class Rows:
-    """The rows of a block with gaps, as far as removing asks for them."""
+    """The rows of a block with gaps, as far as a removal needs them."""
 
     def __init__(self, seqs: Sequence[int]) -> None:
         self.seqs = seqs
@@ -81,13 +84,15 @@ def size_of(seqs: Sequence[int]) -> int:
 
 
 class Merged:
-    """A stream whose messages are removed while runs that were made before take the places of its blocks: the live state, which
-    is told late, and the applied one."""
+    """A stream whose messages are removed while runs made before replace its blocks.
+
+    It has a live state, to which the compaction is applied late, and an applied state.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.messages: dict[tuple[int, int], list[int]] = {}
-        """Of each block, by the number and the id of its object."""
+        """The messages of each block, by the number and the id of its object."""
         self.shard = ShardState()
         create = Record.of(RecordKind.STREAM_CREATE, 0, {"account": "$G", "name": "S", "config": {}, "created_ns": 5})
         self.seqs: set[int] = set()
@@ -98,7 +103,7 @@ class Merged:
             live=self.live, queue=SimpleNamespace(busy=False), heads=SimpleNamespace(walks=0),
             msg_ids=SimpleNamespace(loading=False, blocks_replaced=lambda old, new: None),
             rollups=SimpleNamespace(forget=lambda: None))
-        self.untold: list[Adopted] = []
+        self.not_applied: list[Adopted] = []
 
     @property
     def state(self) -> StreamState:
@@ -108,15 +113,15 @@ class Merged:
         self.messages[number, object_id] = seqs
         place = BlockPlace.RUN if object_id else BlockPlace.LOG
         return BlockRef(place, Position(1, number), object_id, 7, 0, 200, 200, 100, 300, 100, seqs[0], seqs[-1],
-                        len(seqs),
-                        size_of(seqs), 1, 1, ((b"s", len(seqs), seqs[0], seqs[-1]),))
+                        len(seqs), size_of(seqs), 1, 1, ((b"s", len(seqs), seqs[0], seqs[-1]),))
 
     def loaded(self) -> Live:
-        """The live state after a restart."""
+        """Return the live state after a restart."""
         state = self.state
         live = Live(lambda block: Rows(self.messages[block.ref.position.number, block.ref.object_id]),  # type: ignore
                     lambda: state)
-        live.first_seq, live.last_seq, live.msgs, live.size_bytes = state.first_seq, state.last_seq, state.msgs, state.bytes
+        live.first_seq, live.last_seq = state.first_seq, state.last_seq
+        live.msgs, live.size_bytes = state.msgs, state.bytes
         live.ensure_blocks()
         return live
 
@@ -133,7 +138,7 @@ class Merged:
         self.shard.apply_block(core, self.ref(block, self.number) if block else None)
 
     def remove(self) -> None:
-        """Some live messages of one block, as acks do."""
+        """Remove some live messages of one block, as acks do."""
         block = self.rng.choice([one for one in self.live.blocks if one.first_seq > 1])
         assert block.ref is not None
         found = [seq for seq in self.messages[block.ref.position.number, block.ref.object_id]
@@ -144,7 +149,7 @@ class Merged:
         self.apply(removed=[Removed(one.first, one.last, one.msgs, one.size) for one in removals])
 
     def merge(self) -> Adopted:
-        """A run of some neighbours. Dead messages of it are kept now and then, for their ids."""
+        """Return a run of some neighbours, which keeps some of the dead messages, for their ids."""
         entries = [entry for entry in self.state.blocks if entry.first_seq > 1]
         start = self.rng.randrange(len(entries))
         parts = entries[start:start + self.rng.randint(1, 4)]
@@ -158,7 +163,7 @@ class Merged:
         self.shard.apply_segment(Position(1, self.number))
         record = Record.of(RecordKind.ADOPTION, 0, {"blocks": [[*adopted[:2], list(adopted.ref)]]})
         self.shard.apply_block(BlockCore(0, Position(1, self.number), records=[record]), None)
-        self.untold.append(adopted)
+        self.not_applied.append(adopted)
 
     def check(self) -> None:
         assert self.state.offline is None
@@ -174,12 +179,15 @@ class Merged:
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_what_is_removed_around_an_adoption_is_counted(seed: int) -> None:
-    """Before the run is made, after it, between the record and the stream's following: the table counts each block's dead
-    messages and their bytes exactly; a block without live messages leaves, and after a restart one with some has them."""
+def test_removals_around_a_compaction_are_counted(seed: int) -> None:
+    """The table counts each block's dead messages and their bytes exactly, whenever messages are removed.
+
+    They are removed before the run is made, after it, and between the record and the change of the live stream. A block
+    without live messages is removed, and after a restart each block has some.
+    """
     rng = random.Random(seed)
     merged = Merged(rng)
-    merged.apply([1])  # stays, so that no block leaves since the stream begins later
+    merged.apply([1])  # this message stays, so that no block is removed because the stream begins later
     for first in range(2, 242, 8):
         merged.apply(list(range(first, first + 8)))
     merged.stream.live = merged.live = merged.loaded()
@@ -196,7 +204,7 @@ def test_what_is_removed_around_an_adoption_is_counted(seed: int) -> None:
                 step()
                 merged.check()
         if rng.random() < 0.8:
-            for adopted in merged.untold:
+            for adopted in merged.not_applied:
                 assert apply_compaction(merged.stream, adopted)
-            merged.untold.clear()
+            merged.not_applied.clear()
     assert len(merged.state.blocks) == 1

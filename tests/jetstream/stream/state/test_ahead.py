@@ -1,4 +1,4 @@
-"""Marks for messages whose times are ahead of the clock: beside a list of when each message was really stored."""
+"""Marks for messages whose times are ahead of the clock, compared with a list of the real times of storing."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def made(clock: ManualClock, last_seq: int, last_time_ns: int, extra: dict[str, 
 
 
 @given(steps=STEPS)
-def test_no_message_is_taken_for_older_nor_for_much_younger(steps: Sequence[tuple[str, int]]) -> None:
-    """Messages come, time passes, and brokers restart, with the marks that were recorded.
+def test_no_message_seems_older_or_much_younger_than_it_is(steps: Sequence[tuple[str, int]]) -> None:
+    """Messages arrive, time passes, and brokers restart, with the marks that were recorded.
 
     A message counts as stored no earlier than it was, and at most an eighth of ``max_age`` later. If no mark for it was
     recorded, it counts as stored at the next start, if that is later still. There are never many marks.
@@ -91,7 +91,7 @@ def test_marks_end_when_the_clock_reaches_the_last_time() -> None:
 
 
 @pytest.mark.parametrize("now_ns", [0, RELEASED_NS - 1])
-def test_a_clock_that_cannot_be_right_is_not_believed(now_ns: int) -> None:
+def test_a_clock_that_cannot_be_right_is_not_trusted(now_ns: int) -> None:
     clock = ManualClock(now_ns)
     _, ahead = made(clock, 5, NOW, {"ahead": [[3, NOW - SECOND]]})
     ahead.notice(now_ns, NOW)
@@ -100,8 +100,11 @@ def test_a_clock_that_cannot_be_right_is_not_believed(now_ns: int) -> None:
 
 
 def test_a_year_of_marks_is_short() -> None:
-    """A stream with the usual duplicate window of two minutes and a ``max_age`` of a year gets a message every ten seconds. Its
-    marks are recorded whole each time; there are some hundreds, and each message is taken for younger by an eighth at most."""
+    """A stream with a duplicate window of two minutes and a ``max_age`` of a year gets a message every ten seconds.
+
+    Its marks are recorded whole each time. There are some hundreds, and no message seems younger by more than an
+    eighth.
+    """
     day = 86_400 * SECOND
     clock = ManualClock(NOW)
     live, ahead = made(clock, 1, FUTURE, {})

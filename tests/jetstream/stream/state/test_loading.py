@@ -38,7 +38,7 @@ GET_NS = 20_000_000
 
 
 class Gets(MemoryStore):
-    """Counts gets, and how many are in flight at once; they fail while ``error`` is set, and take ``seconds``."""
+    """A store that counts gets, in all and at once; they take ``seconds``, and fail while ``error`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,17 +62,17 @@ class Gets(MemoryStore):
 
 @pytest.fixture
 def cache_bytes() -> None:
-    """It is tiny throughout."""
+    """Return None: the cache is tiny throughout."""
 
 
 @pytest.fixture
 def long_waits() -> None:
-    """What decisions wait for is shown in virtual time."""
+    """Keep the real time limits of decisions: these tests run in virtual time."""
 
 
 @pytest.fixture
 def virtual() -> Iterator[SimLoop]:
-    """A loop in virtual time."""
+    """Yield an event loop in virtual time."""
     loop = SimLoop(ManualClock())
     yield loop
     loop.close()
@@ -96,7 +96,7 @@ def run(loop: SimLoop, monkeypatch: pytest.MonkeyPatch, scenario: Any) -> None:
 
 
 async def filled(world: World, blocks: int, **config: Any) -> Stream:
-    """A stream of blocks that are not loaded, with 20 subjects each."""
+    """Return a stream of blocks that are not loaded, with 20 subjects each."""
     stream = world.stream(**config)
     await world.settle()
     for i in range(blocks):
@@ -106,7 +106,7 @@ async def filled(world: World, blocks: int, **config: Any) -> Stream:
 
 
 async def answered(world: World, *replies: bytes, seconds: float = 30.0) -> float:
-    """Wait for the answers to publishes; returns how many seconds that took."""
+    """Wait for the answers to publishes; return how many seconds that took."""
     began = world.clock.monotonic_ns()
     while not all(reply in world.bus.replies for reply in replies):
         await asyncio.sleep(0.01)
@@ -118,9 +118,11 @@ async def answered(world: World, *replies: bytes, seconds: float = 30.0) -> floa
 # --- requests that need many heads ------------------------------------------------------------------------------------
 
 
-def test_publishes_go_on_during_a_filtered_purge(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A purge of one subject in 300 blocks that are not loaded loads them concurrently, within the bound; a publish in
-    the meantime is accepted at once, and is not purged."""
+def test_publishes_continue_during_a_filtered_purge(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A purge of one subject in 300 blocks that are not in memory loads them concurrently, within the limit.
+
+    A publish in the meantime is accepted at once, and is not purged.
+    """
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 300)
         store.seconds, store.at_once_max = GET_NS / 1e9, 0
@@ -140,11 +142,9 @@ def test_publishes_go_on_during_a_filtered_purge(virtual: SimLoop, monkeypatch: 
     run(virtual, monkeypatch, scenario)
 
 
-def test_a_purge_keeps_as_many_as_it_is_to_though_others_leave_meanwhile(virtual: SimLoop,
-                                                                         monkeypatch: pytest.MonkeyPatch
-                                                                          ) -> None:
-    """Of 300 messages the newest 150 stay, those and no fewer, though some of the others are removed while it reads, as by acks
-    of a work queue."""
+def test_a_purge_keeps_the_number_that_it_must_while_others_are_removed(virtual: SimLoop,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly the newest 150 of 300 messages stay, though others are removed while the purge reads, as by acks."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 300)
         seqs = [20 * i + 4 for i in range(300)]
@@ -166,8 +166,10 @@ def test_a_purge_keeps_as_many_as_it_is_to_though_others_leave_meanwhile(virtual
 
 def test_consumers_miss_nothing_published_during_a_filtered_purge(virtual: SimLoop,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    """A message that is published while a purge, which has removed everything, looks for the first one left: a consumer of that
-    subject alone continues with it."""
+    """A message is published while a purge that has removed everything searches for the first remaining message.
+
+    A consumer of that subject alone continues with it.
+    """
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 50)
         store.seconds = GET_NS / 1e9
@@ -187,7 +189,7 @@ def test_consumers_miss_nothing_published_during_a_filtered_purge(virtual: SimLo
 
 
 def test_a_roll_up_over_more_heads_than_the_cache_holds(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It reads each head once for the index, and only the block that holds the replaced message."""
+    """The roll-up reads each head once for the index, and only the block that has the replaced message."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 100, allow_rollup_hdrs=True)
         store.gets = 0
@@ -197,7 +199,7 @@ def test_a_roll_up_over_more_heads_than_the_cache_holds(virtual: SimLoop, monkey
         assert world.bus.answer(rolled)["seq"] == 2001
         assert world.bus.answer(behind)["seq"] == 2002
         assert [msg for msg in await everything(stream) if msg[1] == b"S.k7.40"] == [(2001, b"S.k7.40", b"new")]
-        # One of many subjects, in all blocks.
+        # Roll up one of many subjects, in all blocks.
         rolled = publish(world, stream, pub(b"S.k3.*", b"all", Nats_Rollup="sub"))[0]
         await answered(world, rolled)
         assert stream.msgs == 2001 - 100 + 1
@@ -208,8 +210,10 @@ def test_a_roll_up_over_more_heads_than_the_cache_holds(virtual: SimLoop, monkey
 
 def test_a_roll_up_that_takes_too_long_is_refused_and_then_done(virtual: SimLoop,
                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
-    """A search on a slow store continues after the refusal; publishes that need no load go on; a retry of the same
-    roll-up finds the search done, and removes newer messages too."""
+    """A search on a slow store continues after the refusal; publishes that need no load are accepted.
+
+    A retry of the same roll-up finds the search done, and removes newer messages too.
+    """
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 60, allow_rollup_hdrs=True)
         await stream.info_state()
@@ -231,8 +235,10 @@ def test_a_roll_up_that_takes_too_long_is_refused_and_then_done(virtual: SimLoop
 
 
 def test_an_index_that_takes_too_long(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The publish that needs the subjects of a stream that is not loaded, and those after it that need them, are refused in
-    time; others go on; the index is built meanwhile."""
+    """Publishes that need the subjects of a stream that is not loaded are refused in time; others are accepted.
+
+    The index is built meanwhile.
+    """
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 64)
         store.seconds = 3.0
@@ -252,7 +258,7 @@ def test_an_index_that_takes_too_long(virtual: SimLoop, monkeypatch: pytest.Monk
 
 
 def test_a_walk_that_fails_leaves_no_error_behind(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A purge whose loads all fail, and one whose caller gives up: data loaded ahead has no effect afterwards."""
+    """The loads of one purge all fail, and the caller of another one is cancelled: nothing remains of either."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 30)
         store.seconds, store.error = 0.1, Transient("no answer")
@@ -272,9 +278,11 @@ def test_a_walk_that_fails_leaves_no_error_behind(virtual: SimLoop, monkeypatch:
 # --- the subject index ------------------------------------------------------------------------------------------------
 
 
-async def test_a_debt_on_a_block_with_a_dead_message() -> None:
-    """A block of one subject that lost a message is removed at the front while its head is not in memory: the index
-    drops it once it has the head, and STREAM.INFO, expectations and all other publishes are answered."""
+async def test_a_deferred_removal_of_a_block_with_a_dead_message() -> None:
+    """A block of one subject that lost a message is removed at the front while its head is not in memory.
+
+    The index subtracts it once it has the head; STREAM.INFO, expectations and all other publishes are answered.
+    """
     world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream(max_msgs=12)
     await world.settle()
@@ -298,15 +306,15 @@ async def test_a_debt_on_a_block_with_a_dead_message() -> None:
 
 
 async def test_an_index_merged_up_to_the_middle_of_a_block() -> None:
-    """Two expectations in one block, then its head leaves the cache: the next one merges the rest of the block."""
+    """Two expectations are in one block, and its head is evicted then: the next access merges the rest of the block."""
     world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream()
     await world.settle()
     publish(world, stream, *[pub(b"S.%d" % i, b"x", Nats_Expected_Last_Subject_Sequence="0") for i in range(8)])
     await world.settle(stream)
     world.reader._cache.clear()
-    assert (await asyncio.wait_for(ask(world, stream, pub(b"S.1", Nats_Expected_Last_Subject_Sequence="2")),
-                                   30))["seq"] == 9
+    answer = await asyncio.wait_for(ask(world, stream, pub(b"S.1", Nats_Expected_Last_Subject_Sequence="2")), 30)
+    assert answer["seq"] == 9
     assert (await asyncio.wait_for(stream.info_state(), 30))["num_subjects"] == 8
     await world.close()
 
@@ -333,8 +341,8 @@ async def test_the_last_of_a_subject_far_back() -> None:
     await world.close()
 
 
-async def test_a_wrong_guess_by_wildcard_is_not_remembered() -> None:
-    """The result of a look-up for a refused publish is not used for the next one, if others came between."""
+async def test_a_wrong_expectation_by_wildcard_is_not_kept() -> None:
+    """The result of a lookup for a refused publish is not used for the next one if there were others in between."""
     world = World()
     stream = world.stream()
     await ask(world, stream, pub(b"S.a.1"))
@@ -352,7 +360,7 @@ async def test_a_wrong_guess_by_wildcard_is_not_remembered() -> None:
 
 
 async def test_a_decision_that_repeats_itself_is_an_error() -> None:
-    """Requesting nothing, loaded data, the same work with nothing changed, or more than may be held: Stuck."""
+    """Stuck is raised for a request of nothing, of loaded data, of the same work again, or of too many heads."""
     world = World()
     stream = world.stream()
     for _ in range(HEADS_AT_ONCE + 1):
@@ -381,13 +389,15 @@ async def test_a_decision_that_repeats_itself_is_an_error() -> None:
     await world.close()
 
 
-def test_an_unforeseen_error_of_a_load(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch,
+def test_an_unexpected_error_of_a_load(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch,
                                        caplog: pytest.LogCaptureFixture) -> None:
-    """Each publish that meets it is answered at once with 10008, the store is not asked repeatedly, it is logged, and
-    everything else continues; once the error is gone, publishes are accepted again."""
+    """Each affected publish is answered at once with 10008, and the error is logged; the store is not asked repeatedly.
+
+    Everything else continues, and once the error is gone, publishes are accepted again.
+    """
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 3)
-        store.error = ZeroDivisionError("unforeseen")
+        store.error = ZeroDivisionError("injected")
         store.gets = 0
         msgs = [pub(b"S.k1.1", b"y", Nats_Msg_Id=str(i)) for i in range(50)]
         plain = pub(b"S.plain")
@@ -404,7 +414,7 @@ def test_an_unforeseen_error_of_a_load(virtual: SimLoop, monkeypatch: pytest.Mon
     run(virtual, monkeypatch, scenario)
 
 
-# --- limits are carried out -------------------------------------------------------------------------------------------
+# --- limits are enforced ----------------------------------------------------------------------------------------------
 
 
 async def grown(world: World, **config: Any) -> Stream:
@@ -416,9 +426,11 @@ async def grown(world: World, **config: Any) -> Stream:
     return await world.restart(stream)
 
 
-def test_an_update_killed_half_way_is_carried_out(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record of max_msgs_per_subject 5 → 1 is persisted, its removals are not: the next start makes them. Once the
-    log records that, a start reads nothing."""
+def test_an_update_killed_half_way_is_completed(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The record of max_msgs_per_subject 5 → 1 is persisted, its removals are not: the next start makes them.
+
+    Once the log records that, a start reads nothing.
+    """
     async def scenario(world: World, store: Gets) -> None:
         stream = await grown(world)
         store.seconds = 0.2
@@ -451,7 +463,7 @@ def test_limits_raised_and_lowered_over_kills(virtual: SimLoop, monkeypatch: pyt
         world.update(stream, max_msgs_per_subject=2)
         await asyncio.sleep(0.05)
         stream = await world.restart(stream)
-        # Raised again before the lower one was enforced: there may still be more than three.
+        # The limit is raised again before the lower one was enforced: there may still be more than three.
         world.update(stream, max_msgs_per_subject=3)
         await asyncio.sleep(0.05)
         stream = await world.restart(stream)
@@ -461,8 +473,9 @@ def test_limits_raised_and_lowered_over_kills(virtual: SimLoop, monkeypatch: pyt
     run(virtual, monkeypatch, scenario)
 
 
-def test_a_store_from_before_the_word_on_limits(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Records without the progress of enforcement: the first start checks, and records it for the next."""
+def test_a_store_without_the_progress_of_enforcement(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If an earlier release wrote the records, the first start checks the limits, and records that for the next
+    start."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await grown(world)
         world.log.block(stream).add(StreamUpdate({**stream.config.to_json(), "max_msgs_per_subject": 2}))
@@ -480,14 +493,15 @@ def test_a_store_from_before_the_word_on_limits(virtual: SimLoop, monkeypatch: p
     run(virtual, monkeypatch, scenario)
 
 
-def test_an_update_that_the_store_holds_up(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its limits cannot be enforced: this is reported, publishes continue, and it is done once the store answers."""
+def test_an_update_that_waits_for_the_store(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its limits cannot be enforced: that is reported, publishes continue, and it is retried until the store
+    answers."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await grown(world)
         store.error = Transient("no answer")
         with pytest.raises(Transient):
             await world.update(stream, max_msgs_per_subject=1, max_msgs=240)
-        # A message that has an index of subjects to wait for is refused, not kept waiting.
+        # A message that needs the index of subjects is refused, not kept waiting.
         refused = publish(world, stream, pub(b"S.new"))[0]
         assert await answered(world, refused) < WAIT_SECONDS
         assert world.bus.answer(refused)["error"]["err_code"] == 10008
@@ -515,9 +529,11 @@ async def test_a_lower_max_age_counts_at_once() -> None:
 # --- consumers --------------------------------------------------------------------------------------------------------
 
 
-async def test_a_filtered_consumer_passes_blocks_without_a_match() -> None:
-    """It needs the head of each block to see that it is to be passed over, then a head and a chunk at once, while others
-    read as much as the cache holds between any two of its steps: each step brings it further."""
+async def test_a_filtered_consumer_skips_blocks_without_a_match() -> None:
+    """The consumer needs the head of each block to skip it, then a head and a chunk at once; each step makes progress.
+
+    Other readers read as much as the cache holds between any two of its steps.
+    """
     world = World(cache_bytes=0)
     stream = await filled(world, 12)
     last = (await ask(world, stream, pub(b"S.wanted")))["seq"]
@@ -537,7 +553,7 @@ async def test_a_filtered_consumer_passes_blocks_without_a_match() -> None:
         for block in stream.live.blocks[:3]:
             await stream.reader.head(block)
     else:
-        raise AssertionError("it loads the same again and again")
+        raise AssertionError("the same data is loaded again and again")
     assert list(loading.seqs) == [last]
     cursor.advance(loading, 1)
     await world.close()
@@ -546,7 +562,7 @@ async def test_a_filtered_consumer_passes_blocks_without_a_match() -> None:
 # --- side by side -----------------------------------------------------------------------------------------------------
 
 
-async def test_consumers_told_of_a_purge_under_way() -> None:
+async def test_consumers_are_notified_of_a_filtered_purge() -> None:
     """A filtered purge notifies consumers where to continue, after the last message was removed."""
     world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = await filled(world, 10)
@@ -559,7 +575,7 @@ async def test_consumers_told_of_a_purge_under_way() -> None:
     await world.close()
 
 
-def test_what_is_too_old_leaves_while_another_limit_waits(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_messages_expire_while_another_limit_waits(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
     """An update that needs heads which cannot be read does not stop expiry, which needs none."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 5, max_age=30 * 10**9)
@@ -574,9 +590,9 @@ def test_what_is_too_old_leaves_while_another_limit_waits(virtual: SimLoop, monk
 
 
 @pytest.mark.parametrize("seconds", [0.7, 20.0])
-def test_a_waiting_publish_that_a_full_log_turns_away(seconds: float, virtual: SimLoop,
-                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is answered once; the data loaded for it is released, and the next one to wait has its full time."""
+def test_a_waiting_publish_that_a_full_log_refuses(seconds: float, virtual: SimLoop,
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is answered once; the data loaded for it is released, and the next publish to wait has its full time."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 40)
         await stream.subjects.build()
@@ -586,7 +602,7 @@ def test_a_waiting_publish_that_a_full_log_turns_away(seconds: float, virtual: S
             called: list[Any] = []
             patch.setattr(stream.log, "room", lambda: False)
             patch.setattr(stream.log, "when_room", called.append)
-            # It waits, having passed while there was room; a second one finds the log full.
+            # The first publish waits, having passed while there was room; a second one finds the log full.
             patch.setattr(stream.queue, "closed", False)
             stream.sequencer.run([first := pub(b"S.k1.1", Nats_Expected_Last_Subject_Sequence="22")], 0, 1, None,
                                  world.clock.now_ns())
@@ -610,7 +626,7 @@ def test_a_waiting_publish_that_a_full_log_turns_away(seconds: float, virtual: S
 
 
 async def test_heads_are_next_right_after_a_turn_that_was_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index merges for as long as a turn may take, and in the next one needs a head at once: it still comes on."""
+    """The index merges for as long as a turn may take, and needs a head at once in the next turn: it makes progress."""
     monkeypatch.setattr(subject_state, "_ROWS_AT_ONCE", 8)
     world = World(cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream()
@@ -626,8 +642,10 @@ async def test_heads_are_next_right_after_a_turn_that_was_full(monkeypatch: pyte
 
 
 def test_blocks_that_cannot_match_are_not_loaded(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A filtered reader and requests by subject load the blocks that have the subject, and one in a hundred others; after
-    many that are excluded the loop has a turn, by a block that is loaded."""
+    """A filtered reader and requests by subject load the blocks that have the subject, and one in a hundred others.
+
+    After many excluded blocks one block is loaded, so that the loop gets a turn.
+    """
 
     async def scenario(world: World, store: Gets) -> None:
         stream = await filled(world, 300, max_msgs_per_subject=-1)

@@ -37,7 +37,7 @@ from tests.jetstream.stream.world import Listener, World, pub, publish, read_all
 
 BLOCKS = 20_000
 A_BLOCK = 5
-"""Messages of each."""
+"""Messages of each block."""
 
 
 class Meter:
@@ -73,15 +73,14 @@ class Meter:
 
 
 def fill(state: ShardState, blocks: int) -> StreamState:
-    """A stream of so many blocks in as many segments, as replay leaves it."""
+    """Return a stream of ``blocks`` blocks in as many segments, as replay leaves it."""
     stream = StreamState(7, "$G", "S", {"name": "S", "subjects": ["S.>"]}, 1)
     state.streams[7] = stream
     state.names["$G", "S"] = 7
     for i in range(1, blocks + 1):
         first, last = (i - 1) * A_BLOCK + 1, i * A_BLOCK
         stream.blocks.append((1, 1, i, 0, 7, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK,
-                              10**18 + i,
-                              10**18 + i, ((b"S.a", A_BLOCK, first, last),)))
+                              10**18 + i, 10**18 + i, ((b"S.a", A_BLOCK, first, last),)))
         state.segments[position_key(Position(1, i))] = 1
     stream.last_seq, stream.msgs, stream.bytes = blocks * A_BLOCK, blocks * A_BLOCK, 100 * A_BLOCK * blocks
     stream.first_time_ns, stream.last_time_ns = 10**18 + 1, 10**18 + blocks
@@ -90,7 +89,7 @@ def fill(state: ShardState, blocks: int) -> StreamState:
 
 
 async def a_stream(blocks: int = BLOCKS, **config: Any) -> tuple[World, Stream]:
-    """A restarted stream of so many blocks."""
+    """Return a restarted stream of ``blocks`` blocks."""
     world = World()
     await world.log.close()
     state = ShardState()
@@ -101,13 +100,12 @@ async def a_stream(blocks: int = BLOCKS, **config: Any) -> tuple[World, Stream]:
     given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"], **config})
     checked = check_stream(given, {}, AccountLimits(), ServerLimits())
     stream = Stream(checked, stored, account="$G", stream_id=7, created_ns=1, log=world.log, reader=world.reader,
-                    bus=world.bus,
-                    clock=world.clock, rng=world.rng)  # type: ignore[arg-type]
+                    bus=world.bus, clock=world.clock, rng=world.rng)  # type: ignore[arg-type]
     return world, stream
 
 
-async def test_the_first_look_at_a_restarted_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its blocks are restored a slice at a time, while publishes continue; then all are there, the new ones too."""
+async def test_the_blocks_of_a_restarted_stream_are_loaded_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Publishes continue while the blocks are loaded a slice at a time; then all blocks are there, the new ones too."""
     world, stream = await a_stream()
     meter = Meter()
     with meter.on(monkeypatch, LiveBlock, "of_entry"):
@@ -128,7 +126,7 @@ async def test_the_first_look_at_a_restarted_stream(monkeypatch: pytest.MonkeyPa
     await world.close()
 
 
-async def test_a_decision_that_cannot_wait_for_the_look(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_trim_that_cannot_wait_for_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A publish that pushes out an old message is accepted; the message is removed once the blocks are restored."""
     world, stream = await a_stream(max_msgs=BLOCKS * A_BLOCK)
     meter = Meter()
@@ -142,8 +140,8 @@ async def test_a_decision_that_cannot_wait_for_the_look(monkeypatch: pytest.Monk
     await world.close()
 
 
-async def test_a_roll_up_of_all_waits_for_the_look() -> None:
-    """The first publish after a restart replaces every message: it is acknowledged once it can do so, and does."""
+async def test_a_roll_up_of_all_waits_for_the_blocks() -> None:
+    """The first publish after a restart replaces every message: it is acknowledged once the blocks are loaded."""
     world, stream = await a_stream(allow_rollup_hdrs=True)
     [reply] = publish(world, stream, pub(b"S.new", b"all", Nats_Rollup="all"))
     await world.settle(stream)
@@ -154,10 +152,9 @@ async def test_a_roll_up_of_all_waits_for_the_look() -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_message_that_is_replaced_where_nobody_has_looked(restarted: bool,
+async def test_a_message_is_replaced_before_the_blocks_are_loaded(restarted: bool,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index of a stream that began empty is current without examining the blocks; it still finds replaced
-    messages."""
+    """The index of a stream that began empty is current without examining the blocks, and finds replaced messages."""
     monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 2)
     world = World()
     stream = world.stream(max_msgs_per_subject=1)
@@ -174,8 +171,8 @@ async def test_a_message_that_is_replaced_where_nobody_has_looked(restarted: boo
     await world.close()
 
 
-async def test_what_shows_a_stream_does_not_look_at_it() -> None:
-    """Lists of streams, and publishes, need only its numbers."""
+async def test_showing_a_stream_does_not_load_its_blocks() -> None:
+    """Lists of streams, and publishes, need only the stream's numbers."""
     world, stream = await a_stream(max_age=3600 * 10**9)
     publish(world, stream, pub(b"S.new"))
     await world.settle(stream)
@@ -184,7 +181,7 @@ async def test_what_shows_a_stream_does_not_look_at_it() -> None:
     await world.close()
 
 
-async def test_publishes_while_expiry_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_publishes_while_expiry_loads_the_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer finds a stream that is not loaded: publishes continue, and messages expire, 64 blocks at a time."""
     world, stream = await a_stream(6000, max_age=10**9)
     world.clock.advance(2 * 10**9)
@@ -205,7 +202,7 @@ async def test_publishes_while_expiry_looks(monkeypatch: pytest.MonkeyPatch) -> 
     await world.close()
 
 
-async def looked_at(**config: Any) -> tuple[World, Stream, Listener]:
+async def loaded(**config: Any) -> tuple[World, Stream, Listener]:
     world, stream = await a_stream(**config)
     await stream.load_blocks()
     listener = Listener()
@@ -214,9 +211,9 @@ async def looked_at(**config: Any) -> tuple[World, Stream, Listener]:
 
 
 @pytest.mark.parametrize("keep", [0, 7])
-async def test_a_purge_of_all_names_no_block(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    """Numbers change at once, consumers are notified of one range, and the applied state is cleaned up in slices."""
-    world, stream, listener = await looked_at()
+async def test_a_purge_of_all_lists_no_block(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
+    """The numbers change at once, consumers are notified of one range, and the applied state is updated in slices."""
+    world, stream, listener = await loaded()
     state, last_seq = world.log.state, BLOCKS * A_BLOCK
     meter = Meter()
     state.observe_removals(lambda: None)
@@ -226,26 +223,28 @@ async def test_a_purge_of_all_names_no_block(monkeypatch: pytest.MonkeyPatch, ke
         await turns(2)
         assert stream.msgs == keep
         assert await purging == last_seq - keep
-    assert meter.total <= 2, "the last block, and the one at the edge"
+    assert meter.total <= 2, "only the last block, and the one at the edge"
     assert stream.first_seq == last_seq - keep + 1
     assert [gone[:3] for gone in listener.gone] == [(1, last_seq - keep, last_seq - keep)]
     await world.log.persisted()
     assert len(state.streams[7].blocks) == (2 if keep else 0)
-    assert len(state.unnamed) <= 1, "none of them in the turn that applied the purge"
+    assert len(state.unnamed) <= 1, "no segment of them in the turn that applied the purge"
     while state.update_counts(1000):
         pass
-    assert len(state.unnamed) == BLOCKS + 1 - (2 if keep else 0), "and that of the purge"
+    assert len(state.unnamed) == BLOCKS + 1 - (2 if keep else 0), "all segments of them, and that of the purge"
     assert stream.live.msgs == sum(block.live_msgs for block in stream.live.blocks)
     await world.close()
 
 
 @pytest.mark.parametrize("subtracts", [False, True])
 @pytest.mark.parametrize("how", ["purge below a sequence", "a smaller max_msgs", "a smaller max_bytes"])
-async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyPatch, how: str,
-                                                     subtracts: bool) -> None:
-    """8000 of 20 000 blocks are removed: never more than a slice of them in one turn; block by block only where an index of
-    subjects subtracts what leaves."""
-    world, stream, listener = await looked_at()
+async def test_a_part_of_the_blocks_is_removed_in_slices(monkeypatch: pytest.MonkeyPatch, how: str,
+                                                         subtracts: bool) -> None:
+    """8000 of 20 000 blocks are removed, at most a slice of them in one turn.
+
+    They are listed block by block only if an index of subjects subtracts them.
+    """
+    world, stream, listener = await loaded()
     gone, left = 8000 * A_BLOCK + 2, BLOCKS * A_BLOCK - 8000 * A_BLOCK - 2
     if how != "purge below a sequence":
         gone, left = gone - 2, left + 2
@@ -281,7 +280,7 @@ async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyP
     assert meter.most <= 2 * (1100 if subtracts else 4200)
     assert cuts == (["listed"] * len(cuts) if subtracts else ["whole", "whole"])
     assert sum(msgs for _, _, msgs, _, _ in listener.gone) == gone
-    assert len(listener.gone) <= 20, "neighbours as one range"
+    assert len(listener.gone) <= 20, "neighbours are one range"
     await world.log.persisted()
     state = world.log.state.streams[7]
     assert (state.first_seq, state.msgs) == (stream.first_seq, stream.msgs)
@@ -289,21 +288,23 @@ async def test_a_part_of_the_blocks_leaves_in_slices(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("keep", [0, 60_000])
-async def test_publishes_go_on_between_the_slices_of_a_purge(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
-    """A purge of 8000 of 20 000 blocks holds a publish back for a slice, not for all; what was published meanwhile stays, whether
-    the purge names a sequence or how many messages it keeps."""
-    world, stream, _ = await looked_at()
+async def test_publishes_continue_between_the_slices_of_a_purge(monkeypatch: pytest.MonkeyPatch, keep: int) -> None:
+    """A purge of 8000 of 20 000 blocks holds a publish back for one slice only, and newly published messages stay.
+
+    That holds whether the purge names a sequence or a number of messages to keep.
+    """
+    world, stream, _ = await loaded()
     gone = 8000 * A_BLOCK
     monkeypatch.setattr(Live, "rows", lambda self, block: Rows(block))
     purging = asyncio.ensure_future(stream.purge(None, 0, keep) if keep else stream.purge(None, gone + 1, 0))
     seen: list[tuple[int, int]] = []
-    await asyncio.sleep(0)  # what leaves is settled with the first slice
+    await asyncio.sleep(0)  # the first slice determines which messages are removed
     while not purging.done():
         publish(world, stream, pub(b"S.a"))
         seen.append((stream.first_seq, stream.last_seq))
         await asyncio.sleep(0)
     assert await purging == gone
-    assert any(1 < first < gone and last > BLOCKS * A_BLOCK for first, last in seen), "between two slices"
+    assert any(1 < first < gone and last > BLOCKS * A_BLOCK for first, last in seen), "no publish between two slices"
     assert stream.first_seq == gone + 1
     await stream.queue.quiet()
     assert stream.msgs == BLOCKS * A_BLOCK - gone + len(seen)
@@ -312,7 +313,7 @@ async def test_publishes_go_on_between_the_slices_of_a_purge(monkeypatch: pytest
 
 
 class Rows:
-    """The rows of a block whose messages are all alike, and which is in no store."""
+    """The rows of a block whose messages are all alike, and which is not in the store."""
 
     def __init__(self, block: LiveBlock) -> None:
         self.block = block
@@ -328,8 +329,8 @@ class Rows:
         return 100
 
 
-async def test_deleting_a_stream_takes_its_blocks_out_of_the_counts_in_slices() -> None:
-    """The stream is gone at once; the segments become free a slice at a time, and until then count as needed."""
+async def test_the_segments_of_a_deleted_stream_are_counted_in_slices() -> None:
+    """The stream is deleted at once. Its segments become free a slice at a time, and count as needed until then."""
     world, stream = await a_stream()
     state = world.log.state
     state.observe_removals(lambda: None)
@@ -346,8 +347,8 @@ async def test_deleting_a_stream_takes_its_blocks_out_of_the_counts_in_slices() 
 
 
 async def test_counts_are_taken_from_the_shorter_side() -> None:
-    """``live_from`` at any place, a block's middle and beyond the ends among them."""
-    world, stream, _ = await looked_at()
+    """``live_from`` is right at any place, in the middle of a block, and beyond the ends."""
+    world, stream, _ = await loaded()
     live, last_seq = stream.live, BLOCKS * A_BLOCK
     for seq in (0, 1, 2, 3, A_BLOCK, A_BLOCK + 1, last_seq // 3, last_seq // 2 + 1, last_seq - 1, last_seq,
                 last_seq + 1):
@@ -359,7 +360,7 @@ async def test_counts_are_taken_from_the_shorter_side() -> None:
 
 
 def test_replay_is_the_same_with_and_without_slices() -> None:
-    """A state whose counts are updated later ends like one computed from scratch."""
+    """A state whose counts are updated later ends like one that is computed from scratch."""
     def emptied() -> ShardState:
         state = ShardState()
         fill(state, 5000)
@@ -383,7 +384,7 @@ def test_replay_is_the_same_with_and_without_slices() -> None:
 
 
 def test_the_model_holds_with_the_smallest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model's random histories, as of a stream of millions of blocks: every read and every removal takes several
+    """The model's random histories hold, as in a stream of millions of blocks: every read or removal takes several
     turns."""
     monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
@@ -414,7 +415,7 @@ async def test_blocks_in_memory_are_joined_a_few_messages_at_a_time(run: int, mo
     await world.close()
 
 
-async def test_blocks_in_memory_that_shrank_are_written_anew_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shrunk_blocks_in_memory_are_rewritten_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A purge removes most of very many messages: the rest is copied, a few thousand messages in each turn."""
     monkeypatch.setattr(memory_blocks, "_COPIED_AT_ONCE", 100)
     world = World()
@@ -429,7 +430,7 @@ async def test_blocks_in_memory_that_shrank_are_written_anew_in_slices(monkeypat
             while stream.memory_blocks.untidy:  # noqa: ASYNC110  # it is the stream's
                 await asyncio.sleep(0.01)
     assert meter.total >= 20
-    assert meter.most <= 2  # and after the last one a join
+    assert meter.most <= 2  # a join may follow the last one
     assert sum(block.count for block in stream.live.blocks) == stream.msgs == 20 * 200
     assert not stream.memory_blocks.untidy
     assert {subject for _, subject, _ in await read_all(stream)} == {b"S.stays"}
@@ -437,10 +438,9 @@ async def test_blocks_in_memory_that_shrank_are_written_anew_in_slices(monkeypat
 
 
 def test_a_slice_begins_behind_dead_blocks_that_are_not_persisted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaced messages stay in the table until the change is persisted: trimming continues behind them, and so do
-    publishes.
+    """Replaced messages stay in the table until the change is persisted: trimming continues after them.
 
-    A history that Hypothesis found; the last step never ended.
+    Hypothesis found this history, whose last step never ended.
     """
     monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
@@ -461,10 +461,10 @@ def test_a_slice_begins_behind_dead_blocks_that_are_not_persisted(monkeypatch: p
 
 
 def test_a_check_counts_on_limits_that_take_several_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a message is replaced, the limits have been enforced in full, not just for a slice; otherwise another
-    message is removed.
+    """Before a message is replaced, the limits are enforced in full, not just for a slice; otherwise another message
+    would be removed.
 
-    A history that Hypothesis's kind of search found: sequence 2 stayed, and 3 was removed.
+    A random search found this history: sequence 2 stayed, and 3 was removed.
     """
     monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
@@ -488,8 +488,7 @@ def test_a_check_counts_on_limits_that_take_several_slices(monkeypatch: pytest.M
 
 
 def test_a_trim_that_is_asked_for_as_another_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of a trim's turn admits queued publishes, which take the stream past its limit again: it is trimmed
-    again."""
+    """The end of a trim's turn admits queued publishes, which exceed the limit again: the stream is trimmed again."""
     monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     expected, rollup = {"Nats_Expected_Last_Subject_Sequence": "?"}, {"Nats_Rollup": "sub"}

@@ -1,4 +1,4 @@
-"""Which messages of a stored block match filters."""
+"""The messages of a stored block that match filters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.storage.format.whole import Row, encode, head_of, open_block
 
 
 def block(subjects: list[bytes], gaps: bool) -> Head:
-    """The head of a block with these messages, from sequence 10 on; with ``gaps``, every second sequence."""
+    """Return the head of a block with these messages, from sequence 10 on; with ``gaps``, every second sequence."""
     runs = [[Row(10 + at * (1 + gaps), 1000, subject, 0, b"x")] for at, subject in enumerate(subjects)]
     data = encode(open_block(1, runs))
     head = head_of(data)
@@ -43,18 +43,18 @@ def test_rows_are_those_that_match(seed: int) -> None:
     assert matching_rows(rows, cast(LiveBlock, None), Filters(patterns)) == expected
 
 
-def test_one_subject_is_found_without_a_look_at_the_others() -> None:
+def test_one_subject_is_found_without_comparing_the_others() -> None:
     """A thousand delete markers are a thousand roll-ups, each of a subject of its own."""
     rows = block([b"S.%d" % (i % 500) for i in range(1000)], gaps=False)
-    asked: list[bytes] = []
+    compared: list[bytes] = []
     filters = Filters([b"S.7"])
-    filters.match = lambda subject: bool(asked.append(subject)) or subject == b"S.7"
+    filters.match = lambda subject: bool(compared.append(subject)) or subject == b"S.7"
     assert matching_rows(rows, cast(LiveBlock, None), filters) == [(17, b"S.7"), (517, b"S.7")]
-    assert len(asked) < 10
+    assert len(compared) < 10
 
 
-async def test_a_roll_up_of_a_key_asks_no_other_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch may have a thousand of them, and a stream any number of blocks with subject filters."""
+async def test_a_roll_up_of_a_key_checks_no_other_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch may have a thousand roll-ups, and a stream any number of blocks with subject filters."""
     world = World(settings=LogSettings(segment_count=40))
     stream = world.stream(allow_rollup_hdrs=True)
     for start in range(0, 400, 40):
@@ -62,26 +62,26 @@ async def test_a_roll_up_of_a_key_asks_no_other_block(monkeypatch: pytest.Monkey
         await world.settle(stream)
     stream = await world.restart(stream)
     await ask(world, stream, pub(b"S.399", Nats_Rollup="sub"))  # reads the subjects
-    asked: list[object] = []
+    checked: list[object] = []
 
     def counted(*args: Any) -> bool:
-        asked.append(args)
+        checked.append(args)
         return may_hold(*args)
 
     monkeypatch.setattr(matching, "may_hold", counted)
     for i in range(20):
         await ask(world, stream, pub(b"S.%d" % i, b"new", Nats_Rollup="sub"))
-    assert not asked
+    assert not checked
     await ask(world, stream, pub(b"S.30"))
     await ask(world, stream, pub(b"S.30", Nats_Rollup="sub"))
-    assert asked
+    assert checked
     assert [subject for _, subject, _ in await everything(stream)] == [
         *(b"S.%d" % i for i in range(20, 399) if i != 30), b"S.399", *(b"S.%d" % i for i in range(20)), b"S.30"]
     await world.close()
 
 
-async def test_a_rare_match_costs_the_frame_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames between two matches are neither read ahead nor decoded; those of a common subject are."""
+async def test_a_rare_match_costs_only_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames between two matches are neither loaded ahead nor decoded; those of a common subject are."""
     world = World(cache_bytes=0)
     stream = world.stream()
     rng = random.Random(4)
@@ -105,7 +105,7 @@ async def test_a_rare_match_costs_the_frame_that_has_it(monkeypatch: pytest.Monk
 
 
 async def test_counts_by_subject_build_the_index_once_they_are_many() -> None:
-    """A few are answered by the blocks; in the end all of them together would take longer than the index."""
+    """The first counts read blocks; once all of them together would take longer than the index, the index is built."""
     world = World()
     stream = world.stream()
     publish(world, stream, *[pub(b"S.%d" % (i % 100)) for i in range(6000)])

@@ -1,4 +1,4 @@
-"""The subjects of an index in order, while they come and go."""
+"""The subjects of an index in order, while subjects are added and removed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ STEP = st.one_of(st.tuples(st.just("add"), st.integers(0, 12)), st.tuples(st.jus
 @settings(max_examples=200, deadline=None)
 @given(st.lists(STEP, max_size=40))
 def test_every_subject_is_found_once(steps: list[tuple[str, int]]) -> None:
-    """Whatever comes, goes and comes again, before, during and after a merge: each subject of the index is found, and once."""
+    """Each subject of the index is found once, even if it is removed and added again before, during or after a
+    merge."""
 
     async def run() -> None:
         index, order, seq = SubjectIndex(True), SubjectOrder(), 0
@@ -55,7 +56,7 @@ def test_every_subject_is_found_once(steps: list[tuple[str, int]]) -> None:
 
 
 async def test_a_span_holds_its_subjects_in_order() -> None:
-    """What is merged is found by its place; what came since is not sorted."""
+    """Merged names are found by their place; names added since then are not sorted."""
     order = SubjectOrder()
     await order.merge([b"a.%d" % i for i in range(1000)] + [b"b.%d" % i for i in range(1000)] + [b"b"])
     order.add(b"a.x")
@@ -67,8 +68,11 @@ async def test_a_span_holds_its_subjects_in_order() -> None:
 
 
 @pytest.mark.parametrize("tracked", [False, True])
-def test_columns_agree_with_single_questions(tracked: bool) -> None:
-    """Counts, lasts and presence of many subjects at once, and the next messages of one, with some that left at the front."""
+def test_columns_agree_with_single_lookups(tracked: bool) -> None:
+    """Counts, lasts and presence of many subjects at once, and the next messages of one, agree with single lookups.
+
+    Some messages have left at the front.
+    """
     index = SubjectIndex(tracked)
     for seq in range(1, 61):
         index.add(b"s.%d" % (seq % 7 + seq % 3), seq, 10)
