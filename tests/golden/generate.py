@@ -46,7 +46,7 @@ STREAM = 0x0123_4567_89AB_CDEF
 
 
 class Golden(NamedTuple):
-    """One object and the key it is read from."""
+    """An object and the key it is read from."""
 
     name: str
     data: bytes

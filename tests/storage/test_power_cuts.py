@@ -59,7 +59,7 @@ class Counted(Stream):
 
 
 class World:
-    """One store with many owners, and the knowledge of its clients."""
+    """A store with many owners, and the knowledge of its clients."""
 
     def __init__(self, folder: Path, disk: PowerDisk, seed: int) -> None:
         self.folder = folder

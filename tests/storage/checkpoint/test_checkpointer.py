@@ -1,4 +1,4 @@
-"""Rounds: the content of a root and its pages compared with the log, when rounds start, what they cost."""
+"""Rounds: the content of a root and its pages compared with the log, when rounds start, and their cost."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def roots_in(shared: MemoryStore) -> list[Position]:
 
 
 async def ahead(rig: Rig) -> Root:
-    """The root of a round during which a release record was persisted, while its page of subjects was put."""
+    """Return the root of a round during which a release record was persisted, while its page of subjects was put."""
     rig.settings = ShardSettings(checkpoint=CheckpointSettings(
         segments=1 << 30, interval_ns=None, subjects=SubjectSettings(blocks_min=2)))
     shard = await rig.open()
@@ -84,8 +84,9 @@ async def ahead(rig: Rig) -> Root:
     return Root.decode(rig.shared.objects[PATHS.checkpoint(at)], at)
 
 
-def test_a_root_holds_nothing_from_after_its_position() -> None:
-    """The shard's own state in it is of the root's position, though the log goes on while the round puts pages."""
+def test_a_root_includes_nothing_after_its_position() -> None:
+    """Shows that the shard's own state in it is that of its position, although the log continues while the round puts
+    pages."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock)
         root = await ahead(rig)
@@ -96,15 +97,16 @@ def test_a_root_holds_nothing_from_after_its_position() -> None:
     in_virtual_time(main)
 
 
-def test_a_root_that_is_ahead_of_its_position_is_read_as_if_it_were_not() -> None:
-    """Earlier releases wrote such roots: the state in them was copied later than their position says. Replay applies the
+def test_a_root_that_is_ahead_of_its_position_is_read_correctly() -> None:
+    """Earlier releases wrote such roots: their state was copied later than their position. A replay applies the
     segments in between again, and a release record counts once."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock)
         root = await ahead(rig)
         assert isinstance(rig.shared, MemoryStore)
         before = Position(root.position.epoch, root.position.number - 1)
-        rig.shared.objects[PATHS.checkpoint(before)] = root._replace(position=before, replay_from=before).encode(rig.me.nonce)
+        rig.shared.objects[PATHS.checkpoint(before)] = root._replace(
+            position=before, replay_from=before).encode(rig.me.nonce)
         del rig.shared.objects[PATHS.checkpoint(root.position)]
         rig.shared._keys[:] = sorted(rig.shared.objects)
         found = await read_snapshot(rig.shared, 0)
@@ -117,8 +119,8 @@ def test_a_root_that_is_ahead_of_its_position_is_read_as_if_it_were_not() -> Non
     in_virtual_time(main)
 
 
-class Crowd:
-    """Streams with consumers, changed at random by every kind of record."""
+class ChangingStreams:
+    """Streams with consumers, changed randomly by every kind of record."""
 
     def __init__(self, rig: Rig, rng: random.Random) -> None:
         self.rig, self.rng = rig, rng
@@ -173,20 +175,20 @@ class Crowd:
 @pytest.mark.usefixtures("small_pages")
 @pytest.mark.parametrize("seed", range(12))
 def test_checkpoint_and_log_agree(seed: int) -> None:
-    """Streams are created, changed and deleted while rounds run over a slow store: from every root, and from the log
-    alone, a reader arrives at the owner's applied state."""
+    """Streams are created, changed and deleted while rounds run over a slow store. A reader arrives at the owner's
+    applied state from every root, and from the log without any root."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rng = random.Random(seed)
         for life in range(3):
             rig = Rig(shared, clock, "a", life, faults=Faults(latency_ns=5 * MS), settings=NEVER)
             shard = await rig.open()
-            crowd = Crowd(rig, rng)
-            crowd.number = 100 * life + 10
+            streams = ChangingStreams(rig, rng)
+            streams.number = 100 * life + 10
             for _ in range(6):
                 cutting = asyncio.ensure_future(shard.checkpointer.cut())
                 for _ in range(rng.randint(5, 25)):
-                    crowd.step()
+                    streams.step()
                     await asyncio.sleep(rng.choice((0.0, 0.001, 0.004)))
                 await cutting
             await rig.log.persisted()
@@ -206,13 +208,13 @@ def test_checkpoint_and_log_agree(seed: int) -> None:
 
 
 def inline(body: bytes, stream_id: int) -> list[Any]:
-    """The block entries inline in a directory page that has a summary of them."""
+    """Return the block entries that are inline in a directory page with a summary of them."""
     entries: list[Any] = unpack_value(PageBody.unpack(body, stream_id).raw())[1]
     return entries
 
 
 def without_summaries(shared: MemoryStore) -> None:
-    """Rewrite the newest root and its directory as earlier versions wrote them."""
+    """Rewrite the newest root and its directory in the format of earlier versions."""
     at = roots_in(shared)[-1]
     key = PATHS.checkpoint(at)
     root, nonce = Root.decode(shared.objects[key], at), ObjectHeader.unpack(shared.objects[key], key).nonce
@@ -234,7 +236,8 @@ def without_summaries(shared: MemoryStore) -> None:
 
 @pytest.mark.usefixtures("small_pages")
 def test_a_checkpoint_of_an_earlier_version() -> None:
-    """Without summaries: it is read as it was, and the next round writes them, though nothing else of the streams changed."""
+    """A checkpoint without summaries is read correctly, and the next round writes them, although the streams are
+    unchanged."""
     def summaries(shared: MemoryStore) -> set[bool]:
         at = roots_in(shared)[-1]
         root = Root.decode(shared.objects[PATHS.checkpoint(at)], at)
@@ -272,7 +275,7 @@ def test_a_checkpoint_of_an_earlier_version() -> None:
 
 @pytest.mark.usefixtures("small_pages")
 def test_a_round_writes_what_changed() -> None:
-    """For a stream with many blocks only its entry and the open page of its table are rewritten."""
+    """Shows that for a stream with many blocks, only its entry and the last page of its table are rewritten."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=NEVER)
@@ -299,8 +302,8 @@ def test_a_round_writes_what_changed() -> None:
 
 
 @pytest.mark.usefixtures("small_pages")
-def test_no_old_object_is_pinned_by_one_page() -> None:
-    """The pages in the oldest object are rewritten when a root would name too many objects."""
+def test_no_old_object_is_kept_for_one_page() -> None:
+    """Shows that the pages in the oldest object are rewritten when a root would name too many objects."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=NEVER)
@@ -320,8 +323,9 @@ def test_no_old_object_is_pinned_by_one_page() -> None:
     in_virtual_time(main)
 
 
-def test_rounds_start_after_so_many_segments() -> None:
-    """Every segment with a block of a stream counts; an idle owner's empty segments have a bound of their own."""
+def test_rounds_start_after_a_number_of_segments() -> None:
+    """Shows that every segment with a block of a stream counts; an idle owner's empty segments have a bound of their
+    own."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         settings = ShardSettings(log=LogSettings(lease_ns=3 * SECOND),
@@ -346,9 +350,9 @@ def test_rounds_start_after_so_many_segments() -> None:
 
 
 @pytest.mark.parametrize("lease_ns", [None, 15 * SECOND])
-def test_a_round_comes_in_time_however_little_was_written_and_then_no_more(lease_ns: int | None) -> None:
+def test_a_round_starts_in_time_after_any_write_and_then_none(lease_ns: int | None) -> None:
     """A minute after an owner began, and after the first commit since the last round. A round's own records start no
-    other: without a lease an idle broker writes nothing, with one it cuts a round after many empty segments."""
+    other: without a lease an idle broker writes nothing, with one it runs a round after many empty segments."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=ShardSettings(log=LogSettings(lease_ns=lease_ns)))
@@ -372,12 +376,12 @@ def test_a_round_comes_in_time_however_little_was_written_and_then_no_more(lease
             assert shared.objects == before
         else:
             assert 6 * 3600 / 5 / 20 <= shard.checkpointer.rounds <= 6 * 3600 / 5 / 20 * 1.1 + 8
-            assert len(rig.log_keys()) < 20 * 4 + 600 / 5 + 10, "a few rounds' worth, and what waits for the grace"
+            assert len(rig.log_keys()) < 20 * 4 + 600 / 5 + 10, "a few rounds' worth, and segments in the grace period"
     in_virtual_time(main)
 
 
-def test_rounds_start_after_so_many_bytes_of_heads_too() -> None:
-    """Consumer state is replayed too, however few the segments."""
+def test_rounds_start_after_a_number_of_bytes_of_heads() -> None:
+    """Shows a bound on consumer state, which is replayed too, for few segments."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=ShardSettings(checkpoint=CheckpointSettings(head_bytes=100_000)))
@@ -392,8 +396,9 @@ def test_rounds_start_after_so_many_bytes_of_heads_too() -> None:
     in_virtual_time(main)
 
 
-def test_commits_wait_for_a_checkpoint_that_does_not_come() -> None:
-    """At four times the bound nothing more is put until a root lands; then commits continue. Recovery stays bounded."""
+def test_commits_wait_for_a_delayed_checkpoint() -> None:
+    """Shows that at four times the bound nothing more is put until a root is stored; then commits continue. So recovery
+    is bounded."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=ShardSettings(checkpoint=CheckpointSettings(segments=5)))
@@ -419,8 +424,8 @@ def test_commits_wait_for_a_checkpoint_that_does_not_come() -> None:
     in_virtual_time(main)
 
 
-def test_a_recovery_that_replayed_much_cuts_one_at_once() -> None:
-    """More than 64 segments, or more than 8 epochs."""
+def test_a_recovery_that_replayed_much_starts_a_round_at_once() -> None:
+    """Shows it for more than 64 segments, and for more than 8 epochs."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=NEVER)
@@ -440,8 +445,8 @@ def test_a_recovery_that_replayed_much_cuts_one_at_once() -> None:
     in_virtual_time(main)
 
 
-def test_a_clean_stop_cuts_one() -> None:
-    """The next start reads a root, its pages and one opening."""
+def test_a_clean_stop_writes_a_checkpoint() -> None:
+    """Shows that the next start reads a root, its pages and one opening."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock)
@@ -459,8 +464,8 @@ def test_a_clean_stop_cuts_one() -> None:
     in_virtual_time(main)
 
 
-def test_a_round_is_retried_until_it_landed_and_lost_answers_are_recognized() -> None:
-    """Pages and roots whose answers are lost are recognized as ours by their nonce."""
+def test_a_round_is_retried_until_it_is_stored_and_lost_answers_are_recognized() -> None:
+    """Shows that pages and roots whose answers are lost are recognized as ours by their nonce."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=NEVER)

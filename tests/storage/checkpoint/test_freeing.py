@@ -1,6 +1,6 @@
 """Objects are freed: deleting, purging and expiring empty the store within minutes, also on an idle broker.
 
-All in virtual time, counting objects. A broker that has nothing more to free writes nothing.
+All tests run in virtual time and count objects. A broker that has nothing more to free writes nothing.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, dump, in_virtual_t
 
 MINUTE = 60.0
 SEGMENTS = 10_000
-"""More than fit into two release records."""
+"""More segments than fit into two release records."""
 
 
 async def a_broker(shared: MemoryStore, clock: ManualClock, latency_ns: int = 0, **log: int) -> Rig:
-    """A shard with a directory's settings: a round in 4096 segments."""
+    """Open a shard with a directory's settings: a round after 4096 segments."""
     rig = Rig(shared, clock, faults=Faults(latency_ns=latency_ns),
               settings=ShardSettings(log=LogSettings(**log), checkpoint=CheckpointSettings(segments=4096),
                                       sweep_grace_ns=int(MINUTE) * SECOND))
@@ -34,7 +34,7 @@ async def a_broker(shared: MemoryStore, clock: ManualClock, latency_ns: int = 0,
 
 
 async def filled(rig: Rig, segments: int, stream_id: int = 7, name: str = "s") -> Stream:
-    """A stream with one message in each of that many segments."""
+    """Create a stream with one message in each of that many segments."""
     stream = Stream(rig.log, stream_id, name)
     stream.create()
     for _ in range(segments):
@@ -43,16 +43,16 @@ async def filled(rig: Rig, segments: int, stream_id: int = 7, name: str = "s") -
     return stream
 
 
-async def stays_still(shared: MemoryStore) -> None:
-    """A day passes, and no object is created or deleted."""
+async def check_idle(shared: MemoryStore) -> None:
+    """Check that no object is created or deleted for a day."""
     there = dict(shared.objects)
     await asyncio.sleep(86_400)
     assert shared.objects.keys() == there.keys()
 
 
 def test_a_deleted_stream_of_many_segments_leaves_an_idle_broker() -> None:
-    """Ten thousand segments are gone within ten minutes of the delete, though nothing else is written; then the broker
-    is idle."""
+    """Shows that ten thousand segments are deleted within ten minutes, although nothing else is written; then the
+    broker is idle."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -62,16 +62,16 @@ def test_a_deleted_stream_of_many_segments_leaves_an_idle_broker() -> None:
         stream.record(RecordKind.STREAM_DELETE, {})
         await asyncio.sleep(10 * MINUTE)
         assert len(shared.objects) < 40
-        await stays_still(shared)
+        await check_idle(shared)
         assert kept.msgs == len(await read_all(shared, "kept"))
         assert dump((await read_snapshot(shared, 0)).state) == dump(rig.log.state)
-        assert not rig.log.state.released, "what is deleted is told, so that no later owner deletes it again"
+        assert not rig.log.state.released, "deletions are recorded, so that no later owner repeats them"
     in_virtual_time(main)
 
 
 @pytest.mark.shows("store.compaction")
-def test_a_purge_frees_all_but_what_stays() -> None:
-    """All but the last ten messages are purged: about ten segments stay."""
+def test_a_purge_frees_all_but_the_remaining_messages() -> None:
+    """All but the last ten messages are purged: about ten segments are left."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -79,14 +79,14 @@ def test_a_purge_frees_all_but_what_stays() -> None:
         stream.remove(1, 2990)
         await asyncio.sleep(10 * MINUTE)
         assert len(shared.objects) < 50
-        await stays_still(shared)
+        await check_idle(shared)
         assert sorted(await read_all(shared)) == list(range(2991, 3001))
     in_virtual_time(main)
 
 
-def test_expiry_of_one_message_after_the_other() -> None:
-    """A message expires every ten seconds, as by max_age: its segment is gone a few minutes later, and rounds come at
-    most once a minute for that."""
+def test_expiry_of_one_message_after_another() -> None:
+    """A message expires every ten seconds, as by max_age: its segment is deleted a few minutes later. Rounds for that
+    run at most once a minute."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -100,13 +100,13 @@ def test_expiry_of_one_message_after_the_other() -> None:
         assert rig.shard.checkpointer.rounds - rounds <= 490 / 6 + 1  # type: ignore[union-attr]
         await asyncio.sleep(10 * MINUTE)
         assert len(shared.objects) < 50
-        await stays_still(shared)
+        await check_idle(shared)
     in_virtual_time(main)
 
 
 def test_heartbeats_of_a_quiet_broker_are_bounded() -> None:
-    """On a store with a lease, with a publish an hour into a stream of ten messages: the store is as large after five
-    days as after one."""
+    """A store has a lease, and a message is published each hour into a stream of ten messages: the store is as large
+    after five days as after one."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock, latency_ns=5 * MS, lease_ns=300 * SECOND)
@@ -124,7 +124,7 @@ def test_heartbeats_of_a_quiet_broker_are_bounded() -> None:
 
 
 def test_a_crash_before_anything_was_released() -> None:
-    """The next owner frees what the one before had no time to free, without any record of it."""
+    """Shows that the next owner frees everything that the previous one had no time to free, without a record of it."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -135,13 +135,13 @@ def test_a_crash_before_anything_was_released() -> None:
         rig = await a_broker(shared, clock)
         await asyncio.sleep(10 * MINUTE)
         assert len(shared.objects) < 40
-        await stays_still(shared)
+        await check_idle(shared)
     in_virtual_time(main)
 
 
 @pytest.mark.parametrize("segments", [1, 3])
 def test_a_few_large_segments_are_enough(segments: int) -> None:
-    """Size counts, not only the number: one segment may contain megabytes."""
+    """Shows that a few freed segments start rounds too: one segment may contain megabytes."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -151,13 +151,13 @@ def test_a_few_large_segments_are_enough(segments: int) -> None:
         stream.remove(1, segments)
         await asyncio.sleep(10 * MINUTE)
         assert not any(key in shared.objects for key in mine)
-        await stays_still(shared)
+        await check_idle(shared)
     in_virtual_time(main)
 
 
 def test_a_record_releases_a_bounded_number_of_segments() -> None:
-    """A record's size, and the time to apply it, are bounded; more segments need more records, in segments of their
-    own."""
+    """Shows that a record's size, and the time to apply it, are bounded. More segments need more records, in segments
+    of their own."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)

@@ -1,6 +1,8 @@
-"""While a stream is offline, the objects of the others are merged and deleted as ever, and nothing that the stream needs is.
+"""While a stream is offline, objects of other streams are merged and deleted as usual, and objects that it needs are
+kept.
 
-An owner that knows a record (kind 200) writes it; owners that do not know it have the stream offline. All in virtual time.
+An owner that knows a record (kind 200) writes it; for owners that do not know it, the stream is offline. All tests run
+in virtual time.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ MINUTE = 60.0
 
 @pytest.mark.parametrize("newer_merges", [False, True])
 def test_the_objects_of_other_streams_are_deleted(newer_merges: bool) -> None:
-    """A stream of 80 messages goes offline; then the others get 1000 messages and lose most of them, under three owners, two of
-    which are killed. The store has about as many objects as at first, and the stream is back with a newer owner.
+    """A stream of 80 messages goes offline. Then the others get 1000 messages and lose most of them, under three
+    owners, two of which are killed. The store has about as many objects as at first, and the stream is online with a
+    newer owner.
 
-    ``newer_merges``: the newer owner merged blocks of the stream after the record that the older ones do not know, so that
-    runs are named by records that could not be applied.
+    ``newer_merges``: the newer owner merged blocks of the stream after the record that older ones do not know. So runs
+    are named by records that could not be applied.
     """
     async def main(world: Owners) -> None:
         await world.open(newer=True, segments=1 << 20, compaction=newer_merges)
@@ -66,13 +69,13 @@ def test_the_objects_of_other_streams_are_deleted(newer_merges: bool) -> None:
         await world.check_newer_version()
         await world.publish(S, 5)
         await asyncio.sleep(20 * MINUTE)
-        assert len(world.data_objects()) < 40, "what only an offline stream needed is deleted"
+        assert len(world.data_objects()) < 40, "objects that only an offline stream needed are deleted"
         await world.check_newer_version()
     owners(main)
 
 
-def test_deleting_an_offline_stream_releases_what_it_needed() -> None:
-    """Its segments, and the run that a record names which could not be applied."""
+def test_deleting_an_offline_stream_releases_its_objects() -> None:
+    """Shows it for its segments, and for the run that a record names which could not be applied."""
     async def main(world: Owners) -> None:
         await world.open(newer=True, segments=1 << 20)
         await world.publish(T, 10)
@@ -106,13 +109,15 @@ def test_deleting_an_offline_stream_releases_what_it_needed() -> None:
 
 
 def test_runs_below_the_prefix_of_an_offline_stream_stay_until_it_is_deleted() -> None:
-    """A record that is not understood may name them. A run of another stream that nothing names is deleted."""
+    """Shows that they are kept, since an unknown record may name them, while an unnamed run of another stream is
+    deleted."""
     async def main(world: Owners) -> None:
         await world.open(newer=True, segments=1 << 20, compaction=False)
         await world.publish(S, 3)
         await world.write_unknown_record()
         await world.publish(T, 3)
-        named, orphan = (StreamPaths("$G", name, stream_id).run(Position(1, 2), 99) for name, stream_id in (("s", S), ("t", T)))
+        named, orphan = (StreamPaths("$G", name, stream_id).run(Position(1, 2), 99)
+                         for name, stream_id in (("s", S), ("t", T)))
         for key in (named, orphan):
             await world.shared.put(key, [b"a run of the first epoch"])
         await world.shard.abandon()
@@ -135,8 +140,9 @@ def test_runs_below_the_prefix_of_an_offline_stream_stay_until_it_is_deleted() -
 
 
 def test_a_kept_checkpoint_that_names_held_segments_keeps_them() -> None:
-    """A newer owner has the stream online again, and dies after one checkpoint; so does the next. What the checkpoints of the
-    older owner name stays until these have gone, since a start may have to fall back to them."""
+    """A newer owner has the stream online again, and dies after one checkpoint; so does the next. Objects that
+    checkpoints of the older owner name are kept as long as these checkpoints, since a start may have to fall back to
+    them."""
     async def main(world: Owners) -> None:
         await world.open(newer=True, segments=1 << 20, compaction=False)
         await world.publish(S, 10)
@@ -168,14 +174,15 @@ def test_a_kept_checkpoint_that_names_held_segments_keeps_them() -> None:
 
 @pytest.mark.parametrize("seed", range(12))
 def test_random_histories(seed: int) -> None:
-    """Newer and older owners take turns and do what comes: publish, remove, cut checkpoints, merge, sweep, end, die. A newer
-    version could read every message all the time."""
+    """Newer and older owners take turns and act randomly: publish, remove, write checkpoints, merge, sweep, end, die. A
+    newer version could read every message all the time."""
     rng = random.Random(seed)
 
     async def main(world: Owners) -> None:
         for turn in range(8):
             newer = turn % 2 == 0 if rng.random() < 0.8 else rng.random() < 0.5
-            await world.open(newer=newer or not turn, segments=rng.choice([4, 16, 1 << 20]), compaction=rng.random() < 0.8)
+            await world.open(newer=newer or not turn, segments=rng.choice([4, 16, 1 << 20]),
+                             compaction=rng.random() < 0.8)
             for _ in range(rng.randrange(5, 40)):
                 mine = [S, T, U] if not world.offline else [T, U]
                 action = rng.random()

@@ -1,4 +1,4 @@
-"""Release, then delete: which objects, when, by which owner; and which are never deleted."""
+"""Release, then delete: which objects, when, by which owner; and objects that are never deleted."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def often(grace_ns: int = 0, segments: int = 4, **log: int) -> ShardSettings:
 
 
 class Room:
-    """Says whether the store has room."""
+    """The room of the store."""
 
     full: StoreFull | None = None
     bytes_free = 1 << 40
@@ -58,7 +58,7 @@ def position_of(key: str) -> Position:
 
 
 async def churn(rig: Rig, rounds: int) -> Stream:
-    """Publish and remove everything, repeatedly."""
+    """Publish and remove all messages, repeatedly."""
     stream = Publisher(rig, {}).stream
     for _ in range(rounds):
         for _ in range(3):
@@ -71,7 +71,8 @@ async def churn(rig: Rig, rounds: int) -> Stream:
 
 
 def test_dead_segments_old_pages_and_old_roots_are_deleted() -> None:
-    """After a long churn the store has three roots, their pages, the segments since the oldest of them, and claims."""
+    """Shows that after many changes the store has three roots, their pages, the segments since the oldest, and
+    claims."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often())
@@ -88,7 +89,7 @@ def test_dead_segments_old_pages_and_old_roots_are_deleted() -> None:
 
 
 def test_a_live_block_keeps_its_segment() -> None:
-    """One message of a hundred segments is live: its segment stays, the others are deleted."""
+    """A message of a hundred segments is live: its segment is kept, the others are deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often())
@@ -107,7 +108,8 @@ def test_a_live_block_keeps_its_segment() -> None:
 
 
 def test_nothing_is_deleted_before_its_record_is_persisted() -> None:
-    """The put with the record is stalled: a root is stored beyond it, but nothing is deleted until the record is in the log."""
+    """The put with the record is stalled: a root after it is stored, but nothing is deleted until the record is in the
+    log."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often(segments=1 << 20))
@@ -128,8 +130,8 @@ def test_nothing_is_deleted_before_its_record_is_persisted() -> None:
 
 
 def test_a_fenced_owner_deletes_nothing_more() -> None:
-    """O is paused for two hours between its root and its record; N is owner by then. O's record is never persisted, so
-    no object of N, new and unknown to O, is touched."""
+    """O is paused for two hours between its root and its record, and N is owner by then. O's record is never persisted,
+    so objects of N, which are unknown to O, are not deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         old = Rig(shared, clock, "old", 1, settings=often(segments=1 << 20))
@@ -152,8 +154,8 @@ def test_a_fenced_owner_deletes_nothing_more() -> None:
     in_virtual_time(main)
 
 
-def test_the_grace_period_serves_readers() -> None:
-    """A reader that planned before has that long; then the object is deleted."""
+def test_the_grace_period_is_for_readers() -> None:
+    """Shows that a reader that planned before has that much time; then the object is deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often(grace_ns=60 * SECOND, segments=1 << 20))
@@ -170,8 +172,9 @@ def test_the_grace_period_serves_readers() -> None:
     in_virtual_time(main)
 
 
-def test_the_grace_period_gives_way_while_the_store_is_full() -> None:
-    """What waits is deleted at once when the store becomes full, and so is what is released until it has room again."""
+def test_the_grace_period_is_ignored_while_the_store_is_full() -> None:
+    """Released objects are deleted at once when the store becomes full, and so are further ones until it has room
+    again."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often(grace_ns=6000 * SECOND, segments=1 << 20))
@@ -226,7 +229,8 @@ def test_nothing_is_deleted_while_the_clocks_disagree() -> None:
 
 
 def test_claims_and_seals_are_never_deleted() -> None:
-    """Twenty owners one after the other: every claim and every seal exists, though all old segments are gone."""
+    """Shows that after twenty successive owners, every claim and every seal exists, but all old segments are
+    deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         for epoch in range(1, 21):
@@ -241,8 +245,8 @@ def test_claims_and_seals_are_never_deleted() -> None:
     in_virtual_time(main)
 
 
-def test_an_owner_does_not_read_what_it_put_itself_before_it_is_deleted() -> None:
-    """The headers of an earlier owner's segments are read, since one of them might be a seal; our own cannot be."""
+def test_an_owner_does_not_read_its_own_objects_before_deleting_them() -> None:
+    """The headers of an earlier owner's segments are read, since one of them might be a seal; our own are not."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         old = Rig(shared, clock, "old", 1, settings=often(grace_ns=1000 * SECOND))
@@ -269,7 +273,8 @@ def test_an_owner_does_not_read_what_it_put_itself_before_it_is_deleted() -> Non
 
 
 async def leave_strays(shared: MemoryStore, clock: ManualClock) -> list[str]:
-    """An owner that dies and leaves segments beyond its epoch's end, and pages that no root names: their keys."""
+    """Leave segments beyond an epoch's end, and pages that no root names, by an owner that dies. Returns: their
+    keys."""
     old = Rig(shared, clock, "old", 1, settings=often(segments=1 << 20, segment_bytes=5))
     shard = await old.open()
     stream = await churn(old, 2)
@@ -285,7 +290,7 @@ async def leave_strays(shared: MemoryStore, clock: ManualClock) -> list[str]:
 
 
 def test_orphans_are_deleted_after_the_next_owners_first_round() -> None:
-    """Segments beyond an epoch's end, and pages that no root names."""
+    """Shows it for segments beyond an epoch's end, and for pages that no root names."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         orphans = await leave_strays(shared, clock)
@@ -299,8 +304,8 @@ def test_orphans_are_deleted_after_the_next_owners_first_round() -> None:
 
 
 def test_a_seal_alone_in_its_epoch_is_not_read() -> None:
-    """Seals stay forever, one for each process run: the next owner recognizes them from the log's state, without a GET
-    for each."""
+    """Seals are kept forever, one for each process run. The next owner recognizes them from the log's state, without a
+    GET for each."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         orphans = await leave_strays(shared, clock)
@@ -316,12 +321,12 @@ def test_a_seal_alone_in_its_epoch_is_not_read() -> None:
         seals = {key for key in keys(shared, "log") if shared.objects[key][8] == ObjectKind.SEAL}
         assert len(seals) == 11
         asked = {key for operation, key in counting.calls if operation == "get" and key in seals}
-        assert asked == {PATHS.log(p) for p in map(position_of, seals) if p.epoch == 1}, "where orphans are"
+        assert asked == {PATHS.log(p) for p in map(position_of, seals) if p.epoch == 1}, "the epoch with orphans"
     in_virtual_time(main)
 
 
 def test_many_orphans_are_read_concurrently() -> None:
-    """A thousand headers at 30 ms each take about a second; and the orphans are deleted though the log is idle."""
+    """A thousand headers at 30 ms each take about a second; and the orphans are deleted although the log is idle."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await leave_strays(shared, clock)
@@ -332,7 +337,7 @@ def test_many_orphans_are_read_concurrently() -> None:
         shard = await new.open()
         assert await shard.checkpointer.cut()
         await shard.sweeper.after_round(shard.checkpointer)
-        await asyncio.sleep(3)  # the record goes within a second
+        await asyncio.sleep(3)  # the record is put within a second
         assert sum(len(released.segments) for released in new.log.state.released.values()) >= 1000
         await asyncio.sleep(60)
         assert len(keys(shared, "log")) < 20
@@ -342,7 +347,7 @@ def test_many_orphans_are_read_concurrently() -> None:
 @pytest.mark.parametrize("operation", ["list", "get", "delete"])
 @pytest.mark.parametrize("error", [Transient, StoreRefused])
 def test_store_errors_during_the_search_for_orphans(operation: str, error: type[StoreError]) -> None:
-    """The sweeper repeats its requests: its answers can wait, and the log continues meanwhile."""
+    """Shows that the sweeper repeats its requests, and that the log continues meanwhile."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         orphans = await leave_strays(shared, clock)
@@ -365,8 +370,8 @@ def test_store_errors_during_the_search_for_orphans(operation: str, error: type[
     in_virtual_time(main)
 
 
-def test_the_next_owner_deletes_what_was_released_before() -> None:
-    """The record is in the log; its writer died in the grace period."""
+def test_the_next_owner_deletes_objects_that_were_released_before() -> None:
+    """The record is in the log; its writer died during the grace period."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         old = Rig(shared, clock, "old", 1, settings=often(grace_ns=1000 * SECOND))
@@ -384,7 +389,7 @@ def test_the_next_owner_deletes_what_was_released_before() -> None:
 
 
 def test_a_deleted_stream_frees_its_segments() -> None:
-    """All segments that only it used are deleted."""
+    """Shows that all segments that only it used are deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often())

@@ -1,4 +1,4 @@
-"""The rules of when to close a segment and when to begin a put, as a table of facts and decisions."""
+"""The rules for closing a segment and beginning a put, as a table of facts and decisions."""
 
 from __future__ import annotations
 
@@ -19,57 +19,64 @@ LEASED = {"lease_ns": LEASE}
 BEGIN, CUT, HEARTBEAT, WAIT = Action.BEGIN, Action.CUT, Action.HEARTBEAT, Action.WAIT
 
 TABLE: list[tuple[str, dict[str, int], dict[str, Any], Action, int | None]] = [
-    # what, settings, facts (``ago`` for when the last put began), action, how long to wait
-    ("nothing to say", {}, {}, WAIT, None),
+    # name, settings, facts (``ago``: time since the last put began), action, time to wait
+    ("nothing to store", {}, {}, WAIT, None),
     ("nothing in flight: at once", {}, {"asked": True}, CUT, None),
     ("even right after a put", {}, {"asked": True, "ago": 0}, CUT, None),
     ("gather while a put is in flight", {}, {"asked": True, "in_flight": 1}, WAIT, None),
-    ("without an interval even beside one that is encoded", {}, {"asked": True, "in_flight": 1, "beside": True}, WAIT, None),
+    ("without an interval also beside an encoded one", {}, {"asked": True, "in_flight": 1, "beside": True}, WAIT, None),
     ("unless it has many bytes", {}, {"asked": True, "in_flight": 1, "beside": True, "bytes": BYTES_MANY}, CUT, None),
-    ("many bytes wait for the encoding of those before", {}, {"asked": True, "in_flight": 1, "bytes": BYTES_MANY}, WAIT, None),
-    ("and for the interval", EVENLY, {"asked": True, "in_flight": 1, "beside": True, "bytes": BYTES_MANY, "ago": 0}, WAIT,
+    ("many bytes wait until the last put is encoded", {}, {"asked": True, "in_flight": 1, "bytes": BYTES_MANY}, WAIT,
+     None),
+    ("and for the interval", EVENLY,
+     {"asked": True, "in_flight": 1, "beside": True, "bytes": BYTES_MANY, "ago": 0}, WAIT,
      INTERVAL),
-    ("and for one of so many puts", {}, {"asked": True, "in_flight": 4, "beside": True, "bytes": BYTES_MANY}, WAIT, None),
+    ("and for the bound on puts in flight", {},
+     {"asked": True, "in_flight": 4, "beside": True, "bytes": BYTES_MANY}, WAIT, None),
     ("a full segment is closed at once", {}, {"full": True, "in_flight": 1}, CUT, None),
     ("also while no put may begin", {}, {"full": True, "in_flight": 4}, CUT, None),
     ("also while commits are paused", {}, {"full": True, "paused": True}, CUT, None),
     ("a closed one begins at once", {}, {"closed": True, "in_flight": 3}, BEGIN, None),
-    ("but no more than so many", {}, {"closed": True, "in_flight": 4}, WAIT, None),
-    ("so many as the settings say", {"puts_in_flight": 1}, {"closed": True, "in_flight": 1}, WAIT, None),
+    ("but not beyond the bound on puts in flight", {}, {"closed": True, "in_flight": 4}, WAIT, None),
+    ("the settings have that bound", {"puts_in_flight": 1}, {"closed": True, "in_flight": 1}, WAIT, None),
 
     ("the interval is over", EVENLY, {"asked": True, "ago": INTERVAL}, CUT, None),
     ("the interval is not over", EVENLY, {"asked": True, "ago": INTERVAL - MS}, WAIT, MS),
-    ("the interval holds no closed segment up", EVENLY, {"closed": True, "ago": 0, "in_flight": 1}, BEGIN, None),
+    ("the interval delays no closed segment", EVENLY, {"closed": True, "ago": 0, "in_flight": 1}, BEGIN, None),
     ("over, and the put in flight is encoded", EVENLY, {"asked": True, "in_flight": 1, "beside": True}, CUT, None),
-    ("over, and it is not, or has many blocks", EVENLY, {"asked": True, "in_flight": 1}, WAIT, None),
-    ("not over, though it is encoded", EVENLY, {"asked": True, "in_flight": 1, "beside": True, "ago": 0}, WAIT, INTERVAL),
+    ("over, and that put is not encoded, or has many blocks", EVENLY, {"asked": True, "in_flight": 1}, WAIT, None),
+    ("not over, but the put is encoded", EVENLY, {"asked": True, "in_flight": 1, "beside": True, "ago": 0}, WAIT,
+     INTERVAL),
 
-    ("many small blocks wait for company", {}, {"asked": True, "blocks": BLOCKS_MANY, "count": 300}, WAIT, PAUSE_NS),
+    ("many small blocks wait for more messages", {}, {"asked": True, "blocks": BLOCKS_MANY, "count": 300}, WAIT,
+     PAUSE_NS),
     ("few small blocks do not", {}, {"asked": True, "blocks": BLOCKS_MANY - 1, "count": 300}, CUT, None),
     ("nor many large ones", {}, {"asked": True, "blocks": BLOCKS_MANY, "count": 8 * BLOCKS_MANY}, CUT, None),
     ("nor blocks without messages", {}, {"asked": True, "blocks": BLOCKS_MANY}, CUT, None),
 
     ("a heartbeat every third of the lease", LEASED, {"ago": THIRD}, HEARTBEAT, None),
     ("not earlier", LEASED, {"ago": THIRD - MS}, WAIT, MS),
-    ("with what there is to say", LEASED, {"ago": THIRD, "asked": True}, HEARTBEAT, None),
-    ("many blocks do not hold it up", LEASED, {"ago": THIRD, "asked": True, "blocks": 999, "count": 999}, HEARTBEAT, None),
+    ("with what there is to store", LEASED, {"ago": THIRD, "asked": True}, HEARTBEAT, None),
+    ("many blocks do not delay it", LEASED, {"ago": THIRD, "asked": True, "blocks": 999, "count": 999}, HEARTBEAT,
+     None),
     ("a closed segment is a heartbeat too", LEASED, {"ago": THIRD, "closed": True, "paused": True}, BEGIN, None),
     ("a put in flight is one", LEASED, {"ago": THIRD, "in_flight": 1}, WAIT, THIRD),
     ("long overdue, after a pause of the process", LEASED, {"ago": 99 * LEASE, "in_flight": 1}, WAIT, THIRD),
-    ("a proof that is asked for does not wait for it", LEASED, {"ago": 0, "asked": True}, CUT, None),
+    ("a requested proof does not wait for it", LEASED, {"ago": 0, "asked": True}, CUT, None),
     ("the interval or the heartbeat, whichever comes first", {**LEASED, "commit_interval_ns": LEASE},
      {"ago": MS, "asked": True}, WAIT, THIRD - MS),
 
     ("paused: nothing is closed", {}, {"asked": True, "paused": True}, WAIT, None),
     ("paused: nothing begins", {}, {"closed": True, "paused": True}, WAIT, None),
-    ("paused: the heartbeat goes on", LEASED, {"asked": True, "paused": True, "ago": THIRD}, HEARTBEAT, None),
+    ("paused: heartbeats continue", LEASED, {"asked": True, "paused": True, "ago": THIRD}, HEARTBEAT, None),
     ("paused: until it is due", LEASED, {"asked": True, "paused": True, "ago": MS}, WAIT, THIRD - MS),
 ]
 
 
-@pytest.mark.parametrize(("settings", "facts", "action", "wait_ns"), [row[1:] for row in TABLE], ids=[row[0] for row in TABLE])
+@pytest.mark.parametrize(("settings", "facts", "action", "wait_ns"), [row[1:] for row in TABLE],
+                         ids=[row[0] for row in TABLE])
 def test_decides(settings: dict[str, int], facts: dict[str, Any], action: Action, wait_ns: int | None) -> None:
-    """One row of the table, for a new schedule."""
+    """Shows one row of the table, with a new schedule."""
     facts = dict(facts)
     given = Facts(NOW - facts.pop("ago", THIRD - MS), **facts)
     until_ns = None if wait_ns is None else NOW + wait_ns
@@ -81,7 +88,7 @@ def grown(count: int) -> Facts:
 
 
 def test_small_blocks_wait_while_they_grow() -> None:
-    """As long as more messages come, until none came for a pause."""
+    """Shows that the wait lasts while more messages arrive, and ends when none arrived for a pause."""
     schedule = CommitSchedule(LogSettings())
     schedule.record_put(BLOCKS_MANY, 100 * MS)
     assert [schedule.decide(grown(300 + i), NOW + i * MS).action for i in range(5)] == [WAIT] * 5
@@ -90,7 +97,7 @@ def test_small_blocks_wait_while_they_grow() -> None:
 
 
 def test_small_blocks_wait_no_longer_than_the_last_such_segment_took() -> None:
-    """A message's wait doubles at most; a segment of few blocks does not count as a measurement."""
+    """Shows that a message's latency at most doubles, and that a segment of few blocks is no measurement."""
     schedule = CommitSchedule(LogSettings())
     schedule.record_put(BLOCKS_MANY, 3 * MS)
     schedule.record_put(1, 100 * MS)
@@ -98,7 +105,7 @@ def test_small_blocks_wait_no_longer_than_the_last_such_segment_took() -> None:
 
 
 def test_the_next_segment_grows_from_nothing() -> None:
-    """A cut ends the wait of the segment that was closed, not that of the next."""
+    """Shows that closing a segment ends only its own wait, not that of the next."""
     schedule = CommitSchedule(LogSettings())
     assert schedule.decide(grown(300), NOW).action is WAIT
     assert schedule.decide(grown(301), NOW + MS).action is CUT

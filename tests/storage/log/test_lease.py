@@ -1,4 +1,4 @@
-"""Past the lease nothing is answered until a put has proved ownership of the shard; that put is never held back."""
+"""An expired lease: nothing is answered until a put has proved ownership; nothing delays that put."""
 
 from __future__ import annotations
 
@@ -34,37 +34,38 @@ async def opened(clock: ManualClock, **log: Any) -> tuple[Rig, Stream]:
 
 
 def stopped(clock: ManualClock, seconds: int) -> None:
-    """The process is stopped for that long, and resumes where it was interrupted."""
+    """Stop the process for that long; it resumes where it was interrupted."""
     clock.advance(seconds * SECOND)
 
 
 def test_an_idle_owner_that_was_stopped_answers_after_a_put() -> None:
-    """In the order requested, batched answers included, and no later than that put takes."""
+    """Shows that calls are answered in order, including batched ones, and as soon as that put is stored."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock)
-        log, told = rig.log, []
-        log.wait(told.append, 0)
-        assert told == [0], "what is persisted is answered at once"
+        log, answered = rig.log, []
+        log.wait(answered.append, 0)
+        assert answered == [0], "a call that depends on persisted state only is answered at once"
         stopped(clock, 60)
         before = log.position
-        log.wait(told.append, 1)
-        log.wait_batched(told.extend, 2, 3)
-        log.wait_batched(told.extend, 4)
-        log.wait(told.append, 5)
-        assert told == [0]
+        log.wait(answered.append, 1)
+        log.wait_batched(answered.extend, 2, 3)
+        log.wait_batched(answered.extend, 4)
+        log.wait(answered.append, 5)
+        assert answered == [0]
         began_ns = clock.monotonic_ns()
         await log.persisted()
-        assert told == [0, 1, 2, 3, 4, 5]
+        assert answered == [0, 1, 2, 3, 4, 5]
         assert clock.monotonic_ns() - began_ns <= 11 * MS
         assert log.position == Position(1, before.number + 1)
         assert log.waiting_bytes == 0
-        log.wait(told.append, 6)
-        assert told[-1] == 6
+        log.wait(answered.append, 6)
+        assert answered[-1] == 6
     in_virtual_time(main)
 
 
-def test_a_reader_past_the_lease_asks_for_the_put_that_renews_it() -> None:
-    """It need not wait for the next heartbeat, whose timer stood still with the machine. One put is enough for all readers."""
+def test_a_reader_after_the_lease_requests_the_put_that_renews_it() -> None:
+    """Shows that it need not wait for the next heartbeat, whose timer stopped with the machine, and that one put is
+    enough for all readers."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock)
         log = rig.log
@@ -83,7 +84,7 @@ def test_a_reader_past_the_lease_asks_for_the_put_that_renews_it() -> None:
 
 
 def test_a_pause_that_only_the_wall_clock_shows_ends_the_lease() -> None:
-    """A virtual machine is paused with all its clocks, and then its wall clock is set."""
+    """Shows it for a virtual machine that is paused with all its clocks, after which its wall clock is set."""
     async def main(clock: ManualClock) -> None:
         guarded = GuardedClock(clock.now_ns, clock.monotonic_ns)
         rig = Rig(MemoryStore(), clock, faults=Faults(latency_ns=10 * MS), settings=ShardSettings(
@@ -99,8 +100,8 @@ def test_a_pause_that_only_the_wall_clock_shows_ends_the_lease() -> None:
     in_virtual_time(main)
 
 
-def test_what_lands_behind_a_put_that_did_not_proves_nothing() -> None:
-    """Number 2 hangs, 3 lands past the lease: it may lie beyond a seal. When 2 has landed, both of them count."""
+def test_a_put_after_one_that_is_not_stored_proves_nothing() -> None:
+    """Number 2 hangs, 3 is stored after the lease: it may be after a seal. When 2 is stored, both of them count."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, puts_in_flight=2, commit_interval_ns=20 * MS, put_timeout_ns=None)
         log = rig.log
@@ -120,55 +121,56 @@ def test_what_lands_behind_a_put_that_did_not_proves_nothing() -> None:
 
 
 def test_a_fenced_owner_that_was_stopped_answers_nothing() -> None:
-    """The put that was to prove ownership meets the other owner's seal."""
+    """Shows that the put that was to prove ownership finds the other owner's seal."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock)
-        told: list[int] = []
+        answered: list[int] = []
         stall = rig.store.stall_put(rig.store.puts)
         stopped(clock, 60)
         await Rig(rig.shared, clock, "b", 2).take()
-        rig.log.wait(told.append, 1)
+        rig.log.wait(answered.append, 1)
         stall.release()
         with pytest.raises(Fenced):
             await rig.log.persisted()
         await asyncio.sleep(60)
-        assert told == []
+        assert answered == []
     in_virtual_time(main)
 
 
 def test_a_put_from_before_the_stop_proves_nothing_after_it() -> None:
-    """A segment lands, the process is stopped before it gets the result, and wakes. Decisions made then wait for that
-    segment, which proves ownership only as of a minute ago: they are answered after the next put."""
+    """A segment is stored, and the process is stopped before it gets the result. Decisions after it resumes wait for
+    that segment, which proves ownership only as of a minute ago. So they are answered after the next put."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, put_timeout_ns=None)
-        told: list[str] = []
+        answered: list[str] = []
         stream.publish()
-        await asyncio.sleep(0.006)  # it has landed, and the answer is on its way
+        await asyncio.sleep(0.006)  # it is stored, and the answer is on its way
         stopped(clock, 60)
-        rig.log.wait(told.append, "stale")
+        rig.log.wait(answered.append, "stale")
         before = rig.log.position
         await asyncio.sleep(0.005)
         assert rig.log.position > before
-        assert told == []
-        rig.log.wait(told.append, "later")
+        assert answered == []
+        rig.log.wait(answered.append, "later")
         await rig.log.persisted()
-        assert told == ["stale", "later"]
+        assert answered == ["stale", "later"]
     in_virtual_time(main)
 
 
 def test_without_a_lease_a_stopped_owner_answers_at_once() -> None:
-    """Its lock is held as long as the process lives."""
+    """Shows that no proof is needed: its lock is held as long as the process lives."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock, lease_ns=None)
         stopped(clock, 60)
-        told: list[int] = []
-        rig.log.wait(told.append, 1)
-        assert told == [1]
+        answered: list[int] = []
+        rig.log.wait(answered.append, 1)
+        assert answered == [1]
     in_virtual_time(main)
 
 
 def test_commits_that_wait_for_a_checkpoint_do_not_end_the_lease() -> None:
-    """No page lands for ten minutes, so commits are held; one goes out each T/3 all the same, and no standby takes over."""
+    """No page is stored for ten minutes, so commits are held. One is put each T/3 all the same, and no standby takes
+    over."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=ShardSettings(
@@ -194,39 +196,40 @@ def test_commits_that_wait_for_a_checkpoint_do_not_end_the_lease() -> None:
     in_virtual_time(main)
 
 
-def test_signs_of_life_come_each_third_of_the_lease_until_the_work_is_done() -> None:
-    """And the number of the last is known when ``beside`` returns, however long its put takes."""
+def test_heartbeats_are_put_each_third_of_the_lease_until_the_work_is_done() -> None:
+    """Shows also that the number of the last is known when ``renew_during`` returns, however long its put takes."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock, faults=Faults(latency_ns=10 * MS))
         taken = await rig.take()
-        heartbeat = RecoveryHeartbeat(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng, LogSettings(lease_ns=T),
-                      taken.began_ns)
+        heartbeat = RecoveryHeartbeat(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng,
+                                      LogSettings(lease_ns=T), taken.began_ns)
         assert await heartbeat.renew_during(asyncio.sleep(62, "done")) == "done"
         assert heartbeat.position == Position(1, 12) == rig.log_keys()[-1]
         assert clock.monotonic_ns() - heartbeat.proved_ns <= T // 3
         stall = rig.store.stall_put(rig.store.puts)
-        beside = asyncio.ensure_future(RecoveryHeartbeat(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng,
-                                             LogSettings(lease_ns=T), taken.began_ns - T).renew_during(asyncio.sleep(1)))
+        renewal = asyncio.ensure_future(RecoveryHeartbeat(
+            rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng, LogSettings(lease_ns=T),
+            taken.began_ns - T).renew_during(asyncio.sleep(1)))
         await asyncio.sleep(4)
-        assert not beside.done()
+        assert not renewal.done()
         stall.release()
-        await beside
+        await renewal
     in_virtual_time(main)
 
 
-def test_an_owner_sealed_while_it_recovers_is_told_at_once_and_by_whom() -> None:
-    """It does not replay to the end of a shard that another broker owns by now."""
+def test_an_owner_that_is_sealed_during_recovery_stops_at_once_and_knows_the_sealer() -> None:
+    """Shows that it does not replay a shard to the end that another broker owns by then."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock, "a", settings=ShardSettings(log=LogSettings(lease_ns=T)))
         taken = await rig.take()
-        heartbeat = RecoveryHeartbeat(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng, LogSettings(lease_ns=T),
-                      taken.began_ns)
-        beside = asyncio.ensure_future(heartbeat.renew_during(asyncio.sleep(3600)))
+        heartbeat = RecoveryHeartbeat(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng,
+                                      LogSettings(lease_ns=T), taken.began_ns)
+        renewal = asyncio.ensure_future(heartbeat.renew_during(asyncio.sleep(3600)))
         await asyncio.sleep(1)
         await Rig(rig.shared, clock, "b", 2).take()
         began_ns = clock.monotonic_ns()
         with pytest.raises(Fenced) as fenced:
-            await beside
+            await renewal
         assert fenced.value.by == "b"
         assert clock.monotonic_ns() - began_ns <= T // 3 + SECOND
     in_virtual_time(main)

@@ -1,4 +1,4 @@
-"""The commit rules, the waiters' order, back-pressure, the lease; one test for each rule of the log."""
+"""The commit rules, the waiters' order, back-pressure, the lease: one test for each rule of the log."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, fast, in_virtual_t
 
 
 async def opened(clock: ManualClock, latency_ms: int = 10, **log: Any) -> tuple[Rig, Stream]:
-    """A fresh shard with one stream, persisted."""
+    """Return a new shard with one stream, persisted."""
     rig = Rig(MemoryStore(), clock, faults=Faults(latency_ns=latency_ms * MS), settings=fast(**log))
     await rig.open()
     stream = Stream(rig.log)
@@ -36,7 +36,7 @@ async def opened(clock: ManualClock, latency_ms: int = 10, **log: Any) -> tuple[
 
 
 def test_a_put_begins_at_once_when_none_is_in_flight() -> None:
-    """One publish: in the store after one put's time, not a commit interval later."""
+    """Shows that one publish is stored after one put's time, not a commit interval later."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         began_ns = clock.monotonic_ns()
@@ -48,7 +48,7 @@ def test_a_put_begins_at_once_when_none_is_in_flight() -> None:
 
 
 def test_gathers_while_a_put_is_in_flight() -> None:
-    """Messages that arrive during a put go into the next one together."""
+    """Shows that messages that arrive during a put go into the next one together."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         for _ in range(20):
@@ -61,7 +61,7 @@ def test_gathers_while_a_put_is_in_flight() -> None:
 
 
 def test_full_segments_go_without_waiting_up_to_w() -> None:
-    """Full segments begin while others are in flight; the window counts from the oldest that is not persisted."""
+    """Shows that full segments begin while others are in flight; the bound counts from the oldest not persisted one."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, segment_bytes=50, puts_in_flight=3)
         stall = rig.store.stall_put(rig.store.puts)
@@ -70,7 +70,7 @@ def test_full_segments_go_without_waiting_up_to_w() -> None:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         await asyncio.sleep(5)
-        # 2 is stalled, 3 and 4 landed; no further put begins, since readers look at most W beyond a missing number.
+        # 2 is stalled, 3 and 4 are stored. No further put begins, since readers check at most W after a missing number.
         assert rig.log_keys() == [Position(1, n) for n in (0, 1, 3, 4)]
         assert rig.log.position == Position(1, 1)
         stall.release()
@@ -80,7 +80,8 @@ def test_full_segments_go_without_waiting_up_to_w() -> None:
 
 
 def test_commit_interval_spaces_the_beginnings_of_puts() -> None:
-    """With 50 ms between puts of 10 ms, an ack-by-ack publisher gets 20 a second; full segments are excepted."""
+    """Shows that with 50 ms between puts of 10 ms, a publisher that waits for each ack gets 20 a second; full segments
+    are excepted."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, commit_interval_ns=50 * MS, segment_bytes=1000)
         await asyncio.sleep(1)
@@ -98,7 +99,7 @@ def test_commit_interval_spaces_the_beginnings_of_puts() -> None:
 
 
 def test_with_an_interval_puts_overlap() -> None:
-    """A slow put does not keep the next from beginning once the interval has passed."""
+    """Shows that the next put begins once the interval has passed, also beside a slow put."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, latency_ms=200, commit_interval_ns=50 * MS)
         await asyncio.sleep(1)
@@ -112,8 +113,9 @@ def test_with_an_interval_puts_overlap() -> None:
     in_virtual_time(main)
 
 
-def test_waiters_run_in_log_order_though_puts_land_out_of_order() -> None:
-    """The first put is stalled, the second lands: nothing is answered until the first is there, then all in order."""
+def test_waiters_run_in_log_order_although_puts_end_out_of_order() -> None:
+    """The first put is stalled, the second succeeds: nothing is answered until the first succeeds, then all in
+    order."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, segment_bytes=50)
         answered: list[int] = []
@@ -131,7 +133,7 @@ def test_waiters_run_in_log_order_though_puts_land_out_of_order() -> None:
 
 
 def test_wait_with_nothing_unpersisted_runs_at_once() -> None:
-    """A reply that depends only on persisted state is not delayed by lazy changes either."""
+    """Shows that a reply which depends only on persisted state is not delayed by lazy changes either."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         rig.log.lazy(stream)
@@ -142,7 +144,8 @@ def test_wait_with_nothing_unpersisted_runs_at_once() -> None:
 
 
 def test_very_many_waiters_run_in_several_turns_in_log_order() -> None:
-    """5000 calls of one commit leave turns of the loop to others. Calls that are added meanwhile run after them."""
+    """Shows that 5000 calls of one commit leave turns of the loop to others. Calls that are added meanwhile run
+    later."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         answered: list[int] = []
@@ -165,7 +168,7 @@ def test_very_many_waiters_run_in_several_turns_in_log_order() -> None:
 
 
 def test_waiters_do_not_pile_up_where_each_turn_adds_more() -> None:
-    """Ten thousand calls are added in each turn, as by very many clients: as many are made in each."""
+    """Ten thousand calls are added in each turn, as by very many clients: as many are made in each turn."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         answered: list[int] = []
@@ -186,7 +189,8 @@ def test_waiters_do_not_pile_up_where_each_turn_adds_more() -> None:
 
 
 def test_waiters_of_a_later_turn_wait_for_a_new_proof_if_the_lease_has_ended() -> None:
-    """The process is suspended between two turns that make calls: the rest is answered after a put that renews the lease."""
+    """The process is suspended between two turns that make calls: the others are made after a put that renews the
+    lease."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
         answered: list[int] = []
@@ -211,7 +215,7 @@ def test_waiters_of_a_later_turn_wait_for_a_new_proof_if_the_lease_has_ended() -
 
 
 def test_waiters_of_persisted_segments_run_even_if_the_log_ends_before_their_turn() -> None:
-    """They depend on nothing that is lost. What comes after them is not answered."""
+    """Shows that they depend on nothing that is lost, and that calls after them are not made."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         answered: list[int] = []
@@ -232,7 +236,7 @@ def test_waiters_of_persisted_segments_run_even_if_the_log_ends_before_their_tur
 
 
 def test_a_waiter_that_fails_keeps_no_other_waiting() -> None:
-    """An exception in one reply goes to the loop's handler; the next reply is made."""
+    """Shows that an exception in one reply goes to the loop's handler, and the next reply is made."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         seen: list[Any] = []
@@ -246,8 +250,8 @@ def test_a_waiter_that_fails_keeps_no_other_waiting() -> None:
     in_virtual_time(main)
 
 
-def test_lazy_news_goes_within_a_second_or_rides_along() -> None:
-    """Alone it waits for a second; with another owner's urgent change it goes at once."""
+def test_lazy_changes_are_put_within_a_second_or_with_others() -> None:
+    """Alone they wait for a second; with another owner's urgent change they are put at once."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         other = Stream(rig.log, 8, "t")
@@ -272,8 +276,8 @@ def test_lazy_news_goes_within_a_second_or_rides_along() -> None:
     in_virtual_time(main)
 
 
-def test_barrier_makes_lazy_news_urgent() -> None:
-    """An API read after an ack shows the ack: barrier, then wait."""
+def test_barrier_makes_lazy_changes_urgent() -> None:
+    """Shows that an API read after an ack includes the ack: barrier, then wait."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         stream.record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {}, "created_ns": 1})
@@ -288,8 +292,8 @@ def test_barrier_makes_lazy_news_urgent() -> None:
     in_virtual_time(main)
 
 
-def test_no_news_no_segment() -> None:
-    """An owner that turns out to have no changes costs no put, and its waiters are still answered."""
+def test_without_changes_there_is_no_segment() -> None:
+    """Shows that an owner without changes after all costs no put, and that its waiters are answered."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         rig.log.lazy(stream)
@@ -303,8 +307,8 @@ def test_no_news_no_segment() -> None:
 
 
 @pytest.mark.parametrize("fault", ["refused", "unanswered", "lost", "late"])
-def test_a_put_is_tried_until_it_landed_with_the_same_bytes(fault: str) -> None:
-    """Whatever the put's outcome: the object exists once, and the reply goes out once."""
+def test_a_put_is_tried_until_it_is_stored_with_the_same_bytes(fault: str) -> None:
+    """Shows for any outcome of the put that the object exists once, and the reply is made once."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         tries: list[bytes] = []
@@ -332,8 +336,8 @@ def test_a_put_is_tried_until_it_landed_with_the_same_bytes(fault: str) -> None:
 
 
 def test_a_store_that_refuses_for_good_is_tried_for_good() -> None:
-    """Disk full for an hour: nothing is answered, nothing rolled back; then it continues. Meanwhile the reason
-    shows."""
+    """The disk is full for an hour: nothing is answered, and nothing rolled back; then the log continues. Meanwhile the
+    reason is shown."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         put = rig.shared.put
@@ -356,8 +360,8 @@ def test_a_store_that_refuses_for_good_is_tried_for_good() -> None:
 
 
 def test_each_kind_of_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A store that cannot be reached comes back with other keys: the log has both reasons, once each, and that it is over; the
-    next time again."""
+    """A store that cannot be reached comes back and refuses the key: the log has both reasons, once each, and the end;
+    for the next failure again."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         put, errors = rig.shared.put, [Transient("cannot be reached"), StoreRefused("the key is unknown: check it")]
@@ -372,15 +376,15 @@ def test_each_kind_of_failure_is_logged_once(caplog: pytest.LogCaptureFixture) -
             await asyncio.sleep(600)
             rig.shared.put = put  # type: ignore[method-assign]
             await rig.log.persisted()
-            said = [record.getMessage() for record in caplog.records if record.getMessage().startswith("segment")]
-            assert [sum(word in line for line in said) for word in ("cannot be reached", "the key is unknown", "is in the store")
-                    ] == [1, 1, 1], said
+            lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("segment")]
+            assert [sum(word in line for line in lines)
+                    for word in ("cannot be reached", "the key is unknown", "is in the store")] == [1, 1, 1], lines
             caplog.clear()
     in_virtual_time(main)
 
 
-def test_a_seal_in_the_slot_fences_and_names_the_sealer() -> None:
-    """No waiter is ever answered; a waiting coroutine gets Fenced."""
+def test_a_seal_in_place_of_a_put_fences_and_names_the_sealer() -> None:
+    """Shows that no waiter is ever answered, and that a waiting coroutine gets Fenced."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         other = Rig(rig.shared, clock, "b", 2)
@@ -404,8 +408,8 @@ def test_a_seal_in_the_slot_fences_and_names_the_sealer() -> None:
     in_virtual_time(main)
 
 
-def test_a_stranger_in_the_slot_stops_the_log() -> None:
-    """Neither ours nor a seal: no other writer may put there. Stop, and name the object."""
+def test_another_writers_object_in_place_of_a_put_stops_the_log() -> None:
+    """Shows that the log stops with the object's key, since only we may put there."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         key = PATHS.log(Position(1, 2))
@@ -416,8 +420,8 @@ def test_a_stranger_in_the_slot_stops_the_log() -> None:
     in_virtual_time(main)
 
 
-def test_our_own_object_in_the_slot_is_ours() -> None:
-    """The answer to the first try was lost, the second is refused: the header says that it landed."""
+def test_our_own_object_in_place_of_a_put_is_ours() -> None:
+    """The answer to the first attempt was lost, the second is refused: the header shows that the first succeeded."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         seen = 0
@@ -437,7 +441,7 @@ def test_our_own_object_in_the_slot_is_ours() -> None:
 
 
 def test_back_pressure_in_bytes() -> None:
-    """The tail counts what is open and in flight; a caller that waits for room is called when it has shrunk."""
+    """Shows that the tail counts open and in-flight bytes, and that a caller that waits for room is called in time."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, tail_bytes_max=10_000)
         stall = rig.store.stall_put(rig.store.puts)
@@ -459,8 +463,9 @@ def test_back_pressure_in_bytes() -> None:
     in_virtual_time(main)
 
 
-def test_what_waits_for_a_commit_takes_room_too() -> None:
-    """Answers that put nothing into the tail, as to duplicates, are bounded as well while the store is away."""
+def test_calls_that_wait_for_a_commit_take_room_too() -> None:
+    """Shows that calls which add nothing to the tail, as for duplicates, are bounded while the store does not
+    answer."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, tail_bytes_max=100_000)
         stall = rig.store.stall_put(rig.store.puts)
@@ -485,7 +490,7 @@ def test_what_waits_for_a_commit_takes_room_too() -> None:
 
 
 def test_the_lease_counts_from_the_beginning_of_the_last_successful_put() -> None:
-    """Idle, it is kept by empty segments every T/3. A store that is gone mutes after T, and the next put unmutes."""
+    """Empty segments renew it every T/3. If the store does not answer, it expires after T; the next put renews it."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
         await asyncio.sleep(60)
@@ -504,21 +509,21 @@ def test_the_lease_counts_from_the_beginning_of_the_last_successful_put() -> Non
     in_virtual_time(main)
 
 
-def test_the_end_of_a_mute_time_is_told() -> None:
-    """Also when an empty segment ends it: only that call wakes streams that held something back."""
+def test_listeners_are_notified_when_an_expired_lease_is_renewed() -> None:
+    """Shows it for a renewal by an empty segment: only this call wakes streams that delayed something."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
-        told: list[int] = []
-        rig.log.listen(Listening(lease_renewed=lambda: told.append(clock.monotonic_ns())))
+        renewals: list[int] = []
+        rig.log.listen(Listening(lease_renewed=lambda: renewals.append(clock.monotonic_ns())))
         await asyncio.sleep(60)
-        assert not told
+        assert not renewals
         rig.store.down = True
         await asyncio.sleep(25)
         assert rig.log.lease_expired
         rig.store.down = False
         await asyncio.sleep(30)
         assert not rig.log.lease_expired
-        assert len(told) == 1
+        assert len(renewals) == 1
     in_virtual_time(main)
 
 
@@ -535,7 +540,7 @@ def test_a_slow_put_times_out_and_is_tried_again() -> None:
 
 
 def test_without_a_lease_an_idle_log_writes_nothing() -> None:
-    """A directory's lock is its lease."""
+    """Shows that a directory needs no heartbeats: its lock is its lease."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock)
         await asyncio.sleep(3600)
@@ -544,8 +549,8 @@ def test_without_a_lease_an_idle_log_writes_nothing() -> None:
     in_virtual_time(main)
 
 
-def test_an_owner_that_cannot_say_how_it_stands_is_the_only_one_that_stops() -> None:
-    """No answer rather than an invented outcome: none of it is stored or answered any more, and the log continues."""
+def test_an_owner_that_cannot_give_its_outcome_is_the_only_one_that_stops() -> None:
+    """Shows that nothing of that owner is stored or answered any more, and that the log continues."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         before = stream.last_seq
@@ -554,14 +559,14 @@ def test_an_owner_that_cannot_say_how_it_stands_is_the_only_one_that_stops() -> 
             raise RuntimeError("no idea")
 
         stream.sealing = broken  # type: ignore[method-assign]
-        told: list[str] = []
+        answered: list[str] = []
         for _ in range(3):
             stream.publish()
-            rig.log.wait(told.append, "of the stream", of=stream)
-            rig.log.wait(told.append, "of none")
+            rig.log.wait(answered.append, "of the stream", of=stream)
+            rig.log.wait(answered.append, "of none")
             await rig.log.persisted()
         assert [str(error) for error in stream.failures] == ["no idea"]
-        assert told == ["of none"] * 3
+        assert answered == ["of none"] * 3
         assert rig.log.failure is None
         assert rig.log.state.streams[stream.stream_id].last_seq == before
         assert rig.log.tail_bytes == rig.log.waiting_bytes == 0
@@ -569,15 +574,15 @@ def test_an_owner_that_cannot_say_how_it_stands_is_the_only_one_that_stops() -> 
 
 
 def test_a_stream_that_fails_twice_is_offline_from_its_first_failure_on() -> None:
-    """Its block of one segment cannot be encoded, and before that put has landed it cannot give its outcome for the
-    next: neither is stored, so neither is answered."""
+    """Its block of one segment cannot be encoded. Before that put is done, it cannot give its outcome for the next
+    segment. Neither is stored, so neither is answered."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, commit_interval_ns=MS)
         other = Stream(rig.log, 8, "other")
         other.create()
         await rig.log.persisted()
         before = stream.last_seq
-        told: list[int] = []
+        answered: list[int] = []
         outcomes = iter([Outcome(1, 1 << 70, 1, 43, 1000)])
 
         def broken(block: Any) -> None:
@@ -587,13 +592,13 @@ def test_a_stream_that_fails_twice_is_offline_from_its_first_failure_on() -> Non
         for number in range(3):
             stream.publish()
             other.publish()
-            rig.log.wait(told.append, number, of=stream)
-            rig.log.wait(told.append, -number)
+            rig.log.wait(answered.append, number, of=stream)
+            rig.log.wait(answered.append, -number)
             await asyncio.sleep(0.003)
         assert stream.failures
-        assert not told
+        assert not answered
         await rig.log.persisted()
-        assert told == [0, -1, -2]
+        assert answered == [0, -1, -2]
         assert rig.log.state.streams[stream.stream_id].last_seq == before
         assert len(stream.failures) == 1
         assert rig.log.failure is None
@@ -602,7 +607,7 @@ def test_a_stream_that_fails_twice_is_offline_from_its_first_failure_on() -> Non
 
 
 class Later(Executor):
-    """Encodes 10 ms later."""
+    """An executor that runs calls 10 ms later."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -618,8 +623,8 @@ class Later(Executor):
 
 
 def test_a_segment_after_one_that_fails_to_encode_has_nothing_of_the_stream() -> None:
-    """Three segments are cut before the first is encoded: its block cannot be, the third's cannot even be sealed. The
-    second one's builds on the first, so it is not stored either."""
+    """Three segments are cut before the first is encoded. The first one's block cannot be encoded, the third one's
+    cannot even be sealed. The second one's depends on the first, so it is not stored either."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock, settings=fast(inline_bytes_max=0, segment_bytes=1, puts_in_flight=4))
         taken = await rig.take()
@@ -628,7 +633,7 @@ def test_a_segment_after_one_that_fails_to_encode_has_nothing_of_the_stream() ->
         stream = Stream(rig.log)
         stream.create()
         await rig.log.persisted()
-        told: list[int] = []
+        answered: list[int] = []
         outcomes = iter([Outcome(1, 1 << 70, 1, 43, 1000), Outcome(1, 2, 2, 86, 1000)])
 
         def broken(block: Any) -> None:
@@ -637,19 +642,19 @@ def test_a_segment_after_one_that_fails_to_encode_has_nothing_of_the_stream() ->
         stream.sealing = broken  # type: ignore[method-assign]
         for number in range(3):
             stream.publish()
-            rig.log.wait(told.append, number, of=stream)
+            rig.log.wait(answered.append, number, of=stream)
             await asyncio.sleep(0)
             await asyncio.sleep(0)
         await rig.log.persisted()
         await asyncio.sleep(1)
         assert len(stream.failures) == 1
-        assert not told
+        assert not answered
         assert rig.log.state.streams[stream.stream_id].msgs == 0
         assert not stream.persisted_blocks[1:]
     in_virtual_time(main)
 
 
-def test_the_shard_cannot_do_without_its_own_block() -> None:
+def test_the_log_ends_if_the_shards_own_block_fails() -> None:
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
 
@@ -666,7 +671,7 @@ def test_the_shard_cannot_do_without_its_own_block() -> None:
 
 
 def test_drain_and_stop() -> None:
-    """All changes are persisted, and the number to seal at is the first unused one."""
+    """Shows that all changes are persisted, and that the seal's number is the first unused one."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         stream.publish(urgent=False)
@@ -679,9 +684,9 @@ def test_drain_and_stop() -> None:
     in_virtual_time(main)
 
 
-def test_small_blocks_of_many_streams_wait_for_company() -> None:
-    """If many blocks of a few messages gather, a put waits while more arrive: until there are enough, until a pause,
-    or as long as the last such put took. Anything but a message does not wait."""
+def test_small_blocks_of_many_streams_wait_for_more_messages() -> None:
+    """Shows that if many blocks of a few messages gather, a put waits while more arrive: until there are enough, until
+    a pause, or as long as the last such put took. Blocks without messages do not wait."""
     async def main(clock: ManualClock) -> None:
         rig, _ = await opened(clock)
         streams = [Stream(rig.log, 100 + i, f"s{i}") for i in range(300)]
@@ -704,20 +709,20 @@ def test_small_blocks_of_many_streams_wait_for_company() -> None:
         await rig.log.persisted()
         assert 11 * MS < clock.monotonic_ns() - began_ns < 15 * MS
 
-        landed: list[int] = []
+        stored_at: list[int] = []
         for stream in streams:
             stream.publish()
         began_ns = clock.monotonic_ns()
-        rig.log.wait(lambda: landed.append(clock.monotonic_ns()))
-        while not landed:
+        rig.log.wait(lambda: stored_at.append(clock.monotonic_ns()))
+        while not stored_at:
             streams[0].publish()
             await asyncio.sleep(0.001)
-        assert landed[0] - began_ns < 25 * MS
+        assert stored_at[0] - began_ns < 25 * MS
     in_virtual_time(main)
 
 
 def test_segments_are_cut_at_a_count_too() -> None:
-    """So that the columns of one segment never block the loop for long."""
+    """Shows a bound on the messages of a segment, so that its columns never block the loop for long."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, segment_count=100)
         for _ in range(10):
@@ -735,7 +740,7 @@ def test_segments_are_cut_at_a_count_too() -> None:
 
 
 def test_memory_log_answers_in_order_and_stores_nothing() -> None:
-    """The same calls: blocks come back sealed, without a place in any store."""
+    """Shows that blocks are sealed and returned, without a place in any store."""
     async def main(clock: ManualClock) -> None:
         log = MemoryLog()
         stream = Stream(log)  # type: ignore[arg-type]
@@ -762,7 +767,7 @@ def test_memory_log_answers_in_order_and_stores_nothing() -> None:
 
 
 def test_log_keeps_the_contract_of_refusals() -> None:
-    """PreconditionFailed without an existing object is retried, not trusted."""
+    """Shows that PreconditionFailed without an existing object is retried."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         lies = 2

@@ -1,4 +1,4 @@
-"""Open blocks with gaps: which run a message is in."""
+"""Open blocks with gaps: the run of each message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.storage.log.open_block import OpenBlock
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), min_size=1, max_size=12), st.data())
 def test_the_run_of_a_message(steps: list[tuple[int, int]], data: st.DataObject) -> None:
-    """Runs after gaps of any size, asked about in any order while the block grows."""
+    """Shows runs after gaps of any size, requested in any order while the block grows."""
     block: OpenBlock[None] = OpenBlock(1, None)
     seqs: list[int] = []
     times: list[int] = []

@@ -1,4 +1,4 @@
-"""The order of segments between closing and persistence, and what their puts prove."""
+"""The order of segments between closing and persistence, and what their puts prove about the lease."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _queue(count: int) -> SegmentQueue:
 
 
 def test_segments_are_persisted_in_the_order_of_their_numbers() -> None:
-    """Shows that one that lands early waits for those before it, and where a new waiter belongs."""
+    """Shows that a segment stored early waits for those before it, and which segment is the newest."""
     queue = _queue(3)
     first, second = queue.begin(10), queue.begin(20)
     assert [segment.position.number for segment in queue] == [8, 9, 10]
@@ -30,7 +30,8 @@ def test_segments_are_persisted_in_the_order_of_their_numbers() -> None:
 
 
 def test_a_segment_waits_for_the_encoding_of_the_one_before() -> None:
-    """Shows the link, which ends with the put: encoded in order, none holds a block that an earlier failure excludes."""
+    """Shows the link, which ends with the put: encoded in order, no segment has a block that an earlier failure
+    excludes."""
     queue = _queue(1)
     first = queue.begin(1)
     queue.close([], [])
@@ -43,7 +44,7 @@ def test_a_segment_waits_for_the_encoding_of_the_one_before() -> None:
 
 
 def test_a_lease_counts_from_the_newest_put_without_a_gap_before_it() -> None:
-    """Shows that a put that lands beyond an unlanded one renews nothing, and an expiry's end is reported once."""
+    """Shows that a put after one that is not stored renews nothing, and that the end of an expiry is reported once."""
     clock = ManualClock()
     lease = Lease(300, clock, clock.monotonic_ns())
     began_ns = clock.monotonic_ns()

@@ -30,7 +30,7 @@ def _block(seed: int = 1, messages: int = 3000) -> OpenBlock[str]:
     return block
 
 
-def test_raw_bytes_tell_when_a_segment_is_full() -> None:
+def test_raw_bytes_decide_when_a_segment_is_full() -> None:
     """Shows that everything to be stored counts: bodies, records, removed ranges; and when a block is empty."""
     block: OpenBlock[None] = OpenBlock(7, None)
     assert (block.empty, block.raw_bytes, block.count) == (True, 0, 0)
@@ -48,9 +48,9 @@ def test_raw_bytes_tell_when_a_segment_is_full() -> None:
     assert not only_record.empty
 
 
-def test_long_names_count_as_bodies_do() -> None:
-    """Subjects of the usual length do not count, nor does one long one among many; the reported size of other names
-    counts instead. The segment's tally has the same."""
+def test_long_names_count_like_bodies() -> None:
+    """Shows that subjects of usual length do not count, nor a single long one among many; the given size of other names
+    counts too. The segment's tally is the same."""
     block: OpenBlock[None] = OpenBlock(7, None)
     block.append_run(1, [b"s" * 250] * 10, None, [b"x"] * 10, T0)
     assert block.raw_bytes == 10
@@ -78,7 +78,7 @@ def test_sequences_never_go_back() -> None:
 
 
 def test_headers_may_begin_and_end_anywhere_in_a_block() -> None:
-    """Shows that runs with and without header lengths mix, and what their messages count for."""
+    """Shows that runs with and without header lengths mix, and the sizes of their messages."""
     rows = [Row(1, T0, b"a", 0, b"1"), Row(2, T0, b"a", 12, b"NATS/1.0\r\n\r\n2"), Row(3, T0, b"a", 0, b"3")]
     for hlens in ([None, [12], None], [None, [12], [0]], [[0], [12], None]):
         block: OpenBlock[None] = OpenBlock(7, None)
@@ -115,8 +115,9 @@ def test_a_block_that_is_never_stored_joins_nothing() -> None:
     assert (bool(stored.frames), not_stored.frames) == (True, [])
 
 
-def test_threads_encode_side_by_side() -> None:
-    """Shows that encoding shares nothing between threads: eight at once give what one gives, each its own bytes."""
+def test_threads_encode_concurrently() -> None:
+    """Shows that encoding shares nothing between threads: eight concurrent calls return the same bytes as single
+    ones."""
     def encode(seed: int) -> bytes:
         return b"".join(encode_segment(Position(1, seed), NONCE, [seal_block(_block(seed), Position(1, seed))]))
 
@@ -126,7 +127,7 @@ def test_threads_encode_side_by_side() -> None:
 
 
 def test_a_segment_of_many_small_blocks_is_a_few_buffers() -> None:
-    """Shows that small parts are joined, so that a put stays a few writes, and large ones are not copied."""
+    """Shows that small parts are joined, so that a put needs few writes, and that large ones are not copied."""
     blocks: list[SealedBlock[None]] = []
     for stream_id in range(500):
         block: OpenBlock[None] = OpenBlock(stream_id, None)
@@ -145,8 +146,9 @@ def test_a_segment_of_many_small_blocks_is_a_few_buffers() -> None:
 
 
 @pytest.mark.parametrize("codec", [SECTIONS, UNCOMPRESSED])
-def test_a_sealed_block_knows_where_it_lies_once_encoded(codec: SectionCodec) -> None:
-    """Shows that the writer's head and reference serve reads at once: the same frames as a decoded index has."""
+def test_a_sealed_block_knows_its_place_once_encoded(codec: SectionCodec) -> None:
+    """Shows that the writer's head and reference can be read from at once: their frames equal those of a decoded
+    index."""
     sealed = seal_block(_block(), AT)
     assert sealed.ref is None
     data = b"".join(encode_segment(AT, NONCE, [sealed], codec))
@@ -161,13 +163,14 @@ def test_a_sealed_block_knows_where_it_lies_once_encoded(codec: SectionCodec) ->
 
 
 def _values(head: Head) -> list[object]:
-    return [list(value) if isinstance(value, tuple) else value for value in (getattr(head, name) for name in Head.__slots__)]
+    return [list(value) if isinstance(value, tuple) else value
+            for value in (getattr(head, name) for name in Head.__slots__)]
 
 
 @pytest.mark.parametrize("codec", [SECTIONS, UNCOMPRESSED])
 def test_small_blocks_are_the_same_bytes(codec: SectionCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that blocks encoded from their lists are what the general encoders give, and expand to what those would
-    read."""
+    """Shows that blocks encoded from their lists have the bytes of the general encoders, and expand to the same
+    values."""
     monkeypatch.setattr("broker.storage.format.codec._SMALL", COMPRESSED_MIN)
     rng = random.Random(5)
     small: list[SealedBlock[int]] = []
@@ -197,15 +200,16 @@ def test_small_blocks_are_the_same_bytes(codec: SectionCodec, monkeypatch: pytes
         assert list(map(chunk_rows, one.chunks)) == list(map(chunk_rows, other.chunks))
 
 
-def test_what_is_no_small_block() -> None:
-    """Shows that anything the short path has no field for takes the long one."""
+def test_blocks_that_are_not_small() -> None:
+    """Shows that a block with anything that a small one has no field for is encoded by the general encoders."""
     def block(subjects: list[bytes], **more: list[int] | None) -> OpenBlock[None]:
         made: OpenBlock[None] = OpenBlock(7, None)
         made.append_run(1, subjects, more.get("hlens"), [b"x" * 40] * len(subjects), T0)
         return made
 
     assert is_small(block([b"a", b"a"]))
-    others = [OpenBlock(7, None), block([b"a", b"b"]), block([b"a"], hlens=[12]), block([b"a" * 65]), block([b"a"] * 500)]
+    others = [OpenBlock(7, None), block([b"a", b"b"]), block([b"a"], hlens=[12]), block([b"a" * 65]),
+              block([b"a"] * 500)]
     record, removal, gap = block([b"a"]), block([b"a"]), block([b"a"])
     record.add_record(RecordKind.CEILING, {"seq": 65_536})
     removal.remove(1, 1, 1, 71)

@@ -1,4 +1,4 @@
-"""Which headers staged messages may have."""
+"""The headers that staged messages may have."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ async def test_a_block_without_flaw_is_parsed_by_a_client_library(pairs: list[tu
     (b"NATS/1.0\r\nX: \xff\r\n\r\n", "not UTF-8"),
     (b"NATS/1.0\r\nX: y\r\nNats-Rollup: all\r\n\r\n", "Nats-Rollup"), (b"NATS/1.0\r\nNats-TTL:5s\r\n\r\n", "Nats-TTL")])
 def test_flaws(block: bytes, why: str) -> None:
-    """Shows each reason, alone and for the one of three messages that has it."""
+    """Shows each reason, for a single message and for the one of three messages that has it."""
     assert why in str(flaw(block))
     sound = header_block.build([(b"X", b"y"), (MSG_ID, b"7")])
-    found = first_flaw([0, len(sound), len(block)], [b"payload", sound + b"payload", block + b"payload"], [b"", b"7", b""])
+    found = first_flaw([0, len(sound), len(block)], [b"payload", sound + b"payload", block + b"payload"],
+                       [b"", b"7", b""])
     assert found is not None
     assert found[0] == 2
     assert why in found[1]
@@ -53,13 +54,13 @@ def test_flaws(block: bytes, why: str) -> None:
 @pytest.mark.parametrize(("block", "msg_id"), [
     (b"", b"1"), (MSG_ID_BLOCK % b"1", b""), (MSG_ID_BLOCK % b"1", b"2"), (header_block.build([(b"X", b"1")]), b"1"),
     (MSG_ID_BLOCK % b"1\r\nNats-TTL: 5s", b"1\r\nNats-TTL: 5s"), (MSG_ID_BLOCK % b"\xff", b"\xff")])
-def test_a_message_has_the_id_that_its_block_says(block: bytes, msg_id: bytes) -> None:
-    """Shows ids that the duplicate window would take and no reader would find, and the other way round."""
+def test_a_message_has_the_id_that_its_block_lists(block: bytes, msg_id: bytes) -> None:
+    """Shows ids that only the duplicate window would have, and ids that only a reader would find."""
     assert first_flaw([len(block)], [block + b"payload"], [msg_id]) is not None
 
 
 def test_messages_without_flaw() -> None:
-    """Shows none, an id alone, an id among others, the first of two, an empty one, and a block without any header."""
+    """Shows no header, an id alone, an id among others, the first of two, an empty one, and a block without headers."""
     rows = [(b"", b""), (MSG_ID_BLOCK % b"1", b"1"), (MSG_ID_BLOCK % "größe".encode(), "größe".encode()),
             (header_block.build([(b"X", b""), (MSG_ID, b"2"), (MSG_ID, b"3")]), b"2"), (MSG_ID_BLOCK % b"", b""),
             (header_block.build(), b""), (header_block.build([(b"Nats-Stream", b"S")]), b"")]
@@ -68,6 +69,6 @@ def test_messages_without_flaw() -> None:
 
 
 def test_every_header_that_a_stream_acts_upon_is_refused() -> None:
-    """Shows that each header that some check of a published message reads is one of them, but for the id."""
+    """Shows that each header that a check of a published message reads is refused, except the id."""
     read = {name for rule in TABLE for name in rule.headers or ()}
     assert read - {MSG_ID} <= ACTED_UPON

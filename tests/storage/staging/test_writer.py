@@ -1,4 +1,4 @@
-"""Runs that a RunWriter makes: what is read from them is what was added, wherever the stream puts it."""
+"""Runs that a RunWriter makes: the rows that were added are read back, at any place in the stream."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ def written(added: list[tuple[bytes, bytes, bytes, int | None, bytes | None]], *
 
 @given(rows, st.integers(1, 9), st.integers(1, 1 << 40), st.integers(0, 1 << 62), st.integers(0, 1 << 62))
 @settings(max_examples=120, deadline=None)
-def test_every_row_is_read_back_where_the_stream_puts_it(added: list[tuple[bytes, bytes, bytes, int | None, bytes | None]],
-                                                         block_messages: int, base: int, low: int, more: int) -> None:
-    """Shows subjects, headers, payloads, ids and order of all rows, in sequences that run on from any place, at times that do
-    not fall and stay within any bounds; and that the objects are what their keys, and the entries of the request, say."""
+def test_every_row_is_read_back_at_its_place_in_the_stream(
+        added: list[tuple[bytes, bytes, bytes, int | None, bytes | None]], block_messages: int, base: int, low: int,
+        more: int) -> None:
+    """Shows subjects, headers, payloads, ids and order of all rows. Sequences ascend by one from any place; times
+    ascend and stay within any bounds. The objects agree with their keys and with the entries of the request."""
     writer, runs = written(added, block_messages=block_messages, run_bytes=200)
     seq, found, times = base, [], []
     floor = low
@@ -70,8 +71,8 @@ def test_every_row_is_read_back_where_the_stream_puts_it(added: list[tuple[bytes
             index = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
             ids = {}
             for record in core.records:
-                said = MessageIds.decode(record.body)
-                ids = dict(zip(said.ordinals, said.ids, strict=True))
+                listed = MessageIds.decode(record.body)
+                ids = dict(zip(listed.ordinals, listed.ids, strict=True))
             for number, frame in enumerate(index.frames):
                 at = ref.frames_offset + frame.offset
                 chunk = decode_frame(index, number, data[at:at + frame.stored_bytes])
@@ -95,16 +96,18 @@ def test_every_row_is_read_back_where_the_stream_puts_it(added: list[tuple[bytes
     assert sum(entry.messages for entry in writer.entries) == len(added)
 
 
-def test_a_request_is_what_its_key_says() -> None:
-    """Shows the request's round trip, and that ids made of the same names are the same, of others not."""
+def test_a_request_agrees_with_its_key() -> None:
+    """Shows the request's round trip, and that ids are equal only for the same names."""
     writer, _ = written([(b"a", b"x", b"", None, None)] * 5)
     to_put = writer.request(request_id_of("job", "7"), 0)
     request = Request.decode(b"".join(to_put.data), request_id_of("job", "7"))
-    assert (request.account, request.stream, request.stream_id, request.runs) == ("$G", "ORDERS", STREAM, writer.entries)
+    assert (request.account, request.stream, request.stream_id, request.runs) == (
+        "$G", "ORDERS", STREAM, writer.entries)
     key = parse(to_put.key)
     assert key is not None
     assert (key.kind, key.object_id) == (ObjectKind.INBOX, request.request_id)
-    assert len({request_id_of("a", "bc"), request_id_of("ab", "c"), request_id_of("abc"), request_id_of("a", "b", "c")}) == 4
+    assert len({request_id_of("a", "bc"), request_id_of("ab", "c"), request_id_of("abc"),
+                request_id_of("a", "b", "c")}) == 4
 
 
 @pytest.mark.parametrize(("row", "why"), [
@@ -112,7 +115,8 @@ def test_a_request_is_what_its_key_says() -> None:
     ({"subject": b"a b"}, "subject"), ({"subject": b"a", "headers": b"X: y"}, "header block"),
     ({"subject": b"a", "headers": header_block.build([(b"Nats-TTL", b"5s")])}, "Nats-TTL"),
     ({"subject": b"a", "headers": header_block.build([(MSG_ID, b"1")]), "msg_id": b"2"}, "Nats-Msg-Id"),
-    ({"subject": b"a", "msg_id": b"1\r\nNats-TTL: 5s"}, "message id"), ({"subject": b"a", "msg_id": b"\xff"}, "not UTF-8"),
+    ({"subject": b"a", "msg_id": b"1\r\nNats-TTL: 5s"}, "message id"),
+    ({"subject": b"a", "msg_id": b"\xff"}, "not UTF-8"),
     ({"subject": b"a", "time_ns": -1}, "time"), ({"subject": b"a", "time_ns": 1 << 63}, "time"),
     ({"subject": b"a", "headers": header_block.build([(b"X", b"y" * 65_600)])}, "too large"),
 ])
@@ -128,7 +132,7 @@ def test_a_row_that_no_stream_could_store_is_refused_and_the_others_are_kept(row
 
 
 def test_an_empty_request_is_refused() -> None:
-    """Shows that nothing can be asked for nothing."""
+    """Shows that a request without messages is an error."""
     writer = RunWriter("$G", "S", STREAM, now_ns=NOW)
     assert writer.finish() == []
     with pytest.raises(ValueError, match="without messages"):

@@ -1,4 +1,4 @@
-"""Replay of outcomes: a block's effect on a stream's state, applied once or twice."""
+"""The replay of outcomes: a block's effect on a stream's state, applied once or twice."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from broker.storage.state.table import PAGE_ENTRIES, BlockEntry, BlockTable
 
 def ref(first: int, last: int, number: int = 1, count: int | None = None) -> BlockRef:
     count = last - first + 1 if count is None else count
-    return BlockRef(BlockPlace.LOG, Position(1, number), 0, 7, 0, 200, 200, 50, 250, 100, first, last, count, 40 * count,
-                    1, 2, ((b"foo", count, first, last),))
+    return BlockRef(BlockPlace.LOG, Position(1, number), 0, 7, 0, 200, 200, 50, 250, 100, first, last, count,
+                    40 * count, 1, 2, ((b"foo", count, first, last),))
 
 
 def segment(state: ShardState, number: int, *, first: int = 0, last: int = 0, outcome: Outcome | None = None,
@@ -61,8 +61,8 @@ def made() -> ShardState:
 
 
 def test_create_update_delete() -> None:
-    """A create record makes a stream and its name; an update replaces its config; a delete takes both, and its blocks'
-    segments are named by nothing."""
+    """A create record makes a stream and its name; an update replaces its config; a delete removes both, and then
+    nothing names its blocks' segments."""
     state = made()
     stream = state.stream("$G", "s")
     assert stream is not None
@@ -79,8 +79,8 @@ def test_create_update_delete() -> None:
 
 
 def test_the_end_of_a_stream_leaves_its_name_to_the_newer_stream() -> None:
-    """Deleted and created again under one name: whichever block of a segment comes first, the name belongs to the newer
-    stream."""
+    """A stream is deleted and created again under one name: whichever block of a segment comes first, the name belongs
+    to the newer stream."""
     state = made()
     account, name = next(iter(state.names))
     segment(state, 20, stream_id=8, records=[(RecordKind.STREAM_CREATE, {"account": account, "name": name, "config": {},
@@ -92,7 +92,7 @@ def test_the_end_of_a_stream_leaves_its_name_to_the_newer_stream() -> None:
 
 
 def test_removed_ranges_span_blocks_and_all_dead_blocks_leave() -> None:
-    """Three blocks; a range over the end of one, all of the next and the beginning of the third."""
+    """A range covers the end of one block, all of the next and the beginning of the third."""
     state = made()
     for number, first in ((2, 1), (3, 11), (4, 21)):
         segment(state, number, first=first, last=first + 9)
@@ -100,14 +100,15 @@ def test_removed_ranges_span_blocks_and_all_dead_blocks_leave() -> None:
     segment(state, 5, removed=[Removed(8, 23, 16, 640)], outcome=Outcome(1, 30, 14, 560, 1))
     assert [e.ref.first_seq for e in stream.blocks] == [1, 21]
     assert [e.dead_count for e in stream.blocks] == [3, 3]
-    assert [s for s in range(1, 31) if (e := stream.blocks.find(s)) and not e.is_dead(s)] == [*range(1, 8), *range(24, 31)]
+    assert [s for s in range(1, 31) if (e := stream.blocks.find(s)) and not e.is_dead(s)] == [
+        *range(1, 8), *range(24, 31)]
     assert (1 << 48) + 3 in state.unnamed
     segment(state, 6, removed=[Removed(s, s, 1, 40) for s in (1, 2, 3, 4, 5, 6, 7)], outcome=Outcome(24, 30, 7, 280, 1))
     assert [e.ref.first_seq for e in stream.blocks] == [21]
 
 
 def test_blocks_below_first_seq_leave() -> None:
-    """Limits act only through the outcome."""
+    """Shows that limits take effect only through the outcome."""
     state = made()
     for number, first in ((2, 1), (3, 11), (4, 21)):
         segment(state, number, first=first, last=first + 9)
@@ -118,8 +119,8 @@ def test_blocks_below_first_seq_leave() -> None:
     assert len(state.unnamed) == 6
 
 
-def test_a_thousand_steps_of_expiry_in_a_segment_mark_only_the_block_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each step names the last block that it removed. All but the one at the edge leave by the outcome, and in one piece."""
+def test_a_thousand_steps_of_expiry_in_a_segment_mark_only_the_remaining_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step names the last block that it removed. All but the last leave by the outcome, and in one step."""
     state = made()
     blocks = 1000
     for at in range(blocks):
@@ -133,7 +134,8 @@ def test_a_thousand_steps_of_expiry_in_a_segment_mark_only_the_block_that_stays(
 
     monkeypatch.setattr(BlockTable, "remove", counted)
     edge = 10 * (blocks - 1) + 4
-    steps = [Removed(10 * at + 1, 10 * at + 10, 10, 400) for at in range(blocks - 1)] + [Removed(edge - 3, edge, 4, 160)]
+    steps = [Removed(10 * at + 1, 10 * at + 10, 10, 400) for at in range(blocks - 1)]
+    steps.append(Removed(edge - 3, edge, 4, 160))
     segment(state, blocks + 2, removed=steps, outcome=Outcome(edge + 1, 10 * blocks, 6, 240, 1))
     assert marked == [(edge - 3, edge)]
     assert [(e.first_seq, e.dead_count, e.dead_bytes) for e in stream.blocks] == [(edge - 3, 4, 160)]
@@ -141,8 +143,9 @@ def test_a_thousand_steps_of_expiry_in_a_segment_mark_only_the_block_that_stays(
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 12)), min_size=1, max_size=12), st.integers(1, 101))
-def test_removals_below_the_first_sequence_and_above_agree_with_a_plain_set(ranges: list[tuple[int, int]], first_seq: int) -> None:
-    """Whichever ranges a block names, in any order, below its outcome's first sequence, above or across."""
+def test_removals_around_the_first_sequence_agree_with_a_plain_set(ranges: list[tuple[int, int]], first_seq: int
+                                                                   ) -> None:
+    """Shows any ranges in any order: below the outcome's first sequence, above it or across it."""
     state = made()
     for at in range(10):
         segment(state, at + 2, first=10 * at + 1, last=10 * at + 10)
@@ -159,9 +162,10 @@ def test_removals_below_the_first_sequence_and_above_agree_with_a_plain_set(rang
 
 
 def test_applying_again_changes_nothing() -> None:
-    """A page may hold more than its stream's position says: replaying over it arrives at the same state."""
+    """A page may have more than its stream's position includes: a replay over it arrives at the same state."""
     blocks: list[dict[str, Any]] = [
-        {"number": 2, "first": 1, "last": 10}, {"number": 3, "first": 11, "last": 20, "removed": [Removed(3, 5, 3, 120)]},
+        {"number": 2, "first": 1, "last": 10},
+        {"number": 3, "first": 11, "last": 20, "removed": [Removed(3, 5, 3, 120)]},
         {"number": 4, "removed": [Removed(11, 20, 10, 400)], "outcome": Outcome(1, 20, 7, 280, 1)},
         {"number": 5, "first": 21, "last": 22, "outcome": Outcome(6, 22, 7, 280, 1)}]
 
@@ -179,8 +183,8 @@ def test_applying_again_changes_nothing() -> None:
     assert numbers(once) == numbers(again)
 
 
-def test_what_a_page_contained_already_is_skipped() -> None:
-    """Blocks at or before a stream's position do nothing."""
+def test_blocks_that_a_page_includes_are_skipped() -> None:
+    """Shows that blocks at or before a stream's position have no effect."""
     state = made()
     state.streams[7].position = Position(1, 3)
     segment(state, 2, first=1, last=10)
@@ -191,7 +195,7 @@ def test_what_a_page_contained_already_is_skipped() -> None:
 
 
 def test_consumer_records() -> None:
-    """Create with a start state, deltas in lists and in packed columns, update, delete."""
+    """Shows create with a start state, deltas in lists and in packed columns, update, delete."""
     state = made()
     segment(state, 2, records=[CONSUMER])
     consumer = state.streams[7].consumers["c"]
@@ -201,7 +205,8 @@ def test_consumer_records() -> None:
                                                             "re": {5: 2}, "x": {"k": None, "z": [1]}})])
     assert consumer.pending == {5: (1, 100), 6: (2, 100), 7: (3, 200)}
     assert (consumer.redelivered, consumer.extra["z"], "k" in consumer.extra) == ({5: 2}, [1], False)
-    segment(state, 4, records=[(RecordKind.CONSUMER_STATE, {"n": "c", "f": [1, 5], "drop": [5], "add": [[6], [4], [300]]})])
+    segment(state, 4, records=[(RecordKind.CONSUMER_STATE, {"n": "c", "f": [1, 5], "drop": [5],
+                                                            "add": [[6], [4], [300]]})])
     assert list(consumer.pending.items()) == [(7, (3, 200)), (6, (4, 300))]
     assert consumer.redelivered == {}
     copy = ConsumerState.unpack(consumer.pack())
@@ -214,10 +219,11 @@ def test_consumer_records() -> None:
     assert state.streams[7].consumers == {}
 
 
-def test_a_consumer_is_packed_as_it_was() -> None:
-    """Its page is made in a thread, while its stream goes on: with none of what comes meanwhile, and in the order of delivery."""
+def test_a_consumer_is_packed_in_its_earlier_state() -> None:
+    """Its page is made in a thread while its stream continues: without later changes, and in the order of delivery."""
     consumer = ConsumerState("c", {}, 1)
-    consumer.apply_delta(ConsumerDelta("c", [3, 3, 1], [0, 0], 0, pending=PendingColumns([2, 1, 3], [1, 2, 3], [5, 5, 6]),
+    consumer.apply_delta(ConsumerDelta("c", [3, 3, 1], [0, 0], 0,
+                                       pending=PendingColumns([2, 1, 3], [1, 2, 3], [5, 5, 6]),
                                        redelivered={2: 1}, extra={"x": 1}))
     before, later = consumer.pack(), consumer.pack_later()
     consumer.apply_delta(ConsumerDelta("c", [4, 4, 2], [1, 1], 9, [1], PendingColumns([4, 2], [4, 1], [7, 7]),
@@ -226,10 +232,11 @@ def test_a_consumer_is_packed_as_it_was() -> None:
     assert list(ConsumerState.unpack(before).pending.items()) == [(2, (1, 5)), (1, (2, 5)), (3, (3, 6))]
 
 
-def test_a_damaged_record_takes_its_stream_offline_and_no_other() -> None:
-    """The stream is not replayed further, says why, and can still be deleted."""
+def test_a_damaged_record_takes_only_its_stream_offline() -> None:
+    """Shows that the stream is not replayed further, has the reason, and can be deleted."""
     state = made()
-    segment(state, 2, records=[(RecordKind.STREAM_CREATE, {"account": "$G", "name": "t", "config": {}, "created_ns": 1})],
+    segment(state, 2, records=[(RecordKind.STREAM_CREATE, {"account": "$G", "name": "t", "config": {},
+                                                           "created_ns": 1})],
             stream_id=8, outcome=Outcome(1, 0, 0, 0, 0))
     segment(state, 3, first=1, last=10)
     segment(state, 4, records=[(RecordKind.CONSUMER_UPDATE, {"name": "nobody"})])
@@ -243,7 +250,7 @@ def test_a_damaged_record_takes_its_stream_offline_and_no_other() -> None:
 
 
 def test_blocks_of_a_stream_without_a_create_record_are_an_error() -> None:
-    """After a replay a stream without a create record means a wrong checkpoint, unless its delete record follows."""
+    """Shows that after a replay a stream without a create record is an error, unless its delete record follows."""
     state = ShardState()
     state.replaying = True
     segment(state, 1, first=1, last=2)
@@ -253,8 +260,8 @@ def test_blocks_of_a_stream_without_a_create_record_are_an_error() -> None:
     state.finish_replay()
 
 
-def test_releasing_leaves_the_table_of_segments_and_done_ends_it() -> None:
-    """A record releases segments; a later one says that all of them are deleted."""
+def test_released_segments_leave_the_table_and_done_ends_the_release() -> None:
+    """A record releases segments; a later one records that all of them are deleted."""
     state = made()
     segment(state, 2)
     body = Release([Position(1, 1), Position(1, 2)], [Position(1, 9)], [Position(1, 1)]).encode()
@@ -268,7 +275,7 @@ def test_releasing_leaves_the_table_of_segments_and_done_ends_it() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 20))))
 def test_runs_of_positions(pairs: list[tuple[int, int]]) -> None:
-    """Packing into runs and unpacking returns every position once, ascending."""
+    """Shows that packing into runs and unpacking returns every position once, ascending."""
     positions = {Position(*pair) for pair in pairs}
     assert list(unpack_runs(pack_runs(positions))) == sorted(positions)
 
@@ -276,7 +283,7 @@ def test_runs_of_positions(pairs: list[tuple[int, int]]) -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 199), st.integers(0, 30))), st.booleans())
 def test_dead_sets_agree_with_a_plain_set(ranges: list[tuple[int, int]], sparse: bool) -> None:
-    """Bits and ranges alike: membership, count of the newly dead, joined ranges, packing."""
+    """Shows for bits and ranges: membership, count of the newly dead, joined ranges, packing."""
     width = 100_000 if sparse else 1
     dead = DeadSet(50, 50 + 230 * width, 231)
     assert (dead.bits is None) == sparse
@@ -305,7 +312,7 @@ def test_dead_sets_agree_with_a_plain_set(ranges: list[tuple[int, int]], sparse:
 @settings(deadline=None)
 @given(st.sets(st.integers(0, 3000)), st.sets(st.integers(0, 3000)))
 def test_marking_scattered_messages(first: set[int], second: set[int]) -> None:
-    """Shows the union, what was new, ranges over the bounds of pieces, and the same once more without effect."""
+    """Shows the union, the number of new ones, ranges across pieces, and that a second call has no effect."""
     dead, other = DeadSet(1, 3001, 3001), DeadSet(1, 3001, 3001)
     for at in first:
         dead.add(at + 1, at + 1)
@@ -321,7 +328,7 @@ def test_marking_scattered_messages(first: set[int], second: set[int]) -> None:
 
 
 def test_scattered_messages_of_a_block_of_a_table() -> None:
-    """Shows those marked, counted and saved, once; and a table that has no such block, or another one there, left as it is."""
+    """Shows that messages are marked and counted once, and that a table with other blocks is not changed."""
     table = BlockTable()
     for i in range(5):
         table.append(ref(i * 10 + 1, i * 10 + 10).pack())
@@ -329,7 +336,8 @@ def test_scattered_messages_of_a_block_of_a_table() -> None:
         table.mark(11, 20, b"\x05\x02", 120)
         entry = table.find(11)
         assert entry is not None
-        assert (entry.dead_count, entry.dead_bytes, [seq for seq in range(11, 21) if entry.is_dead(seq)]) == (3, 120, [11, 13, 20])
+        assert (entry.dead_count, entry.dead_bytes, [seq for seq in range(11, 21) if entry.is_dead(seq)]) == (
+            3, 120, [11, 13, 20])
     for first, last in ((61, 70), (12, 20), (11, 30), (1, 9)):
         table.mark(first, last, bytes((last - first + 8) >> 3), 1)
     assert sum(entry.dead_count for entry in table) == 3
@@ -338,7 +346,7 @@ def test_scattered_messages_of_a_block_of_a_table() -> None:
 
 
 def test_a_table_of_many_pages_agrees_with_a_plain_set() -> None:
-    """3000 blocks, random removals and trims: the live sequences are those of a model."""
+    """Shows 3000 blocks after random removals and trims: the live sequences are those of a model."""
     rng = random.Random(5)
     table = BlockTable()
     for i in range(3 * PAGE_ENTRIES):
@@ -364,7 +372,7 @@ def test_a_table_of_many_pages_agrees_with_a_plain_set() -> None:
 
 
 def test_a_block_with_gaps() -> None:
-    """Sequences that never existed do not count, whether removed one by one or as a range."""
+    """Shows that sequences that never existed do not count, removed one by one or as a range."""
     table = BlockTable()
     table.append(ref(10, 1_000_000, count=3).pack())
     table.remove(10, 10, 1, 40)
@@ -379,9 +387,9 @@ def test_a_block_with_gaps() -> None:
     assert len(table) == 0
 
 
-def test_a_range_that_ends_past_the_runs_block() -> None:
-    """While a run is adopted, a stream names what it removed by the blocks that it still has: up to their ends, which dead
-    messages may have been. Of the run's block, which does not have those, the live messages are dead that the range removed."""
+def test_a_range_that_ends_after_the_runs_block() -> None:
+    """While a run is adopted, a stream names removed ranges by the blocks that it still has, up to their ends, where
+    messages may be dead. The run's block has no such messages: in it, the live messages of the range become dead."""
     state = made()
     segment(state, 2, first=1, last=1)
     segment(state, 3, first=11, last=19, count=3, removed=[Removed(15, 19, 1, 40)], outcome=Outcome(1, 19, 3, 120, 1))
@@ -391,14 +399,15 @@ def test_a_range_that_ends_past_the_runs_block() -> None:
     state.apply_block(BlockCore(0, Position(1, 4), records=[adoption]), None)
     stream = state.streams[7]
     segment(state, 5, removed=[Removed(14, 19, 1, 41)], outcome=Outcome(1, 19, 2, 79, 1))
-    assert [(entry.ref, entry.dead_count, entry.dead_bytes) for entry in stream.blocks] == [(ref(1, 1, 2), 0, 0), (run, 1, 41)]
+    assert [(entry.ref, entry.dead_count, entry.dead_bytes) for entry in stream.blocks] == [
+        (ref(1, 1, 2), 0, 0), (run, 1, 41)]
     segment(state, 6, removed=[Removed(11, 13, 1, 39)], outcome=Outcome(1, 19, 1, 40, 1))
     assert [entry.ref for entry in stream.blocks] == [ref(1, 1, 2)]
     assert (1, 3, 9, 0) in state.freed_runs
 
 
 def unreadable(state: ShardState, stream_id: int) -> None:
-    """Let nobody unpack the blocks of a stream any more, as if a page of the checkpoint had something else in it."""
+    """Make the blocks of a stream impossible to unpack, as if a page of the checkpoint had other contents."""
     table = state.streams[stream_id].blocks
     for page in table.pages:
         packed = page.pack()
@@ -417,7 +426,7 @@ def two_streams() -> ShardState:
 
 
 def test_a_page_that_cannot_be_unpacked_takes_only_its_stream_offline() -> None:
-    """Whichever record asks for its blocks: one with messages and nothing else, or the adoption of a run."""
+    """Shows it for a block with messages and nothing else, and for the adoption of a run."""
     state = two_streams()
     state.apply_segment(Position(1, 30))
     state.apply_small(ref(21, 22, 30).pack(), Outcome(15, 22, 8, 320, 1))
@@ -425,7 +434,8 @@ def test_a_page_that_cannot_be_unpacked_takes_only_its_stream_offline() -> None:
     assert state.streams[8].offline is None
 
     state = two_streams()
-    runs = [BlockRef.of((int(BlockPlace.STREAM_RUN), 1, 20, 9, stream_id, *ref(1, 20).pack()[5:])) for stream_id in (7, 8)]
+    runs = [BlockRef.of((int(BlockPlace.STREAM_RUN), 1, 20, 9, stream_id, *ref(1, 20).pack()[5:]))
+            for stream_id in (7, 8)]
     state.apply_segment(Position(1, 30))
     record = Record.of(RecordKind.ADOPTION, 0, {"blocks": [[1, 20, list(run.pack())] for run in runs]})
     state.apply_block(BlockCore(0, Position(1, 30), records=[record]), None)
@@ -433,8 +443,8 @@ def test_a_page_that_cannot_be_unpacked_takes_only_its_stream_offline() -> None:
     assert [entry.ref.place for entry in state.streams[8].blocks] == [BlockPlace.STREAM_RUN]
 
 
-async def test_compaction_passes_over_a_page_that_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:
-    """The blocks of all other streams are merged as before."""
+async def test_compaction_skips_a_page_that_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:
+    """Shows that the blocks of all other streams are merged as before."""
     found = await take_inventory(two_streams(), CompactionSettings())
     assert [one.key[:3] for one in found] == [(1, 1, 12), (1, 1, 13)]
     assert "block table" in caplog.text

@@ -74,8 +74,8 @@ def _same(table: Expiries, model: dict[int, int]) -> None:
         assert bool(some) == bool(due)
 
 
-def test_what_is_known_already_is_not_added_twice() -> None:
-    """A replay over a newer page: shows that it changes nothing."""
+def test_known_messages_are_not_added_twice() -> None:
+    """Shows that a replay over a newer page changes nothing."""
     table = Expiries()
     table.add([1, 2, 3], [5, 6, 7])
     table.remove(2, 2)
@@ -94,5 +94,5 @@ def test_pages_that_overlap_are_refused() -> None:
 
 @pytest.mark.parametrize("ttl, expected", [(1, 1_000_000_005), (-1, NEVER), (1 << 62, NEVER - 1)])
 def test_when_a_message_expires(ttl: int, expected: int) -> None:
-    """A TTL of centuries is not the same as never: max_age still counts."""
+    """Shows that a TTL of centuries differs from never: max_age applies."""
     assert expires_at(5, ttl) == expected

@@ -1,4 +1,4 @@
-"""The message ids of a block, packed by the thread that encodes it or when it is applied, are the same."""
+"""The message ids of a block are the same, packed by the thread that encodes it or when it is applied."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.jetstream.stream.world import World, pub, publish
 
 
 class Threaded(World):
-    """Every segment is encoded in a thread, as a broker does it with large ones."""
+    """A world in which every segment is encoded in a thread, as a broker encodes large ones."""
 
     def __init__(self, executor: ThreadPoolExecutor) -> None:
         self.executor = executor
@@ -38,7 +38,7 @@ def _ids(part: IdPart) -> list[tuple[int, int, bytes]]:
 
 
 async def test_the_loop_packs_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands in a segment would stall it for milliseconds."""
+    """Shows that the loop does not pack them: thousands in a segment would stall it for milliseconds."""
     threads: set[int] = set()
     pack = state_ids.pack_ids  # type: ignore[attr-defined]
     monkeypatch.setattr(state_ids, "pack_ids", lambda *args: (threads.add(threading.get_ident()), pack(*args))[1])
@@ -56,7 +56,7 @@ async def test_the_loop_packs_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _block(rng: random.Random) -> tuple[OpenBlock[Any], dict[int, bytes], dict[int, int]]:
-    """A block with or without gaps in sequences and times, the ids of some messages, and all times."""
+    """Return a block with or without gaps in sequences and times, the ids of some messages, and all times."""
     block: OpenBlock[Any] = OpenBlock(7, None)
     seq, now = rng.randrange(1, 1 << 40), rng.randrange(1 << 60)
     gaps, step = rng.random() < 0.5, rng.choice([0, 1000, 200_000_000])
@@ -74,7 +74,7 @@ def _block(rng: random.Random) -> tuple[OpenBlock[Any], dict[int, bytes], dict[i
 
 
 def test_ids_are_packed_with_the_sequences_and_times_of_their_messages() -> None:
-    """Whatever gaps the block has; times within 0.1 s are rounded up to the last one's."""
+    """Shows it for blocks with any gaps; times within 0.1 s are rounded up to the last one's."""
     rng = random.Random(5)
     for _ in range(300):
         block, ids, times = _block(rng)
@@ -93,12 +93,14 @@ def test_ids_are_packed_with_the_sequences_and_times_of_their_messages() -> None
             found.record(core, sealed.ids)
             [part] = found.parts()
             rounded = core.last_time_ns - core.first_time_ns <= 100_000_000
-            assert _ids(part) == [(seq, core.last_time_ns if rounded else times[seq], msg_id) for seq, msg_id in ids.items()]
+            assert _ids(part) == [(seq, core.last_time_ns if rounded else times[seq], msg_id)
+                                  for seq, msg_id in ids.items()]
 
 
-@pytest.mark.parametrize("body", [[[0, b"a"], [0, b"b"]], [[5, b"a"]], [[0, 7]], 3], ids=["twice", "beyond", "no-id", "no-list"])
+@pytest.mark.parametrize("body", [[[0, b"a"], [0, b"b"]], [[5, b"a"]], [[0, 7]], 3],
+                         ids=["twice", "beyond", "no-id", "no-list"])
 def test_damaged_ids_are_left_in_the_block(body: object) -> None:
-    """Its messages are not concerned."""
+    """Shows that the messages of the block are not affected."""
     block: OpenBlock[Any] = OpenBlock(7, None)
     block.append_run(1, [b"S.a"] * 2, None, [b""] * 2, 9)
     block.add_record(RecordKind.MESSAGE_IDS, body, must_understand=False)

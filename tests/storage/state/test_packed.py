@@ -1,4 +1,4 @@
-"""Pages of a block table packed in memory: the same blocks, counts and searches as with none packed."""
+"""Pages of a block table that are packed in memory: the same blocks, counts and searches as without packing."""
 
 from __future__ import annotations
 
@@ -39,12 +39,13 @@ class Source:
         place = rng.choice((BlockPlace.LOG, BlockPlace.LOG, BlockPlace.RUN, BlockPlace.STREAM_RUN))
         names = [b"s.%d" % i for i in range(rng.choice((1, 3, 16, 40)))]
         position = Position(self.epoch, self.number) if place is BlockPlace.LOG else Position(1, rng.randrange(4))
-        return BlockRef(place, position, 0 if place is BlockPlace.LOG else 9, 7, 0, 200, 200, 50, 250, 100, first, last, count,
+        return BlockRef(place, position, 0 if place is BlockPlace.LOG else 9, 7, 0, 200, 200, 50, 250, 100, first, last,
+                        count,
                         40 * count, 1, 2, None if len(names) > 16 else tuple((name, 1, first, last) for name in names),
                         encode_filter(names) if len(names) > 16 else None).pack()
 
     def entry(self) -> Kept:
-        """A block, perhaps with something dead."""
+        """Return a block, perhaps with a dead message."""
         ref = self.block()
         entry = BlockEntry(BlockRef.of(ref))
         if self.rng.random() < 0.3 and entry.ref.count > 1:
@@ -53,7 +54,7 @@ class Source:
 
 
 def plain(entries: Any) -> list[Any]:
-    """Blocks as msgpack has them."""
+    """Return blocks as msgpack decodes them."""
     return [unpack_value(pack_value((kept,) if type(kept) is tuple else kept.pack())) for kept in entries]
 
 
@@ -65,8 +66,8 @@ def packed_of(entries: list[Kept]) -> Packed:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_packed_blocks_are_the_blocks(seed: int) -> None:
-    """What is packed gives the same blocks, and its summary, through a checkpoint, the same objects."""
+def test_packed_blocks_equal_the_blocks(seed: int) -> None:
+    """Shows that a packed page has the same blocks, and that its summary from a checkpoint has the same objects."""
     source = Source(seed)
     entries = [source.entry() for _ in range(source.rng.choice((1, 2, 60, 1024)))]
     packed = packed_of(entries)
@@ -79,8 +80,8 @@ def test_packed_blocks_are_the_blocks(seed: int) -> None:
         assert one.filters == any(type(row[0][-1]) is bytes for row in plain(entries))
 
 
-def test_a_page_that_is_not_what_its_summary_says_is_refused() -> None:
-    """A page of other blocks, and a summary that does not add up: an error with the object's name, and no wrong blocks."""
+def test_a_page_that_does_not_match_its_summary_is_refused() -> None:
+    """Shows an error with the object's name, for a page of other blocks and for an inconsistent summary."""
     source = Source(1)
     one, other = packed_of([source.block() for _ in range(5)]), packed_of([source.block() for _ in range(5)])
     swapped = Packed.summarized(other.body, one.summary, filters=False)
@@ -100,7 +101,7 @@ def test_a_page_that_is_not_what_its_summary_says_is_refused() -> None:
 
 
 class Twins:
-    """One table that is packed now and then, in part, and one that never is."""
+    """A table that is partly packed now and then, and an equal one that never is."""
 
     def __init__(self, seed: int) -> None:
         self.source = Source(seed)
@@ -169,7 +170,7 @@ class Twins:
 
 
 def _counts(pages: list[TablePage]) -> tuple[Counter[int], Counter[Any]]:
-    """The live blocks of each segment and run."""
+    """Return the number of live blocks in each segment and run."""
     segments: Counter[int] = Counter()
     runs: Counter[Any] = Counter()
     for page in pages:
@@ -181,7 +182,7 @@ def _counts(pages: list[TablePage]) -> tuple[Counter[int], Counter[Any]]:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_table_is_the_same_packed_or_not(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Appends, removals, merges by compaction, trims at the front, with small pages and with next to nothing kept unpacked."""
+    """Shows appends, removals, merges by compaction and trims, with small pages and almost nothing kept unpacked."""
     monkeypatch.setattr(table_module, "PAGE_ENTRIES", 16)
     monkeypatch.setattr(packed_module, "_recent", packed_module._Recent(8))
     twins = Twins(seed)
@@ -191,7 +192,7 @@ def test_a_table_is_the_same_packed_or_not(seed: int, monkeypatch: pytest.Monkey
 
 
 def test_few_blocks_stay_unpacked() -> None:
-    """However many pages are looked at, what stays unpacked is bounded."""
+    """Shows a bound on unpacked blocks, for any number of pages used."""
     recent = packed_module._Recent(100)
     source = Source(3)
     pages = [packed_of([source.block() for _ in range(30)]) for _ in range(20)]
