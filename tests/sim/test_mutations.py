@@ -47,7 +47,7 @@ STEP_BY_STEP: dict[str, Callable[[], object]] = {
     "acks-held-back": partial(_run, interest.test_an_answered_ack_is_stored_though_another_waits_for_a_read),
     "leavings-not-recorded": partial(_run, interest.test_an_answered_ack_is_stored_though_another_waits_for_a_read),
     "drop-by-name": applied.test_the_end_of_a_stream_leaves_its_name_to_the_newer_stream,
-    "orphans-prove-the-lease": lease.test_what_lands_behind_a_put_that_did_not_proves_nothing,
+    "orphans-prove-the-lease": lease.test_a_put_after_one_that_is_not_stored_proves_nothing,
     "ours-by-nonce-alone": ownership.test_a_late_segment_of_our_own_is_not_taken_for_our_seal,
     "rounds-across-adoptions": partial(compactor.test_a_round_has_all_of_an_adoption_or_nothing, 3),
     "served-too-early": shard_owner.test_the_lease_of_an_owner_that_woke_after_the_last_look_is_waited_out,
