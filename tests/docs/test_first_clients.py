@@ -86,7 +86,7 @@ def test_what_security_says_is_refused_is_refused(tmp_path: Path) -> None:
     from broker.config.settings import ConfigError
 
     text = " ".join((ROOT / "docs/SECURITY.md").read_text().split())
-    [said] = re.findall(r"asks for something that is not there \((.*?)\) is refused", text)
+    [said] = re.findall(r"asks for a feature that jetblock does not have \((.*?)\) is refused", text)
     keys = re.findall(r"`(\w+)`", said)
     assert keys
     for key in keys:
