@@ -64,5 +64,6 @@ class Caller:
 
     async def api(self, subject: str, body: Any = None) -> dict[str, Any]:
         """The answer of an API request."""
-        answer: dict[str, Any] = await self.request(f"$JS.API.{subject}", b"" if body is None else json.dumps(body).encode())
+        answer: dict[str, Any] = await self.request(f"$JS.API.{subject}",
+                                                    b"" if body is None else json.dumps(body).encode())
         return answer

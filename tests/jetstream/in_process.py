@@ -47,7 +47,8 @@ class Inside:
         self._opened = opened
 
     async def __aenter__(self) -> Self:
-        self.server = Server(Settings(clients=ClientSettings(host="127.0.0.1", port=-1), jetstream=JetStreamSettings(enabled=True)),
+        self.server = Server(Settings(clients=ClientSettings(host="127.0.0.1", port=-1),
+                                      jetstream=JetStreamSettings(enabled=True)),
                              self.clock)
         await self.server.start()
         self.js = JetStream(self.clock, self.rng, self.settings)

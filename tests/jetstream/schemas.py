@@ -1,7 +1,8 @@
 """What JetStream's messages break of their JSON schemas (``schemas.json``, made by ``docs/generators/schemas.py``).
 
-The schemas are those that the ``nats`` CLI validates answers by. Some of them refuse what nats-server sends, which is then no
-fault of ours: the tests that play requests to both servers ask that jetblock breaks nothing that nats-server keeps.
+The schemas are those that the ``nats`` CLI validates answers by. Some of them refuse what nats-server sends, which is
+then no fault of ours: the tests that play requests to both servers ask that jetblock breaks nothing that nats-server
+keeps.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _DEFINITIONS: dict[str, Any] = _ALL["definitions"]
 PUB_ACK = "io.nats.jetstream.api.v1.pub_ack_response"
 """Has no ``type``."""
 _KINDS: dict[str, type | tuple[type, ...]] = {
-    "array": list, "boolean": bool, "integer": int, "null": type(None), "number": (int, float), "object": dict, "string": str}
+    "array": list, "boolean": bool, "integer": int, "null": type(None), "number": (int, float), "object": dict,
+    "string": str}
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)")
 
 
@@ -151,7 +153,11 @@ def _format(value: Any, rule: str, path: str, _: Any) -> Iterator[str]:
 
 
 _CHECKS = {
-    "$ref": _ref, "additionalProperties": _additional, "allOf": _all_of, "const": _equal, "enum": _among, "format": _format,
-    "items": _items, "maxLength": _max_length, "maximum": _maximum, "minLength": _min_length, "minimum": _minimum, "oneOf": _one_of,
-    "pattern": _pattern, "patternProperties": _pattern_properties, "properties": _properties, "required": _required, "type": _type}
-"""By keyword: given a value, the keyword's, the path of the value, and the schema that has the keyword. All that there are."""
+    "$ref": _ref, "additionalProperties": _additional, "allOf": _all_of, "const": _equal, "enum": _among,
+    "format": _format,
+    "items": _items, "maxLength": _max_length, "maximum": _maximum, "minLength": _min_length, "minimum": _minimum,
+    "oneOf": _one_of,
+    "pattern": _pattern, "patternProperties": _pattern_properties, "properties": _properties, "required": _required,
+    "type": _type}
+"""By keyword: given a value, the keyword's, the path of the value, and the schema that has the keyword. All that there
+are."""

@@ -50,7 +50,8 @@ async def test_memory_streams_and_consumers_are_forgotten() -> None:
         await broker.ok("STREAM.CREATE.M", {"name": "M", "storage": "memory"})
         assert await broker.publish("M") == 1
         await broker.ok("STREAM.CREATE.S", {"name": "S"})
-        await broker.ok("CONSUMER.CREATE.S.C", {"stream_name": "S", "config": {"durable_name": "C", "mem_storage": True}})
+        await broker.ok("CONSUMER.CREATE.S.C", {"stream_name": "S",
+                                                "config": {"durable_name": "C", "mem_storage": True}})
         await broker.restart()
         assert (await broker.ok("STREAM.NAMES"))["streams"] == ["S"]
         assert (await broker.ok("CONSUMER.NAMES.S"))["consumers"] == []
@@ -270,7 +271,8 @@ async def test_no_direct_get_is_left_waiting() -> None:
         inbox = broker.client.new_inbox()
         subscription = await broker.client.subscribe(inbox)
         await broker.client.flush()
-        request = (b"$JS.API.DIRECT.GET.S", inbox.encode(), 0, b'{"next_by_subj":"S"}')  # one message at once takes no worker
+        # one message at once takes no worker
+        request = (b"$JS.API.DIRECT.GET.S", inbox.encode(), 0, b'{"next_by_subj":"S"}')
         for i in range(120):
             broker.js.apis["$G"].on_requests([request], 0, 1, None, 0)
             for _ in range(i % 5):

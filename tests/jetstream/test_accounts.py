@@ -68,7 +68,8 @@ class RealPeer:
             raise NoResponders(subject) from None
 
     async def api(self, subject: str, body: Any = None) -> dict[str, Any]:
-        answer: dict[str, Any] = await self.request(f"$JS.API.{subject}", b"" if body is None else json.dumps(body).encode())
+        answer: dict[str, Any] = await self.request(f"$JS.API.{subject}",
+                                                    b"" if body is None else json.dumps(body).encode())
         return answer
 
 
@@ -142,7 +143,8 @@ async def disabled(peer: Peer) -> list[Any]:
         ("STREAM.RESTORE.X", {"config": {"name": "X"}}), ("STREAM.LEADER.STEPDOWN.X", None),
         ("STREAM.PEER.REMOVE.X", {"peer": "a"}), ("CONSUMER.CREATE.X", {"stream_name": "X", "config": {}}),
         ("CONSUMER.DURABLE.CREATE.X.d", {"stream_name": "X", "config": {"durable_name": "d"}}),
-        ("CONSUMER.INFO.X.c", None), ("CONSUMER.NAMES.X", None), ("CONSUMER.LIST.X", None), ("CONSUMER.DELETE.X.c", None),
+        ("CONSUMER.INFO.X.c", None), ("CONSUMER.NAMES.X", None), ("CONSUMER.LIST.X", None),
+        ("CONSUMER.DELETE.X.c", None),
         ("CONSUMER.PAUSE.X.c", {}), ("CONSUMER.UNPIN.X.c", {"group": "a"}), ("CONSUMER.MSG.NEXT.X.c", None),
         ("CONSUMER.LEADER.STEPDOWN.X.c", None), ("DIRECT.GET.X", {"seq": 1}), ("DIRECT.GET.X.foo", None),
     ):
@@ -177,7 +179,8 @@ async def test_an_account_comes_and_finds_what_the_store_has_of_it() -> None:
     async with Inside() as broker:
         first = await add(broker, "A")
         await first.api(*stream("S"))
-        await first.api("CONSUMER.CREATE.S.c", {"stream_name": "S", "config": {"durable_name": "c", "ack_policy": "none"}})
+        await first.api("CONSUMER.CREATE.S.c", {"stream_name": "S",
+                                                "config": {"durable_name": "c", "ack_policy": "none"}})
         assert [await first.request("s") for _ in range(2)] == [{"stream": "S", "seq": 1}, {"stream": "S", "seq": 2}]
         await broker.js.remove_account("A")
         with pytest.raises(NoResponders):

@@ -39,8 +39,8 @@ async def test_limits_of_batches_are_configured() -> None:
 
 
 async def test_a_batch_of_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that nothing of it is stored or kept in memory, whatever comes of it after that; that other streams take messages
-    meanwhile; and that a batch which just fits is stored whole, in one segment."""
+    """Shows that nothing of it is stored or kept in memory, whatever comes of it after that; that other streams take
+    messages meanwhile; and that a batch which just fits is stored whole, in one segment."""
     monkeypatch.setattr(atomic, "BATCH_BYTES_MAX", 1 << 20)
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_atomic": True})

@@ -1,4 +1,5 @@
-"""Direct gets of several messages, beside gets of single ones: over blocks, removed messages, the tail, after a restart."""
+"""Direct gets of several messages, beside gets of single ones: over blocks, removed messages, the tail, after a
+restart."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ COUNT = 400
 async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Inside]:
     """A stream of several blocks, with removed messages in them."""
     async with Inside() as inside:
-        await inside.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_direct": True, "storage": request.param})
+        await inside.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_direct": True,
+                                            "storage": request.param})
         for start in range(0, COUNT, 100):
             await asyncio.gather(*(inside.publish(f"s.{n % 7}", b"%d" % n) for n in range(start, start + 100)))
         rng = random.Random(3)
@@ -90,7 +92,8 @@ async def test_a_stream_that_is_deleted_meanwhile(broker: Inside) -> None:
     """The get ends, and others are served."""
     if await stored(broker):
         await broker.restart()
-    msgs, _ = await asyncio.gather(batch(broker, batch=2 * COUNT, seq=1, next_by_subj=">"), broker.ok("STREAM.DELETE.S"))
+    msgs, _ = await asyncio.gather(batch(broker, batch=2 * COUNT, seq=1, next_by_subj=">"),
+                                   broker.ok("STREAM.DELETE.S"))
     assert len(msgs) <= COUNT
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_direct": True})
     await broker.publish("s.1", b"new")
@@ -99,10 +102,12 @@ async def test_a_stream_that_is_deleted_meanwhile(broker: Inside) -> None:
 
 @pytest.mark.parametrize("cold", [False, True])
 async def test_last_values_of_many_keys_are_what_single_gets_find(broker: Inside, cold: bool) -> None:
-    """With headers and without, neighbours and far apart, some replaced, some removed; in one answer, and cut by its bounds."""
+    """With headers and without, neighbours and far apart, some replaced, some removed; in one answer, and cut by its
+    bounds."""
     keys = [f"s.k.{n}" for n in range(120)]
     for at in range(0, 120, 40):
-        await asyncio.gather(*(broker.client.request(key, b"v of " + key.encode(), 30, headers={"K": key} if n % 3 else None)
+        await asyncio.gather(*(broker.client.request(key, b"v of " + key.encode(), 30,
+                                                     headers={"K": key} if n % 3 else None)
                                for n, key in enumerate(keys[at:at + 40])))
     await asyncio.gather(*(broker.publish(key, b"newer") for key in keys[::11]))
     state = (await broker.ok("STREAM.INFO.S"))["state"]

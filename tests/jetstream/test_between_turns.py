@@ -60,7 +60,8 @@ async def test_of_two_overlapping_creates_one_wins(broker: Inside) -> None:
     for name, first, last in (("A", "x", "y"), ("B", "y", "x")):
         own = [f"{name}.{i}" for i in range(12_000)]
         subjects[name] = [*own[:5000], first, *own[5000:], last]
-    answers = await both(broker, *((f"STREAM.CREATE.{name}", {"name": name, "subjects": own}) for name, own in subjects.items()))
+    answers = await both(broker, *((f"STREAM.CREATE.{name}", {"name": name, "subjects": own})
+                                   for name, own in subjects.items()))
     codes = [answer.get("error", {}).get("err_code", 0) for answer in answers]
     assert sorted(codes) == [0, 10065]
     lost = "AB"[codes.index(10065)]
@@ -69,12 +70,14 @@ async def test_of_two_overlapping_creates_one_wins(broker: Inside) -> None:
 
 
 async def test_updates_at_once_reserve_no_more_than_there_is() -> None:
-    """Two streams are given new subjects and more bytes at once: together they may not reserve more than the account has."""
+    """Two streams are given new subjects and more bytes at once: together they may not reserve more than the account
+    has."""
     async with Inside(limits=AccountLimits(max_storage=1000)) as broker:
         for name in "AB":
             await broker.ok(f"STREAM.CREATE.{name}", {"name": name, "subjects": [name], "max_bytes": 100})
         answers = await both(broker, *((f"STREAM.UPDATE.{name}", {
-            "name": name, "subjects": [name, *(f"{name}.{i}" for i in range(3000))], "max_bytes": 800}) for name in "AB"))
+            "name": name, "subjects": [name, *(f"{name}.{i}" for i in range(3000))],
+            "max_bytes": 800}) for name in "AB"))
         assert sorted(answer.get("error", {}).get("err_code", 0) for answer in answers) == [0, 10047]
         for name in "AB":
             await broker.ok(f"STREAM.DELETE.{name}")

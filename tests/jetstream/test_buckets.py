@@ -123,7 +123,8 @@ async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContex
     store = await js.create_object_store("F")
     first, second = os.urandom(3 * CHUNK + 1), os.urandom(2 * CHUNK)
     await store.put("o", first)
-    info = await store.put("o", io.BytesIO(second), meta=api.ObjectMeta(name="o", description="two", headers={"a": "b"}))
+    info = await store.put("o", io.BytesIO(second),
+                           meta=api.ObjectMeta(name="o", description="two", headers={"a": "b"}))
     assert (info.size, info.chunks) == (2 * CHUNK, 2)
     await store.put("empty", b"")
     await store.put("small", "text", meta=api.ObjectMeta(options=api.ObjectMetaOptions(max_chunk_size=2)))
@@ -190,7 +191,8 @@ async def test_objects_that_are_watched_linked_damaged_and_sealed(js: JetStreamC
 async def test_buckets_fed_by_another_one(server: ServerProcess, js: JetStreamContext) -> None:
     """A mirror and a bucket with sources have the keys of another bucket under their own names; it republishes changes."""
     def of_b(name: str) -> api.StreamSource:
-        return api.StreamSource(name="KV_B", subject_transforms=[api.SubjectTransform(src="$KV.B.>", dest=f"$KV.{name}.>")])
+        return api.StreamSource(name="KV_B",
+                                subject_transforms=[api.SubjectTransform(src="$KV.B.>", dest=f"$KV.{name}.>")])
 
     listener = await nats.connect(server.url)
     heard = await listener.subscribe("heard.>")

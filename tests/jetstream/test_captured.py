@@ -34,7 +34,8 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shows("publi
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[BrokerProcess, NatsServerProcess],
                         ids=["jetblock", "nats-server"])
-async def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerProcess]:
+async def server(request: pytest.FixtureRequest,
+                 tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[ServerProcess]:
     async with request.param("-js", "-sd", str(tmp_path_factory.mktemp("captured"))) as running:
         yield running
 
@@ -47,7 +48,8 @@ async def client(server: ServerProcess) -> AsyncIterator[Client]:
     for name in (await api(connected, "STREAM.NAMES"))["streams"] or ():
         await api(connected, f"STREAM.DELETE.{name}")
     await connected.close()
-    # nats-server removes the files of a deleted stream after it has answered, and a new stream of that name may find them.
+    # nats-server removes the files of a deleted stream after it has answered, and a new stream of that name may find
+    # them.
     files = Path(server.flags[-1]) / "jetstream" / "$G" / "streams"
     async with asyncio.timeout(SECONDS):
         while files.exists() and list(files.iterdir()):  # noqa: ASYNC110  # it is the server's
@@ -55,7 +57,8 @@ async def client(server: ServerProcess) -> AsyncIterator[Client]:
 
 
 async def request(client: Client, subject: str, body: dict[str, Any]) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{subject}", json.dumps(body).encode(), SECONDS)).data)
+    answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{subject}", json.dumps(body).encode(),
+                                                              SECONDS)).data)
     return answer
 
 
@@ -76,7 +79,8 @@ async def until(client: Client, subject: str, so: Callable[[dict[str, Any]], boo
 
 
 async def create(client: Client, name: str, *subjects: str, **config: Any) -> None:
-    answer = await until(client, f"STREAM.CREATE.{name}", lambda answer: answer.get("error", {}).get("err_code") != NOT_GONE_YET,
+    answer = await until(client, f"STREAM.CREATE.{name}",
+                         lambda answer: answer.get("error", {}).get("err_code") != NOT_GONE_YET,
                          name=name, subjects=list(subjects), **config)
     assert "error" not in answer, answer
 
@@ -132,7 +136,8 @@ async def test_a_stream_captures_its_own_replies(server: ServerProcess, client: 
         assert await stored(client, "S", ack["seq"]) == ("s.b", msg_id.encode())
     again = sum(1 for n in range(len(ids)) if not n % 7)
     replies = len(ids) + again + refused
-    state = (await until(client, "STREAM.INFO.S", lambda info: info["state"]["messages"] >= len(ids) + replies))["state"]
+    state = (await until(client, "STREAM.INFO.S",
+                         lambda info: info["state"]["messages"] >= len(ids) + replies))["state"]
     if isinstance(server, BrokerProcess):
         # nats-server has been seen to answer an asynchronous stream's refusals and duplicates twice.
         assert (state["messages"], state["last_seq"]) == (len(ids) + replies,) * 2

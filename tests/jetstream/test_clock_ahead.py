@@ -1,7 +1,7 @@
 """A machine's clock that is years ahead, or behind, for one start of a broker that has no other clock: a directory's.
 
-Times of messages never decrease, so they stay ahead; what is decided about messages follows the clock again. The broker's
-clocks are shifted by a module on its path.
+Times of messages never decrease, so they stay ahead; what is decided about messages follows the clock again. The
+broker's clocks are shifted by a module on its path.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ async def stored_again(js: JetStreamContext, subject: str, msg_id: str) -> bool:
 async def test_one_start_with_the_clock_ahead(others: bool, tmp_path: Path) -> None:
     """Under the wrong clock a message comes to each stream; ``others``: others had come under the right one before.
 
-    With the clock right, messages expire by age and TTL, ids leave their window and schedules fire; the same after another
-    restart.
+    With the clock right, messages expire by age and TTL, ids leave their window and schedules fire; the same after
+    another restart.
     """
     configs = [StreamConfig("AGED", subjects=["aged"], max_age=0.5, duplicate_window=0.2),
                StreamConfig("MARKED", subjects=["marked"], max_age=0.5, duplicate_window=0.2,
@@ -105,14 +105,16 @@ async def test_one_start_with_the_clock_ahead(others: bool, tmp_path: Path) -> N
             await becomes(lambda: messages(js, "TTL"), kept)
             await repeats(js, "timed.each", new=False)
             last = (await js.stream_info("TIMED")).state.last_seq
-            await js.publish("timed.b", b"x", headers={"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "timed.out"})
+            await js.publish("timed.b", b"x", headers={"Nats-Schedule": "@every 1s",
+                                                       "Nats-Schedule-Target": "timed.out"})
             await becomes(partial(_grown, js, last + 2), True)
 
 
 async def repeats(js: JetStreamContext, subject: str, *, new: bool) -> None:
     """Return when a schedule at ``subject`` has fired twice from now on; ``new``: it is published before."""
     if new:
-        await js.publish(subject, b"x", headers={"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": f"{subject}.out"})
+        await js.publish(subject, b"x", headers={"Nats-Schedule": "@every 1s",
+                                                 "Nats-Schedule-Target": f"{subject}.out"})
     out = await js._nc.subscribe("fired.each")
     for _ in range(2):
         await out.next_msg(30)

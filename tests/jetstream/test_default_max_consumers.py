@@ -1,4 +1,5 @@
-"""``jetstream { limits { default_max_consumers } }``, beside the real nats-server: how many consumers a stream may have."""
+"""``jetstream { limits { default_max_consumers } }``, beside the real nats-server: how many consumers a stream may
+have."""
 
 from __future__ import annotations
 
@@ -32,8 +33,10 @@ def written(folder: Path, config: str) -> Path:
     return path
 
 
-async def outcome(process: type[ServerProcess], config: str, streams: tuple[dict[str, Any], ...], folder: Path) -> list[Any]:
-    """The configured limit on /varz, and of each stream its configuration, what eight consumers got, and a ninth without a name."""
+async def outcome(process: type[ServerProcess], config: str, streams: tuple[dict[str, Any], ...],
+                  folder: Path) -> list[Any]:
+    """The configured limit on /varz, and of each stream its configuration, what eight consumers got, and a ninth
+    without a name."""
     path = written(folder, config)
     async with process("-c", str(path)) as server:
         client = await nats.connect(server.url)

@@ -16,10 +16,14 @@ REQUESTS: list[tuple[str, Any]] = [
     ("S.k.1", b""), ("S.k.2", b""), ("S.k.gone", b""), ("S.k.deleted", b""), ("S.k.*", b""), ("S.k.>", b""), ("S", b""),
     ("S.>", b""), ("S.k.1", {"seq": 1}),
     ("S.k.headers", b""), ("S", {"seq": 1}), ("S", b'{"seq": 3}'), ("S", b'{"seq":0}'), ("S", b'{"seq":4}'),
-    ("S", b'{"seq":999999999999999999}'), ("S", b'{"seq":18446744073709551615}'), ("S", b'{"seq":01}'), ("S", b'{"seq":-1}'),
-    ("S", b'{"seq":5,"no_hdr":true}'), ("S", {"seq": 5}), ("S", {"last_by_subj": "k.2"}), ("S", {"last_by_subj": "k.none"}),
-    ("S", {"last_by_subj": "k.*"}), ("S", {"last_by_subj": "k.headers", "no_hdr": True}), ("S", {"next_by_subj": "k.*", "seq": 2}),
-    ("S", {"next_by_subj": "k.1", "seq": 2}), ("S", {"next_by_subj": "k.none"}), ("S", {"start_time": "2020-01-01T00:00:00Z"}),
+    ("S", b'{"seq":999999999999999999}'), ("S", b'{"seq":18446744073709551615}'), ("S", b'{"seq":01}'),
+    ("S", b'{"seq":-1}'),
+    ("S", b'{"seq":5,"no_hdr":true}'), ("S", {"seq": 5}), ("S", {"last_by_subj": "k.2"}),
+    ("S", {"last_by_subj": "k.none"}),
+    ("S", {"last_by_subj": "k.*"}), ("S", {"last_by_subj": "k.headers", "no_hdr": True}),
+    ("S", {"next_by_subj": "k.*", "seq": 2}),
+    ("S", {"next_by_subj": "k.1", "seq": 2}), ("S", {"next_by_subj": "k.none"}),
+    ("S", {"start_time": "2020-01-01T00:00:00Z"}),
     ("S", b"no JSON"), ("S", {"batch": 3}), ("S", {"seq": 1, "last_by_subj": "k.1"}),
 ]
 BATCHES: list[dict[str, Any]] = [
@@ -58,7 +62,8 @@ async def _batch(broker: Inside, body: dict[str, Any]) -> list[tuple[Any, bytes]
     return got
 
 
-@pytest.mark.parametrize("config", [{}, {"max_msgs_per_subject": 5}, {"storage": "memory"}], ids=["plain", "tracked", "memory"])
+@pytest.mark.parametrize("config", [{}, {"max_msgs_per_subject": 5}, {"storage": "memory"}],
+                         ids=["plain", "tracked", "memory"])
 async def test_answers_are_the_same_from_memory_and_from_the_store(config: dict[str, Any]) -> None:
     """Each kind of request, before a restart, just after it with nothing in memory, and again."""
     async with Inside() as broker:
@@ -87,7 +92,8 @@ async def test_what_is_in_memory_takes_no_task() -> None:
         sent: list[bytes] = []
         account = broker.js.accounts["$G"]
         account.bus.publish_all = lambda msgs: sent.extend(msg[0] for msg in msgs)  # type: ignore[method-assign]
-        ops = [(b"$JS.API.DIRECT.GET.S.k.%b" % key, b"_INBOX.%d" % i, 0, b"") for i, key in enumerate((b"1", b"2", b"none", b"1"))]
+        ops = [(b"$JS.API.DIRECT.GET.S.k.%b" % key, b"_INBOX.%d" % i, 0, b"")
+               for i, key in enumerate((b"1", b"2", b"none", b"1"))]
         ops.append((b"$JS.API.DIRECT.GET.S", b"_INBOX.4", 0, b'{"seq":5}'))
         broker.js.apis["$G"].on_requests(ops, 0, len(ops), None, 0)
         assert sent == [op[1] for op in ops]
@@ -105,7 +111,8 @@ async def test_many_large_answers_are_spread_over_turns() -> None:
         at_once: list[int] = []
         bus = broker.js.accounts["$G"].bus
         publish_all = bus.publish_all
-        bus.publish_all = lambda msgs: (at_once.append(len(msgs)), publish_all(msgs))[1]  # type: ignore[method-assign,func-returns-value]
+        bus.publish_all = lambda msgs: (  # type: ignore[method-assign]
+            at_once.append(len(msgs)), publish_all(msgs))[1]  # type: ignore[func-returns-value]
         ops = [(b"$JS.API.DIRECT.GET.S.k.big", inbox.encode(), 0, b"")] * 50
         broker.js.apis["$G"].on_requests(ops, 0, len(ops), None, 0)
         assert at_once == [11]
@@ -118,7 +125,9 @@ async def test_a_client_without_the_stream_hears_that_nobody_answers() -> None:
     async with Inside() as broker:
         await _filled(broker)
         subjects = ["S.k.1", "T.k.1", "S.k.none", "T", "S.k.2"]
-        answers = await asyncio.gather(*(broker.ask(f"DIRECT.GET.{subject}") for subject in subjects), return_exceptions=True)
-        shown = [type(one).__name__ if isinstance(one, Exception) else one.data or one.headers["Status"]  # type: ignore[index]
+        answers = await asyncio.gather(*(broker.ask(f"DIRECT.GET.{subject}") for subject in subjects),
+                                       return_exceptions=True)
+        shown = [type(one).__name__ if isinstance(one, Exception)
+                 else one.data or one.headers["Status"]  # type: ignore[index]
                  for one in answers]
         assert shown == [b"v10", "NoRespondersError", "404", "NoRespondersError", b"v11"]

@@ -1,4 +1,5 @@
-"""Numbers and times at the ends of their ranges, sent by a client: whatever the answer, everything stored can be read back.
+"""Numbers and times at the ends of their ranges, sent by a client: whatever the answer, everything stored can be read
+back.
 
 The answers themselves are compared with nats-server's in differential/extremes.py and differential/schedules.py.
 """
@@ -50,14 +51,16 @@ async def reopened(broker: BrokerProcess, store: Path, *, kill: bool) -> Client:
 
 @pytest.mark.parametrize("storage", ["file", "memory"])
 async def test_schedules(storage: str, tmp_path: Path) -> None:
-    """Each publish is answered and so is the next; after a kill and after a stop with a checkpoint all messages are there."""
+    """Each publish is answered and so is the next; after a kill and after a stop with a checkpoint all messages are
+    there."""
     async with BrokerProcess("--store", f"file://{tmp_path}") as broker:
         client = await nats.connect(broker.url)
         await api(client, "STREAM.CREATE.S",
                   {"name": "S", "subjects": ["s.>"], "allow_msg_schedules": True, "storage": storage})
         js = client.jetstream()
         for i, pattern in enumerate(SCHEDULES):
-            ack = await js.publish(f"s.{i}", b"x", headers={"Nats-Schedule": pattern, "Nats-Schedule-Target": "s.fired"})
+            ack = await js.publish(f"s.{i}", b"x", headers={"Nats-Schedule": pattern,
+                                                            "Nats-Schedule-Target": "s.fired"})
             assert (await js.publish("s.data", b"x")).seq > ack.seq
         assert (await js.stream_info("S")).state.messages >= len(SCHEDULES) + len(LASTING)
         for kill in (True, False) if storage == "file" else ():

@@ -62,7 +62,8 @@ PATTERNS = st.lists(st.sampled_from([b"a", b"b", b"ab", b"*", b"*", b"/"]), min_
 
 
 @given(st.lists(st.tuples(PATTERNS, st.booleans()), min_size=1, max_size=3), st.lists(TOKENS, max_size=20))
-def test_a_pass_over_many_subjects_selects_what_matches(patterns: list[tuple[list[bytes], bool]], many: list[list[bytes]]) -> None:
+def test_a_pass_over_many_subjects_selects_what_matches(patterns: list[tuple[list[bytes], bool]],
+                                                        many: list[list[bytes]]) -> None:
     """``select`` agrees with ``match``, and ``spans`` hold every match; alone, where the filter is contiguous."""
     filters = Filters([b".".join([*tokens, b">"] if rest else tokens) for tokens, rest in patterns])
     subjects = [b".".join(tokens) for tokens in many]
@@ -78,7 +79,8 @@ def test_a_pass_over_many_subjects_selects_what_matches(patterns: list[tuple[lis
     assert all(end <= start for (_, end), (start, _) in pairwise(ordered))
 
 
-@given(st.lists(st.tuples(PATTERNS, st.booleans()), min_size=1, max_size=12, unique_by=repr), st.lists(TOKENS, max_size=20))
+@given(st.lists(st.tuples(PATTERNS, st.booleans()), min_size=1, max_size=12, unique_by=repr),
+       st.lists(TOKENS, max_size=20))
 def test_many_wildcards_match_by_their_tokens_as_one_by_one(patterns: list[tuple[list[bytes], bool]],
                                                             many: list[list[bytes]]) -> None:
     """Whatever the places of the wildcards, a set matches what one of its filters matches."""
@@ -90,7 +92,8 @@ def test_many_wildcards_match_by_their_tokens_as_one_by_one(patterns: list[tuple
         patch.setattr(filters_module, "_pattern", lambda _: None)
         by_tokens = Filters(wild)
     for subject in map(b".".join, many):
-        assert by_tokens.match(subject) == (any(Filters([one]).match(subject) for one in wild) if wild else by_tokens.all)
+        assert by_tokens.match(subject) == (any(Filters([one]).match(subject) for one in wild) if wild
+                                            else by_tokens.all)
 
 
 def test_a_thousand_wildcards_are_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:

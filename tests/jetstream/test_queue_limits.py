@@ -24,9 +24,11 @@ pytestmark = pytest.mark.shows("operation.queue_limits")
 @pytest.mark.asyncio
 async def test_requests_past_the_limits_are_dropped() -> None:
     """Of requests that come in one read, as many of each kind are answered as may wait; afterwards all are."""
-    async with Inside(JetStreamSettings(request_queue_limit=3, info_queue_limit=2)) as broker, Wire(broker.server.port) as wire:
+    async with Inside(JetStreamSettings(request_queue_limit=3,
+                                        info_queue_limit=2)) as broker, Wire(broker.server.port) as wire:
         wire.send(b'CONNECT {"verbose":false}\r\nSUB answers.* 1\r\n' + b"".join(
-            b"PUB $JS.API.STREAM.CREATE.S%d answers.c 17\r\n" % i + json.dumps({"name": f"S{i}x"[:2]}).encode().ljust(17) + b"\r\n"
+            b"PUB $JS.API.STREAM.CREATE.S%d answers.c 17\r\n" % i + json.dumps({"name": f"S{i}x"[:2]}).encode().ljust(
+                17) + b"\r\n"
             for i in range(6)) + b"PUB $JS.API.STREAM.NAMES answers.n 0\r\n\r\n" * 5)
         answers = b""
         async with asyncio.timeout(30):
@@ -46,7 +48,8 @@ async def test_counts() -> None:
     assert [waiting.admit(asks) for asks in (True, False, True, False)] == [True, True, False, False]
     waiting.done(True)
     assert [waiting.admit(asks) for asks in (False, True)] == [False, True]
-    assert [is_info_request(words.split(".")) for words in ("INFO", "STREAM.INFO.S", "STREAM.CREATE.S", "CONSUMER.LIST.S")] == [
+    assert [is_info_request(words.split(".")) for words in ("INFO", "STREAM.INFO.S", "STREAM.CREATE.S",
+                                                            "CONSUMER.LIST.S")] == [
         True, True, False, True]
     assert told == [1]
     waiting.close()
@@ -58,7 +61,8 @@ def test_each_dropped_request_is_told() -> None:
     loop = SimLoop(ManualClock())
 
     async def drop() -> None:
-        waiting = Waiting(JetStreamSettings(request_queue_limit=1, info_queue_limit=1), lambda n: told.append((loop.time(), n)))
+        waiting = Waiting(JetStreamSettings(request_queue_limit=1, info_queue_limit=1),
+                          lambda n: told.append((loop.time(), n)))
         began = loop.time()
         for asks in (True, False):
             waiting.admit(asks)
@@ -84,7 +88,8 @@ async def test_the_system_account_is_told(process: type[ServerProcess], tmp_path
     config.write_text("""
         server_name: limited
         jetstream { request_queue_limit: 1, info_queue_limit: 1, domain: here, store_dir: "%s" }
-        accounts { $SYS { users: [ { user: s, password: s } ] }, A { jetstream: enabled, users: [ { user: a, password: a } ] } }
+        accounts { $SYS { users: [ { user: s, password: s } ] }
+                   A { jetstream: enabled, users: [ { user: a, password: a } ] } }
     """ % (tmp_path / "store"))
     async with process("-c", str(config)) as server:
         system = await nats.connect(server.url, user="s", password="s")
@@ -96,7 +101,8 @@ async def test_the_system_account_is_told(process: type[ServerProcess], tmp_path
             await client.publish("$JS.API.STREAM.NAMES", reply="nobody")
         await client.flush()
         advisory = {"dropped": 0}
-        while not advisory["dropped"]:  # nats-server also sends one where a request was taken up just before it would be dropped
+        # nats-server also sends one where a request was taken up just before it would be dropped
+        while not advisory["dropped"]:
             message = await advisories.next_msg(timeout=30)
             advisory = json.loads(message.data)
         assert not broken(message.data)

@@ -11,10 +11,12 @@ from tests.jetstream.differential import coverage
 from tests.jetstream.schemas import PUB_ACK, TYPES, broken
 
 WITHOUT = {"api.v1.stream_cancel_move_response", "api.v1.stream_evacuate_peer_response", "api.v1.system_response"}
-"""jsm.go has none of them: two are refusals on a server that stands alone, the third is one of an account without JetStream."""
+"""jsm.go has none of them: two are refusals on a server that stands alone, the third is one of an account without
+JetStream."""
 
 INFO = {"name": "S", "created": "2026-01-02T03:04:05.123456789Z", "config": {
-    "name": "S", "subjects": ["s"], "retention": "limits", "max_consumers": -1, "max_msgs": -1, "max_bytes": -1, "max_age": 0,
+    "name": "S", "subjects": ["s"], "retention": "limits", "max_consumers": -1, "max_msgs": -1, "max_bytes": -1,
+    "max_age": 0,
     "max_msg_size": -1, "storage": "file", "num_replicas": 1, "discard": "old", "metadata": {"a": "b"}},
     "state": {"messages": 1, "bytes": 34, "first_seq": 1, "last_seq": 1, "consumer_count": 0}}
 ACTION = {"id": "x", "timestamp": "2026-01-02T03:04:05Z", "stream": "S", "action": "create"}
@@ -33,7 +35,8 @@ def test_each_type_has_a_schema() -> None:
 
 def test_sound_messages() -> None:
     assert faults("api.v1.stream_info_response", INFO) == set()
-    assert faults("api.v1.stream_info_response", {"error": {"code": 404, "err_code": 10059, "description": "x"}}) == set()
+    assert faults("api.v1.stream_info_response",
+                  {"error": {"code": 404, "err_code": 10059, "description": "x"}}) == set()
     assert broken(b'{"stream":"S","seq":1,"duplicate":true}') == set()
     assert broken(b"{no JSON") == broken(b"[]") == broken(b'{"type": "of others", "x": 1}') == set()
 
@@ -44,7 +47,8 @@ def test_sound_messages() -> None:
     ({"state": INFO["state"] | {"messages": "1"}}, "/state/messages: not integer"),
     ({"state": INFO["state"] | {"messages": True}}, "/state/messages: not integer"),
     ({"state": INFO["state"] | {"messages": -1}}, "/state/messages: below 0"),
-    ({"config": INFO["config"] | {"retention": "never"}}, "/config/retention: not one of ['limits', 'interest', 'workqueue']"),
+    ({"config": INFO["config"] | {"retention": "never"}},
+     "/config/retention: not one of ['limits', 'interest', 'workqueue']"),
     ({"config": INFO["config"] | {"name": "a.b"}}, "/config/name: not like ^[^.*>]*$"),
     ({"config": INFO["config"] | {"metadata": {"a": 1}}}, "/config/metadata/*: not string"),
     ({"config": INFO["config"] | {"subjects": ["a", 1]}}, "/config/subjects[]: not string"),

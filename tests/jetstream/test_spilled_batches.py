@@ -89,20 +89,22 @@ async def contents(broker: Inside, stream: str = "S") -> list[tuple[int, str, by
 
 
 async def test_its_messages_are_the_streams_as_if_it_were_small(broker: Inside) -> None:
-    """Shows sequences, order and times over several runs; a consumer that waits, a mirror, gets, ids that are duplicates from then
-    on, and what is published next; all of it after a restart too."""
+    """Shows sequences, order and times over several runs; a consumer that waits, a mirror, gets, ids that are
+    duplicates from then on, and what is published next; all of it after a restart too."""
     await create(broker)
     await broker.ok("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "S"}})
     assert await broker.publish("s.0", b"before") == 1
     js = broker.client.jetstream()
     waiting = await js.subscribe("s.>", stream="S", ordered_consumer=True)
     assert (await waiting.next_msg(timeout=30)).data == b"before"
-    rows: list[Row] = [(subject, {"Nats-Msg-Id": f"id{at}", "X": "y" * at}) for at, (subject, _) in enumerate(rows_of(30))]
+    rows: list[Row] = [(subject, {"Nats-Msg-Id": f"id{at}", "X": "y" * at})
+                       for at, (subject, _) in enumerate(rows_of(30))]
     assert await publish(broker, rows) == {"stream": "S", "seq": 31, "batch": "b", "count": 30}
     assert len(runs(broker.store)) > 3
     nothing_is_left(broker)
     got = [await waiting.next_msg(timeout=30) for _ in rows]
-    assert [(msg.metadata.sequence.stream, msg.subject, msg.data, msg.headers["X"]) for msg in got] == [  # type: ignore[index]
+    assert [(msg.metadata.sequence.stream, msg.subject, msg.data, msg.headers["X"])  # type: ignore[index]
+            for msg in got] == [
         (at + 2, subject, payload("b", at + 1), headers["X"]) for at, (subject, headers) in enumerate(rows)]
     times = [msg.metadata.timestamp for msg in got]
     assert times == sorted(times)
@@ -138,13 +140,16 @@ SAME: dict[str, tuple[dict[str, Any], list[Row]]] = {
     "no TTLs": ({}, [*rows_of(9), ("s.0", {"Nats-TTL": "10s"})]),
     "TTLs": ({"allow_msg_ttl": True}, [("s.0", {"Nats-TTL": "1h"}), *rows_of(9), ("s.0", {"Nats-TTL": "never"})]),
     "no roll-ups": ({}, [*rows_of(9), ("s.9", {"Nats-Rollup": "sub"})]),
-    "a roll-up of a subject": ({"allow_rollup_hdrs": True}, [*rows_of(1), ("s.1", {"Nats-Rollup": "sub"}), *rows_of(9)]),
-    "a roll-up of a subject in the batch": ({"allow_rollup_hdrs": True}, [*rows_of(9), ("s.1", {"Nats-Rollup": "sub"})]),
+    "a roll-up of a subject": ({"allow_rollup_hdrs": True},
+                               [*rows_of(1), ("s.1", {"Nats-Rollup": "sub"}), *rows_of(9)]),
+    "a roll-up of a subject in the batch": ({"allow_rollup_hdrs": True},
+                                            [*rows_of(9), ("s.1", {"Nats-Rollup": "sub"})]),
     "a roll-up of all": ({"allow_rollup_hdrs": True}, [("s.1", {"Nats-Rollup": "all"}), *rows_of(9)]),
     "a roll-up of all by limits of subjects": ({"allow_rollup_hdrs": True, "max_msgs_per_subject": 2},
                                                [("s.1", {"Nats-Rollup": "all"}), *rows_of(9)]),
     "per subject": ({"max_msgs_per_subject": 2}, rows_of(12)),
-    "per subject, refused": ({"max_msgs_per_subject": 4, "discard": "new", "discard_new_per_subject": True}, rows_of(12)),
+    "per subject, refused": ({"max_msgs_per_subject": 4, "discard": "new", "discard_new_per_subject": True},
+                             rows_of(12)),
     "per subject, room": ({"max_msgs_per_subject": 5, "discard": "new", "discard_new_per_subject": True}, rows_of(12)),
     "messages": ({"max_msgs": 5}, rows_of(12)),
     "messages, refused": ({"max_msgs": 13, "discard": "new"}, rows_of(12)),
@@ -169,8 +174,8 @@ SAME: dict[str, tuple[dict[str, Any], list[Row]]] = {
 
 @pytest.mark.parametrize("name", SAME)
 async def test_a_commit_decides_as_for_a_small_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows the same answer, state and messages, also after a restart, whether the batch is written before or not; of a batch that
-    is refused the runs are let go."""
+    """Shows the same answer, state and messages, also after a restart, whether the batch is written before or not; of a
+    batch that is refused the runs are let go."""
     config, rows = SAME[name]
     outcomes = []
     for spill_bytes in (1 << 20, 2000):
@@ -254,7 +259,8 @@ async def test_what_is_published_behind_the_commit_comes_after_it(broker: Inside
     seqs = [json.loads((await answers.next_msg(timeout=30)).data)["seq"] for _ in range(5)]
     assert seqs == [12, 13, 14, 15, 27]
     assert [data for _, _, data in await contents(broker)] == [
-        *(payload("b", place) for place in range(1, 13)), b"0", b"1", b"2", *(payload("c", place) for place in range(1, 13))]
+        *(payload("b", place) for place in range(1, 13)), b"0", b"1", b"2",
+        *(payload("c", place) for place in range(1, 13))]
 
 
 async def test_a_batch_that_ends_without_a_commit_leaves_nothing(broker: Inside) -> None:
@@ -266,7 +272,8 @@ async def test_a_batch_that_ends_without_a_commit_leaves_nothing(broker: Inside)
     await broker.client.flush()
     await eventually(lambda: _there(broker, 3))
     assert broker.js._inflight.writing.keys >= set(runs(broker.store))
-    answer = await broker.client.request("s.0", b"x", headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "30"}, timeout=30)
+    answer = await broker.client.request("s.0", b"x", headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "30"},
+                                         timeout=30)
     assert json.loads(answer.data)["error"]["err_code"] == 10176
     first = runs(broker.store)
     assert set(deleted) >= set(first)
@@ -366,9 +373,10 @@ async def test_a_batch_of_too_many_blocks_is_refused(broker: Inside, monkeypatch
 
 
 @pytest.mark.parametrize("whose", ["the account's", "the server's"])
-async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it of batches that are never committed; which are abandoned with that limit's error, and that there is room again once
-    the others have ended."""
+async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str,
+                                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows it of batches that are never committed; which are abandoned with that limit's error, and that there is room
+    again once the others have ended."""
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     most = 20_000
     inside = (Inside(limits=AccountLimits(max_storage=most)) if whose == "the account's"
@@ -393,7 +401,8 @@ async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str,
         body = bytes(1800)
         last = await broker.client.subscribe(inbox := broker.client.new_inbox())
         for place in range(1, 15):
-            await broker.client.publish("s.0", body, reply=inbox, headers={"Nats-Batch-Id": "c", "Nats-Batch-Sequence": f"{place}"})
+            await broker.client.publish("s.0", body, reply=inbox,
+                                        headers={"Nats-Batch-Id": "c", "Nats-Batch-Sequence": f"{place}"})
         answers = [(await last.next_msg(timeout=30)).data for _ in range(14)]
         first = next(json.loads(data) for data in answers if data)
         assert first["error"]["err_code"] == (10002 if whose == "the account's" else 10023)
@@ -430,8 +439,8 @@ class Recorded(MemoryStore):
 
 
 async def test_killed_between_any_two_steps_there_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it by a replay of what was in the store after each put; and that nothing was acknowledged which a replay from then on
-    would not have."""
+    """Shows it by a replay of what was in the store after each put; and that nothing was acknowledged which a replay
+    from then on would not have."""
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     inside = Inside()
     inside.store = Recorded()
@@ -484,9 +493,10 @@ def _state(store: MemoryStore, keys: Sequence[str]) -> ShardState:
 
 @pytest.mark.parametrize("name", ["messages, and per subject", "what subjects may not keep makes room",
                                   "what nobody waits for makes room"])
-async def test_a_start_behind_its_record_takes_out_what_would_have_left(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it by a start from what was in the store after each put behind the commit: messages of the batch that are to leave in
-    any case make room, before the limits of the stream take out others."""
+async def test_a_start_behind_its_record_takes_out_what_would_have_left(name: str,
+                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows it by a start from what was in the store after each put behind the commit: messages of the batch that are
+    to leave in any case make room, before the limits of the stream take out others."""
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     config, rows = SAME[name]
     interest = config.get("retention") == "interest"
@@ -533,7 +543,8 @@ async def _seqs(broker: Inside) -> list[int]:
 
 
 async def test_a_publisher_waits_for_a_slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that no more is held than what may be written and what was read already; and that all of it comes in the end."""
+    """Shows that no more is held than what may be written and what was read already; and that all of it comes in the
+    end."""
     monkeypatch.setattr(atomic, "SPILL_BYTES", 100_000)
     monkeypatch.setattr(inflight, "_WRITING_BYTES", 300_000)
     monkeypatch.setattr(inflight, "_HOLD_SECONDS", 60.0)
@@ -583,8 +594,8 @@ async def _written(broker: Inside) -> bool:
 
 @pytest.mark.parametrize("ends", ["the stream is deleted", "the store comes back", "the broker stops"])
 async def test_a_commit_that_waits_for_the_store(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that publishes wait behind it, that it is carried out when the store answers, and that nothing of it is left behind
-    where that never happens."""
+    """Shows that publishes wait behind it, that it is carried out when the store answers, and that nothing of it is
+    left behind where that never happens."""
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     inside = Inside()
     inside.store = store = Recorded()
@@ -616,9 +627,10 @@ async def test_a_commit_that_waits_for_the_store(ends: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("error", "err_code"), [(StoreFull, 10023), (StoreRefused, 10008)])
-async def test_a_commit_that_the_store_refuses(error: type[StoreRefused], err_code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the store has no room, or refuses for another reason, the batch is refused: requests to the stream do not wait behind
-    it for ever, so that a purge can make room, and the same batch can be published again."""
+async def test_a_commit_that_the_store_refuses(error: type[StoreRefused], err_code: int,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the store has no room, or refuses for another reason, the batch is refused: requests to the stream do not
+    wait behind it for ever, so that a purge can make room, and the same batch can be published again."""
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     inside = Inside()
     inside.store = store = Refusing()

@@ -49,7 +49,8 @@ class Held(Inside):
             await self.client.publish(subject, b"x")
         await self.client.flush()
 
-    async def pull(self, names: str, *, prefix: str = "$JS.API.", **request: Any) -> asyncio.Queue[Msg]:  # type: ignore[override]
+    async def pull(  # type: ignore[override]
+            self, names: str, *, prefix: str = "$JS.API.", **request: Any) -> asyncio.Queue[Msg]:
         """The answers to a pull request, as they come."""
         inbox, answers = self.client.new_inbox(), asyncio.Queue[Msg]()
 
@@ -69,7 +70,8 @@ async def broker() -> AsyncIterator[Held]:
         await held.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["a.>"]})
         for name, filters in (("all", {}), ("two", {"filter_subject": "a.2"})):
             await held.ok(f"CONSUMER.CREATE.S.{name}" + (".a.2" if filters else ""), {
-                "stream_name": "S", "config": {"name": name, "ack_policy": "explicit", "inactive_threshold": 10**12} | filters})
+                "stream_name": "S", "config": {"name": name, "ack_policy": "explicit",
+                                               "inactive_threshold": 10**12} | filters})
         held.store.open.clear()
         yield held
         held.store.open.set()
@@ -125,7 +127,8 @@ async def test_no_wait_gets_what_was_published_before(broker: Held, monkeypatch:
     assert [await text(both), await text(both)] == ["a.1", "a.2"]
 
 
-@pytest.mark.parametrize("removal", [("STREAM.PURGE.S", b""), ("STREAM.MSG.DELETE.S", {"seq": 1})], ids=["purged", "deleted"])
+@pytest.mark.parametrize("removal", [("STREAM.PURGE.S", b""), ("STREAM.MSG.DELETE.S", {"seq": 1})],
+                         ids=["purged", "deleted"])
 async def test_no_wait_ends_where_the_message_is_removed(broker: Held, removal: tuple[str, Any]) -> None:
     """The message that a one-shot waits for leaves the stream before it is stored: there is none."""
     await broker.send(["a.2"])

@@ -67,7 +67,8 @@ async def test_a_mirror_goes_on_after_a_restart(storage: str) -> None:
         await broker.publish("s.5", b"5")
         await grown(broker, "M", 6)
         kept = await stored(broker, "M")
-        assert kept == {seq: (f"s.{seq - 1}", b"%d" % (seq - 1)) for seq in range(1, 7) if seq != 3 or storage == "file"}
+        assert kept == {seq: (f"s.{seq - 1}", b"%d" % (seq - 1)) for seq in range(1, 7) if seq != 3
+                        or storage == "file"}
         times = [(await broker.ok(f"STREAM.MSG.GET.{name}", {"seq": 6}))["message"]["time"] for name in "SM"]
         assert times[0] == times[1]
 
@@ -84,7 +85,8 @@ async def test_a_mirror_reads_many_blocks() -> None:
         await broker.publish("s.end", b"")
         last_seq = (await info(broker, "S"))["state"]["last_seq"]
         await broker.restart()
-        await make(broker, "M", mirror={"name": "S", "subject_transforms": [{"src": "s.1", "dest": "m.one"}, {"src": "s.end"}]})
+        await make(broker, "M", mirror={"name": "S",
+                                        "subject_transforms": [{"src": "s.1", "dest": "m.one"}, {"src": "s.end"}]})
         await make(broker, "D", sources=[{"name": "S", "filter_subject": "s.2"}])
         await grown(broker, "M", last_seq)
         state = (await info(broker, "M"))["state"]
@@ -138,7 +140,8 @@ async def test_an_origin_that_comes_goes_and_comes_back() -> None:
         await grown(broker, "M", 3)
         await grown(broker, "D", 5)
         assert [body for _, body in (await stored(broker, "M")).values()] == [b"old 1", b"old 2", b"new 3"]
-        assert [body for _, body in (await stored(broker, "D")).values()] == [b"old 1", b"old 2", b"new 1", b"new 2", b"new 3"]
+        assert [body for _,
+                body in (await stored(broker, "D")).values()] == [b"old 1", b"old 2", b"new 1", b"new 2", b"new 3"]
 
 
 @pytest.mark.shows("copy.mirror_direct", "stream.mirror_direct")
@@ -200,14 +203,15 @@ async def test_an_origin_that_no_import_reaches_is_an_error_in_the_info() -> Non
 @pytest.mark.shows("copy.restart")
 @pytest.mark.parametrize("seed", range(2))
 async def test_crashes_neither_repeat_nor_lose_what_is_copied(seed: int) -> None:
-    """The process ends again and again while messages are published, copied and purged from the stream that copies: each
-    message of the origin is copied once, in order. Messages not stored when it ends are lost, in the origin as in the
-    copies."""
+    """The process ends again and again while messages are published, copied and purged from the stream that copies:
+    each message of the origin is copied once, in order. Messages not stored when it ends are lost, in the origin as in
+    the copies."""
     rng = random.Random(seed)
     async with Inside() as broker:
         await make(broker, "S", subjects=["s.>"])
         await make(broker, "D", sources=[{"name": "S"}])
-        await make(broker, "M", mirror={"name": "S", "filter_subject": "s.1"}, persist_mode=rng.choice(["default", "async"]))
+        await make(broker, "M", mirror={"name": "S", "filter_subject": "s.1"},
+                   persist_mode=rng.choice(["default", "async"]))
         copied: dict[int, bytes] = {}
         for turn in range(6):
             for n in range(rng.randrange(100)):
@@ -252,7 +256,8 @@ async def test_sources_of_a_stream_that_keeps_what_consumers_wait_for(retention:
 @pytest.mark.parametrize("seed", range(3))
 async def test_sums_of_counters_are_those_of_a_plain_model(seed: int) -> None:
     """Two origins, a stream that sums them up with increments of its own, and a stream that copies those sums, through
-    crashes, purges and origins that are deleted and made anew: each sum is that of the totals that were last counted."""
+    crashes, purges and origins that are deleted and made anew: each sum is that of the totals that were last
+    counted."""
     rng = random.Random(seed)
     counted: dict[str, dict[str, int]] = {"A": {}, "B": {}, "D": {}}
     over: set[tuple[str, str]] = set()
@@ -272,11 +277,13 @@ async def test_sums_of_counters_are_those_of_a_plain_model(seed: int) -> None:
 
     async with Inside() as broker:
         async def origin(name: str) -> None:
-            await make(broker, name, subjects=[f"{name}.*"], allow_msg_counter=True, max_msgs_per_subject=rng.choice([-1, 1]))
+            await make(broker, name, subjects=[f"{name}.*"], allow_msg_counter=True,
+                       max_msgs_per_subject=rng.choice([-1, 1]))
 
         for name in "AB":
             await origin(name)
-        await make(broker, "D", subjects=["D.*"], allow_msg_counter=True, max_msgs_per_subject=rng.choice([-1, 1]), sources=[
+        await make(broker, "D", subjects=["D.*"], allow_msg_counter=True, max_msgs_per_subject=rng.choice([-1, 1]),
+                   sources=[
             {"name": name, "subject_transforms": [{"src": f"{name}.*", "dest": "D.$1"}]} for name in "AB"])
         await make(broker, "E", allow_msg_counter=True, sources=[{"name": "D"}])
         for _ in range(10):
@@ -308,7 +315,8 @@ async def test_a_named_consumer_acks_what_is_stored(seed: int) -> None:
     """A work queue whose one consumer delivers to a source in another stream, with crashes on the way: each message is
     copied once, in order, and leaves the queue only then. Another consumer delivers to a mirror of a second stream."""
     rng = random.Random(seed)
-    by_flow = {"ack_policy": "flow_control", "flow_control": True, "idle_heartbeat": 100_000_000, "max_ack_pending": 1000}
+    by_flow = {"ack_policy": "flow_control", "flow_control": True, "idle_heartbeat": 100_000_000,
+               "max_ack_pending": 1000}
 
     async def named(broker: Inside, stream: str, subject: str) -> dict[str, Any]:
         await broker.ok(f"CONSUMER.DURABLE.CREATE.{stream}.C", {"stream_name": stream, "config": {
@@ -351,7 +359,8 @@ async def test_a_named_consumer_that_comes_later() -> None:
     async with Inside() as broker:
         await make(broker, "S", subjects=["s"])
         await make(broker, "D", sources=[{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}])
-        create = {"stream_name": "S", "config": {"durable_name": "C", "deliver_subject": "d", "ack_policy": "flow_control",
+        create = {"stream_name": "S", "config": {"durable_name": "C", "deliver_subject": "d",
+                                                 "ack_policy": "flow_control",
                   "flow_control": True, "idle_heartbeat": 100_000_000, "max_ack_pending": 10}}
 
         async def refused() -> bool:

@@ -28,7 +28,8 @@ class Peer:
         self._client = client
 
     async def api(self, subject: str, body: dict[str, Any] | None = None) -> Any:
-        answer = await self._client.request(f"$JS.API.{subject}", json.dumps(body).encode() if body else b"", timeout=30)
+        answer = await self._client.request(f"$JS.API.{subject}", json.dumps(body).encode() if body else b"",
+                                            timeout=30)
         return json.loads(answer.data).get("error", "ok")
 
     async def publish(self, subject: str, size: int, headers: dict[str, str] | None = None) -> Any:

@@ -39,8 +39,8 @@ async def test_sixteen_pass_in_a_turn() -> None:
 
 @pytest.mark.parametrize("streams", [1, 200])
 async def test_requests_sent_at_once_are_served_in_slices(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
-    """200 requests of a client at once, for one stream or for as many: no turn begins more than a few, and all are answered,
-    those of one stream in order."""
+    """200 requests of a client at once, for one stream or for as many: no turn begins more than a few, and all are
+    answered, those of one stream in order."""
     served: list[Request] = []
     inner = Api._serve_one
 
@@ -72,7 +72,8 @@ async def test_requests_sent_at_once_are_served_in_slices(monkeypatch: pytest.Mo
         for i in range(200):
             if streams == 1:
                 subject = f"CONSUMER.CREATE.S0.C{i}"
-                body = {"stream_name": "S0", "config": {"name": f"C{i}", "ack_policy": "explicit", "description": str(i)}}
+                body = {"stream_name": "S0", "config": {"name": f"C{i}", "ack_policy": "explicit",
+                                                        "description": str(i)}}
             else:
                 subject = f"STREAM.CREATE.T{i}"
                 body = {"name": f"T{i}", "subjects": [f"t.{i}"], "description": str(i)}

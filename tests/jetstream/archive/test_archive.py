@@ -102,7 +102,8 @@ def entry(name: bytes, seq: int = 0, time_ns: int = 0, header_bytes: int = 0, bo
 
 
 def state(**more: object) -> bytes:
-    return MAGIC + entry(b"state.json", body=json.dumps({"messages": 0, "first_seq": 1, "last_seq": 9, **more}).encode())
+    return MAGIC + entry(b"state.json",
+                         body=json.dumps({"messages": 0, "first_seq": 1, "last_seq": 9, **more}).encode())
 
 
 @pytest.mark.parametrize("raw, why", [
@@ -120,9 +121,12 @@ def state(**more: object) -> bytes:
     (state(consumer_count=1) + entry(b"s.1", seq=1), "expected consumer, found s.1"),
     (state(consumer_count=1) + entry(b"consumers/C", body=b"{}"), "consumer C is missing config"),
     (state(consumer_count=1) + entry(b"consumers/C", body=b'{"config": {}}'), "consumer C is missing state"),
-    (state(consumer_count=1) + entry(b"consumers/C", body=b'{"config": {}, "state": {"pending": {"x": {}}}}'), "a sequence"),
-    (state(consumer_count=1) + entry(b"consumers/C", body=b'{"config": {}, "state": {"pending": {"1": 2}}}'), "map of objects"),
-    (state(consumer_count=1) + entry(b"consumers/C", body=b'{"config": {}, "state": {"redelivered": {"1": -2}}}'), "redelivered"),
+    (state(consumer_count=1) + entry(b"consumers/C", body=b'{"config": {}, "state": {"pending": {"x": {}}}}'),
+     "a sequence"),
+    (state(consumer_count=1) + entry(b"consumers/C", body=b'{"config": {}, "state": {"pending": {"1": 2}}}'),
+     "map of objects"),
+    (state(consumer_count=1) + entry(b"consumers/C", body=b'{"config": {}, "state": {"redelivered": {"1": -2}}}'),
+     "redelivered"),
     (state() + entry(b"s.1", seq=2) + entry(b"s.1", seq=2), "message sequence 2 out of order"),
     (state() + entry(b"s.1", seq=0, time_ns=5), "expected message sequence"),
     (state(), "truncated"),
@@ -134,7 +138,8 @@ def test_what_is_no_archive_of_a_stream(raw: bytes, why: str) -> None:
         read(FrameWriter().write(raw))
 
 
-@given(st.lists(st.tuples(st.binary(max_size=300), st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, (1 << 64) - 1),
+@given(st.lists(st.tuples(st.binary(max_size=300), st.integers(-(1 << 63), (1 << 63) - 1),
+                          st.integers(0, (1 << 64) - 1),
                           st.binary(max_size=40), st.binary(max_size=600)), max_size=8), st.integers(1, 50))
 @settings(max_examples=60, deadline=None)
 def test_entries_in_any_pieces(values: list[tuple[bytes, int, int, bytes, bytes]], step: int) -> None:
@@ -146,13 +151,15 @@ def test_entries_in_any_pieces(values: list[tuple[bytes, int, int, bytes, bytes]
     assert reader.between
 
 
-@given(st.lists(st.binary(max_size=2000) | st.binary(max_size=20).map(lambda part: part * 400), max_size=5), st.integers(1, 5000))
+@given(st.lists(st.binary(max_size=2000) | st.binary(max_size=20).map(lambda part: part * 400), max_size=5),
+       st.integers(1, 5000))
 @settings(max_examples=60, deadline=None)
 def test_frames_in_any_pieces(parts: list[bytes], step: int) -> None:
     writer = FrameWriter()
     data = b"".join(map(writer.write, parts))
     reader = FrameReader()
-    assert b"".join(raw for at in range(0, len(data), step) for raw in reader.feed(data[at:at + step])) == b"".join(parts)
+    assert b"".join(raw for at in range(0, len(data),
+                                        step) for raw in reader.feed(data[at:at + step])) == b"".join(parts)
     if parts:
         reader.finish()
 

@@ -40,7 +40,8 @@ async def fill(broker: Inside, count: int = 20, size: int = 10, **config: Any) -
         await broker.publish(f"s.{n % 3}", b"%d " % n * (size // 2))
     for seq in (2, count):
         await broker.ok("STREAM.MSG.DELETE.S", {"seq": seq})
-    await broker.ok("CONSUMER.CREATE.S.C", {"stream_name": "S", "config": {"durable_name": "C", "ack_policy": "explicit"}})
+    await broker.ok("CONSUMER.CREATE.S.C", {"stream_name": "S",
+                                            "config": {"durable_name": "C", "ack_policy": "explicit"}})
 
 
 async def until(broker: Inside, holds: Callable[[dict[str, Any]], bool]) -> None:
@@ -65,7 +66,8 @@ async def messages(broker: Inside, stream: str) -> list[tuple[int, dict[str, Any
 
 def archive(stream: ArchivedStream, msgs: list[ArchivedMsg], *consumers: ArchivedConsumer, end: bool = True) -> bytes:
     writer = ArchiveWriter(1)
-    return b"".join((writer.begin(stream), *map(writer.consumer, consumers), writer.messages(msgs), writer.end() if end else b""))
+    return b"".join((writer.begin(stream), *map(writer.consumer, consumers), writer.messages(msgs),
+                     writer.end() if end else b""))
 
 
 def small(last_seq: int = 3, consumers: int = 0) -> ArchivedStream:
@@ -74,13 +76,15 @@ def small(last_seq: int = 3, consumers: int = 0) -> ArchivedStream:
 
 def made(msgs: list[ArchivedMsg], *consumers: ArchivedConsumer, **config: Any) -> Backup:
     last_seq = msgs[-1].seq if msgs else 0
-    return Backup({"name": "S", "subjects": ["s.>"], **config}, {}, archive(small(last_seq, len(consumers)), msgs, *consumers))
+    return Backup({"name": "S", "subjects": ["s.>"], **config}, {},
+                  archive(small(last_seq, len(consumers)), msgs, *consumers))
 
 
 LONG_AGO_NS = 1_700_000_000_000_000_000
 
 
-def msg(seq: int, subject: bytes = b"s.1", body: bytes = b"x", *, hlen: int = 0, time_ns: int = LONG_AGO_NS) -> ArchivedMsg:
+def msg(seq: int, subject: bytes = b"s.1", body: bytes = b"x", *, hlen: int = 0,
+        time_ns: int = LONG_AGO_NS) -> ArchivedMsg:
     return ArchivedMsg(seq, time_ns + seq, subject, hlen, body)
 
 
@@ -109,7 +113,8 @@ async def test_a_stream_comes_back_as_it_was(broker: Inside, storage: str) -> No
     info = await restored(broker.client, backup)
     after = await messages(broker, "S"), await broker.ok("STREAM.INFO.S"), await broker.ok("CONSUMER.INFO.S.C")
     assert after[0] == before[0]
-    for key in ("messages", "bytes", "first_seq", "last_seq", "num_deleted", "num_subjects", "consumer_count", "first_ts"):
+    for key in ("messages", "bytes", "first_seq", "last_seq", "num_deleted", "num_subjects", "consumer_count",
+                "first_ts"):
         assert info["state"][key] == after[1]["state"][key] == before[1]["state"][key], key
     for key in ("num_pending", "num_ack_pending", "num_redelivered", "config"):
         assert after[2][key] == before[2][key], key
@@ -230,7 +235,8 @@ async def test_deleting_a_stream_ends_its_snapshot(broker: Inside) -> None:
 async def test_a_snapshot_has_what_was_there_when_it_began(broker: Inside) -> None:
     await fill(broker, 30, 4000)
     subscription = await broker.client.subscribe("to.me")
-    answer = await api(broker.client, "STREAM.SNAPSHOT.S", {"deliver_subject": "to.me", "chunk_size": 1024, "window_size": 1024})
+    answer = await api(broker.client, "STREAM.SNAPSHOT.S",
+                       {"deliver_subject": "to.me", "chunk_size": 1024, "window_size": 1024})
     for _ in range(10):
         await broker.publish("s.later")
     parts = []
@@ -261,7 +267,8 @@ async def test_messages_expire_as_they_would_have(broker: Inside) -> None:
         head = b"NATS/1.0\r\nNats-TTL: %b\r\n\r\n" % ttl
         return ArchivedMsg(seq, broker.clock.now_ns() - ago_seconds * 10**9, b"s.1", len(head), head)
 
-    backup = made([with_ttl(1, b"5", 10), with_ttl(2, b"1h", 10), with_ttl(3, b"never", 10), with_ttl(4, b"10", 9), msg(9)],
+    backup = made([with_ttl(1, b"5", 10), with_ttl(2, b"1h", 10), with_ttl(3, b"never", 10), with_ttl(4, b"10", 9),
+                   msg(9)],
                   allow_msg_ttl=True)
     await restored(broker.client, backup)
     assert [seq for seq, _ in await messages(broker, "S")][:3] in ([2, 3, 4], [2, 3, 9])

@@ -53,7 +53,8 @@ def new_name() -> str:
 
 async def fill(client: Client, name: str) -> Backup:
     """A stream with all that an archive can hold; returns its backup, and removes it."""
-    await api(client, f"STREAM.CREATE.{name}", {"name": name, "subjects": ["s.>"], "allow_msg_ttl": True, "metadata": {"a": "b"}})
+    await api(client, f"STREAM.CREATE.{name}", {"name": name, "subjects": ["s.>"], "allow_msg_ttl": True,
+                                                "metadata": {"a": "b"}})
     js = client.jetstream()
     for n in range(60):
         headers = {"Nats-Msg-Id": f"id-{n}", "Key": "v" * (n % 50)} if n % 3 else None
@@ -69,9 +70,11 @@ async def fill(client: Client, name: str) -> Backup:
         "ALL": {"durable_name": "ALL", "ack_policy": "all", "filter_subject": "s.3"},
         "NONE": {"durable_name": "NONE", "ack_policy": "none"},
         "BRIEF": {"ack_policy": "explicit", "inactive_threshold": 10**9 * 300},
-        "PUSH": {"durable_name": "PUSH", "ack_policy": "explicit", "deliver_subject": "to.nobody", "deliver_group": "g"},
+        "PUSH": {"durable_name": "PUSH", "ack_policy": "explicit", "deliver_subject": "to.nobody",
+                 "deliver_group": "g"},
     }.items():
-        await api(client, f"CONSUMER.CREATE.{name}.{consumer}", {"stream_name": name, "config": {"name": consumer, **given}})
+        await api(client, f"CONSUMER.CREATE.{name}.{consumer}",
+                  {"stream_name": name, "config": {"name": consumer, **given}})
     work = await js.pull_subscribe_bind("WORK", name)
     msgs = await work.fetch(20)
     for msg in msgs[:4] + msgs[6:9]:
@@ -162,7 +165,8 @@ async def test_ours_is_restored_there_and_comes_back(clients: tuple[Client, Clie
 
 @pytest.mark.shows("api.restore")
 @pytest.mark.parametrize("changes", [
-    {}, {"name": "T", "subjects": ["t"]}, {"max_msgs": 3}, {"max_msgs_per_subject": 2}, {"max_bytes": 1000}, {"max_msg_size": 10},
+    {}, {"name": "T", "subjects": ["t"]}, {"max_msgs": 3}, {"max_msgs_per_subject": 2}, {"max_bytes": 1000},
+    {"max_msg_size": 10},
     {"max_msgs": 3, "discard": "new"}, {"max_bytes": 1000, "discard": "new"},
     {"max_msgs_per_subject": 2, "discard": "new", "discard_new_per_subject": True},
     {"storage": "memory"}, {"num_replicas": 3}, {"sealed": True}, {"retention": "interest"}, {"retention": "workqueue"},

@@ -1,4 +1,5 @@
-"""Configurations with very many subjects: the same answers as from comparing each with each, and a bound on their shapes."""
+"""Configurations with very many subjects: the same answers as from comparing each with each, and a bound on their
+shapes."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ from broker.protocol.subject import collide
 from broker.protocol.subject_shapes import SHAPES_MAX
 
 _TOKENS = st.lists(st.sampled_from(["a", "b", "*"]), min_size=1, max_size=4)
-SUBJECTS = st.lists(st.builds(lambda tokens, rest: ".".join([*tokens, ">"] if rest else tokens), _TOKENS, st.booleans()),
+SUBJECTS = st.lists(st.builds(lambda tokens, rest: ".".join([*tokens, ">"] if rest else tokens), _TOKENS,
+                              st.booleans()),
                     min_size=1, max_size=6)
 PREFIXES = st.lists(st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=3).map(".".join), min_size=1, max_size=6)
 
-DIFFERENT = [".".join("*" if place >> bit & 1 else "a" for bit in range(9)) + f".{place}" for place in range(SHAPES_MAX + 1)]
+DIFFERENT = [".".join("*" if place >> bit & 1 else "a" for bit in range(9)) + f".{place}"
+             for place in range(SHAPES_MAX + 1)]
 """Subjects of which no two have their wildcards in the same places."""
 
 

@@ -226,7 +226,8 @@ def test_creating_a_consumer_again_is_seen_as_such() -> None:
 
 def test_a_copy_of_a_consumer_shares_nothing_that_changes() -> None:
     """Whatever is changed in the copy, the original stays as it was."""
-    given = {"durable_name": "D", "backoff": [1], "filter_subjects": ["a", "b"], "metadata": {"k": "v"}, "priority_groups": ["g"]}
+    given = {"durable_name": "D", "backoff": [1], "filter_subjects": ["a", "b"], "metadata": {"k": "v"},
+             "priority_groups": ["g"]}
     original = ConsumerConfig.from_json(deepcopy(given))
     copy = original.copy()
     assert copy == original

@@ -249,8 +249,8 @@ class FakeLoading:
 
 
 class FakeStream:
-    """Messages in chunks of ``chunk_messages``; ``not_loaded`` makes each chunk need one load before it is handed out, and
-    ``indexed`` lets the stream know where the messages of a subject are."""
+    """Messages in chunks of ``chunk_messages``; ``not_loaded`` makes each chunk need one load before it is handed out,
+    and ``indexed`` lets the stream know where the messages of a subject are."""
 
     def __init__(self, clock: ManualClock, *, chunk_messages: int = 100) -> None:
         self.clock = clock

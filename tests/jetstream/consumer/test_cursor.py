@@ -52,7 +52,8 @@ async def test_what_leaves_during_the_first_count_is_not_counted() -> None:
 
 
 async def test_what_is_delivered_during_a_count_and_leaves_is_not_subtracted_twice() -> None:
-    """Messages that are delivered and acked while the store is asked are not found there; the five behind them are pending."""
+    """Messages that are delivered and acked while the store is asked are not found there; the five behind them are
+    pending."""
     stream = FakeStream(ManualClock())
     stream.add(*"aaaaaaaaaa")
     cursor = Cursor(stream, Filters([b"a"]), 1, set())  # type: ignore[arg-type]
@@ -81,8 +82,8 @@ async def test_a_list_of_last_messages_survives_a_purge_of_some() -> None:
 
 
 async def test_what_leaves_around_a_list_of_last_messages() -> None:
-    """Between the listed ones nothing is pending; behind them all is that was counted, and what leaves there does not stay in the
-    count, nor the part of a range that reaches so far."""
+    """Between the listed ones nothing is pending; behind them all is that was counted, and what leaves there does not
+    stay in the count, nor the part of a range that reaches so far."""
     stream = FakeStream(ManualClock())
     stream.add(*"abcbcdbcd")
     cursor = Cursor(stream, Filters([b"*"]), 1, set())  # type: ignore[arg-type]
@@ -140,8 +141,8 @@ class Chunks:
 
 
 def test_a_list_is_taken_as_far_as_one_chunk_goes() -> None:
-    """In runs, within what is wanted; what has left since the list was made, or was never there, is passed over, and counted
-    as pending no more; what a delivery did not reach comes again."""
+    """In runs, within what is wanted; what has left since the list was made, or was never there, is passed over, and
+    counted as pending no more; what a delivery did not reach comes again."""
     stream = Chunks()
     cursor = Cursor(stream, Filters(), 1, set())  # type: ignore[arg-type]
     cursor.list_first([1, 2, 4, 5, 6, 8, 9, 11, 12, 16, 19], 20)
@@ -159,8 +160,8 @@ def test_a_list_is_taken_as_far_as_one_chunk_goes() -> None:
 
 
 def test_the_values_of_a_key_are_taken_together() -> None:
-    """Where the stream knows them, from many chunks at once: without those acked before or gone meanwhile, within the bytes and
-    up to what must be loaded first. What a delivery did not reach comes again."""
+    """Where the stream knows them, from many chunks at once: without those acked before or gone meanwhile, within the
+    bytes and up to what must be loaded first. What a delivery did not reach comes again."""
     stream = FakeStream(ManualClock(), chunk_messages=3)
     stream.indexed = True
     for at in range(10):

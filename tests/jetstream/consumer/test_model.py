@@ -286,8 +286,8 @@ TestConsumer.settings = settings(max_examples=100, stateful_step_count=40, deadl
 
 
 def test_messages_that_were_acked_before_they_are_delivered_are_loaded_once() -> None:
-    """A crash forgets deliveries, and their acks come afterwards: the next pull passes over those messages and ends, though
-    every message has to be loaded from the store whenever it is needed.
+    """A crash forgets deliveries, and their acks come afterwards: the next pull passes over those messages and ends,
+    though every message has to be loaded from the store whenever it is needed.
     """
     machine = ConsumerMachine()
     machine.begin(filters=["a"], max_deliver=-1, max_ack_pending=1000, chunk=1, before=4, not_loaded=True, indexed=True)

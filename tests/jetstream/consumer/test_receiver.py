@@ -1,4 +1,5 @@
-"""A consumer whose messages and acks are not those of JetStream's protocol: a receiver of its own, and acks by sequence."""
+"""A consumer whose messages and acks are not those of JetStream's protocol: a receiver of its own, and acks by
+sequence."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ MESSAGES = 6000
 
 
 async def test_very_many_pending_messages_are_written_down_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """6000 messages are delivered at once and not acked, where 1000 are bound: no record has them all, and after a restart they are
-    pending."""
+    """6000 messages are delivered at once and not acked, where 1000 are bound: no record has them all, and after a
+    restart they are pending."""
     monkeypatch.setattr(consumer_module, "_UNSTORED_MAX", 1000)
     listed: list[int] = []
     move_into = AckDelta.move_into
@@ -44,7 +44,8 @@ async def test_very_many_pending_messages_are_written_down_in_parts(monkeypatch:
                 done.set()
 
         await broker.client.subscribe(inbox, cb=delivered)
-        await broker.client.publish("$JS.API.CONSUMER.MSG.NEXT.S.C", json.dumps({"batch": MESSAGES}).encode(), reply=inbox)
+        await broker.client.publish("$JS.API.CONSUMER.MSG.NEXT.S.C", json.dumps({"batch": MESSAGES}).encode(),
+                                    reply=inbox)
         await asyncio.wait_for(done.wait(), 60)
         await broker.restart()
         assert sum(listed) == MESSAGES

@@ -116,10 +116,16 @@ SCENARIOS: dict[str, str] = {
                        '{"name": "S", "max_msgs": -1}')
         + "\napi STREAM.INFO.S\napi STREAM.LIST\napi STREAM.NAMES",
     "create with everything": """
-        api STREAM.CREATE.S {"name": "S", "description": "d", "subjects": ["a", "b.*"], "max_consumers": 3, "max_msgs": 4, "max_bytes": 5000, "max_age": 6000000000, "max_msgs_per_subject": 7, "max_msg_size": 800, "discard": "new", "storage": "memory", "num_replicas": 1, "no_ack": true, "duplicate_window": 1000000000, "placement": {"cluster": "c", "tags": ["t"]}, "compression": "s2", "first_seq": 9, "allow_direct": true, "discard_new_per_subject": true, "deny_delete": true, "deny_purge": true, "consumer_limits": {"inactive_threshold": 10000000000, "max_ack_pending": 11}, "metadata": {"b": "1", "a": "2"}}
+        api STREAM.CREATE.S {"name": "S", "description": "d", "subjects": ["a", "b.*"], "max_consumers": 3,
+            "max_msgs": 4, "max_bytes": 5000, "max_age": 6000000000, "max_msgs_per_subject": 7, "max_msg_size": 800,
+            "discard": "new", "storage": "memory", "num_replicas": 1, "no_ack": true, "duplicate_window": 1000000000,
+            "placement": {"cluster": "c", "tags": ["t"]}, "compression": "s2", "first_seq": 9, "allow_direct": true,
+            "discard_new_per_subject": true, "deny_delete": true, "deny_purge": true,
+            "consumer_limits": {"inactive_threshold": 10000000000, "max_ack_pending": 11}, "metadata": {"b": "1",
+            "a": "2"}}
         api STREAM.INFO.S
         api STREAM.DELETE.S
-        api STREAM.INFO.S""",  # noqa: E501  # one request
+        api STREAM.INFO.S""",
     "create asynchronous": """
         api STREAM.CREATE.S {"name": "S", "persist_mode": "async"}
         api STREAM.UPDATE.S {"name": "S"}
@@ -151,7 +157,9 @@ SCENARIOS: dict[str, str] = {
         '{"name": "S", "subjects": ["$JS.>"]}', '{"name": "S", "subjects": ["$JS.EVENT.>"]}',
         '{"name": "S", "subjects": ["$SYS.x"]}', '{"name": "S", "subjects": ["a.>", "*.b"]}'),
     "key-value bucket": """
-        api STREAM.CREATE.KV_B {"name": "KV_B", "subjects": ["$KV.B.>"], "allow_direct": true, "allow_rollup_hdrs": true, "deny_delete": true, "discard": "new", "max_msgs_per_subject": 3, "max_msg_size": -1, "duplicate_window": 120000000000, "num_replicas": 1}
+        api STREAM.CREATE.KV_B {"name": "KV_B", "subjects": ["$KV.B.>"], "allow_direct": true,
+            "allow_rollup_hdrs": true, "deny_delete": true, "discard": "new", "max_msgs_per_subject": 3,
+            "max_msg_size": -1, "duplicate_window": 120000000000, "num_replicas": 1}
         pub $KV.B.a 1
         pub[Nats-Expected-Last-Subject-Sequence: 1] $KV.B.a 2
         pub[Nats-Expected-Last-Subject-Sequence: 1] $KV.B.a 3
@@ -162,8 +170,10 @@ SCENARIOS: dict[str, str] = {
         api STREAM.INFO.KV_B {"subjects_filter": ">"}
         pub[Nats-Rollup: sub] $KV.B.a
         api STREAM.INFO.KV_B {"subjects_filter": ">"}
-        api CONSUMER.CREATE.KV_B {"stream_name": "KV_B", "config": {"deliver_policy": "last_per_subject", "filter_subject": "$KV.B.>", "deliver_subject": "d", "headers_only": true, "mem_storage": true, "idle_heartbeat": 5000000000, "flow_control": true}}
-        api STREAM.UPDATE.KV_B {"name": "KV_B", "subjects": ["$KV.B.>"], "deny_delete": true}""",  # noqa: E501
+        api CONSUMER.CREATE.KV_B {"stream_name": "KV_B", "config": {"deliver_policy": "last_per_subject",
+            "filter_subject": "$KV.B.>", "deliver_subject": "d", "headers_only": true, "mem_storage": true,
+            "idle_heartbeat": 5000000000, "flow_control": true}}
+        api STREAM.UPDATE.KV_B {"name": "KV_B", "subjects": ["$KV.B.>"], "deny_delete": true}""",
     "no-ack of everything": """
         api STREAM.CREATE.S {"name": "S", "subjects": ["all.>"], "no_ack": true}
         api STREAM.INFO.S""",
@@ -178,7 +188,8 @@ SCENARIOS: dict[str, str] = {
         api STREAM.NAMES {"subject": "none"}
         api STREAM.LIST {"subject": "u"}""",
     "metadata": """
-        api STREAM.CREATE.S {"name": "S", "metadata": {"_nats.ver": "x", "_nats.level": "9", "_nats.req.level": "7", "a": "b"}}
+        api STREAM.CREATE.S {"name": "S", "metadata": {"_nats.ver": "x", "_nats.level": "9", "_nats.req.level": "7",
+            "a": "b"}}
         api STREAM.CREATE.S {"name": "S", "metadata": {"a": "b"}}
         api STREAM.CREATE.S {"name": "S", "metadata": {"a": "c"}}
         api STREAM.LIST
@@ -497,7 +508,8 @@ SCENARIOS: dict[str, str] = {
         '{"durable_name": "C", "deliver_subject": "d", "flow_control": true, "idle_heartbeat": 5000000000}',
         '{"durable_name": "C", "deliver_subject": "d", "deliver_group": "g"}'),
     "limits for consumers": """
-        api STREAM.CREATE.S {"name": "S", "max_consumers": 2, "consumer_limits": {"max_ack_pending": 5, "inactive_threshold": 60000000000}}
+        api STREAM.CREATE.S {"name": "S", "max_consumers": 2, "consumer_limits": {"max_ack_pending": 5,
+            "inactive_threshold": 60000000000}}
         api CONSUMER.CREATE.S.A {"stream_name": "S", "config": {"ack_policy": "explicit", "max_ack_pending": 6}}
         api CONSUMER.CREATE.S.A {"stream_name": "S", "config": {"inactive_threshold": 61000000000}}
         api CONSUMER.CREATE.S.A {"stream_name": "S", "config": {"ack_policy": "explicit"}}
@@ -505,7 +517,7 @@ SCENARIOS: dict[str, str] = {
         api CONSUMER.CREATE.S.C {"stream_name": "S", "config": {"durable_name": "C"}}
         api CONSUMER.CREATE.S.A {"stream_name": "S", "config": {}, "pedantic": true}
         api STREAM.UPDATE.S {"name": "S", "max_consumers": 2, "consumer_limits": {"max_ack_pending": 2}}
-        api STREAM.INFO.S""",  # noqa: E501
+        api STREAM.INFO.S""",
     "consumer lists": _STREAM + "\n" + _DURABLE + """
         api CONSUMER.CREATE.S.A {"stream_name": "S", "config": {"durable_name": "A"}}
         api CONSUMER.NAMES.S
@@ -541,9 +553,10 @@ SCENARIOS: dict[str, str] = {
         api CONSUMER.RESET.S.D {"seq": 2, "bogus": 1}
         api CONSUMER.CREATE.S.N {"stream_name": "S", "config": {"deliver_policy": "new", "durable_name": "N"}}
         api CONSUMER.RESET.S.N {"seq": 2}
-        api CONSUMER.CREATE.S.Q {"stream_name": "S", "config": {"deliver_policy": "by_start_sequence", "opt_start_seq": 3, "durable_name": "Q"}}
+        api CONSUMER.CREATE.S.Q {"stream_name": "S", "config": {"deliver_policy": "by_start_sequence",
+            "opt_start_seq": 3, "durable_name": "Q"}}
         api CONSUMER.RESET.S.Q {"seq": 2}
-        api CONSUMER.RESET.S.Q {"seq": 4}""",  # noqa: E501
+        api CONSUMER.RESET.S.Q {"seq": 4}""",
     "unpin": _STREAM + "\n" + _DURABLE + """
         api CONSUMER.UNPIN.S.D
         api CONSUMER.UNPIN.S.D {"group": "g"}

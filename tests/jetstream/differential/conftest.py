@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess
 from tests.jetstream.differential import coverage, player
-from tests.jetstream.differential.player import Played, Player
+from tests.jetstream.differential.player import Played, Player, steps_of
 from tests.jetstream.differential.scenarios import ALL
 
 __all__ = ["compare", "players"]
@@ -35,7 +35,7 @@ def compare(players: tuple[Player, ...]) -> Callable[[str], Awaitable[None]]:
     async def compared(name: str) -> None:
         async def play() -> list[Played]:
             await asyncio.gather(*(one.clear() for one in players))
-            return await asyncio.gather(*(one.play(ALL[name]) for one in players))
+            return await asyncio.gather(*(one.play(steps_of(ALL[name])) for one in players))
 
         expected = await player.compare(players, play)
         real, *others = players

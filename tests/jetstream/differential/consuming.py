@@ -760,11 +760,13 @@ PUSHING: dict[str, str] = {
     "heartbeats under flow control": _push(
         ', "flow_control": true, "idle_heartbeat": 500ms, "ack_policy": "none"', messages=0)
         + "sub d\n" + f"pub s.a {'x' * 600_000}\n" * 4 + "until d Stalled\nuntil d Stalled\ninfo C",
-    "ordered": _FIVE + """api CONSUMER.CREATE.S {"stream_name": "S", "config": {"deliver_subject": "d", "ack_policy": "none", "max_deliver": 1, "flow_control": true, "idle_heartbeat": 5000ms, "ack_wait": 79200000ms, "num_replicas": 1, "mem_storage": true, "inactive_threshold": 300000ms}}
+    "ordered": _FIVE + """api CONSUMER.CREATE.S {"stream_name": "S", "config": {"deliver_subject": "d",
+            "ack_policy": "none", "max_deliver": 1, "flow_control": true, "idle_heartbeat": 5000ms,
+            "ack_wait": 79200000ms, "num_replicas": 1, "mem_storage": true, "inactive_threshold": 300000ms}}
         sub d
         get d 5
         pub s.a more
-        get d 1""",  # noqa: E501
+        get d 1""",
     "headers only": _push(', "headers_only": true') + "sub d\nget d 5",
     "last per subject": """stream
         fill 3 s.a

@@ -1,16 +1,18 @@
 """Counters as publishers see them, as data: see player.py for the steps."""
 
-# ruff: noqa: E501  # requests as they are sent
+# requests as they are sent
 
 from __future__ import annotations
 
 __all__ = ["SCENARIOS", "SHOWS"]
 
-_INCREMENTS = ("1", "+1", "-3", "0", "-0", "007", "123456789012345678901234567890", "x", "1.5", "", " 4", "4 ", "--1", "+", "1_000",
+_INCREMENTS = ("1", "+1", "-3", "0", "-0", "007", "123456789012345678901234567890", "x", "1.5", "", " 4", "4 ", "--1",
+               "+", "1_000",
                "0x10", "1e3", "٣")
 _BESIDE = ("Nats-Rollup: sub", "Nats-Expected-Stream: S", "Nats-Expected-Stream: T", "Nats-Expected-Last-Sequence: 1",
            "Nats-Expected-Last-Sequence: ", "Nats-Expected-Last-Subject-Sequence: 1", "Nats-Expected-Last-Msg-Id: a",
-           "Nats-Expected-Last-Subject-Sequence-Subject: s.a", "Nats-TTL: 1s", "Nats-TTL: x", "Nats-Msg-Id: a", "Nats-Msg-Id: a",
+           "Nats-Expected-Last-Subject-Sequence-Subject: s.a", "Nats-TTL: 1s", "Nats-TTL: x", "Nats-Msg-Id: a",
+           "Nats-Msg-Id: a",
            "Nats-Schedule: @every 1s", "Nats-Rollup: bogus", "Nats-Stream-Source: S 1", "Nats-Batch-Id: a")
 
 
@@ -33,7 +35,8 @@ SCENARIOS: dict[str, str] = {
         _batch(("s.a", "Nats-Incr: 1"), ("s.b", "X: y")), "pub[Nats-Incr: 1] s.a",
         _batch(("s.a", "Nats-Incr: 1"), ("s.b", "Nats-Incr: x")), "pub[Nats-Incr: 1] s.b",
         _batch(("s.c", "Nats-Incr: 1; Nats-Msg-Id: i"), ("s.c", "Nats-Incr: 1; Nats-Msg-Id: i")),
-        _batch(("s.c", "Nats-Incr: 1; Nats-Counter-Sources: {\"b\":{\"x\":\"2\"}}"), ("s.c", "Nats-Incr: 1"), ("s.c", "Nats-Incr: 2; a: b")),
+        _batch(("s.c", "Nats-Incr: 1; Nats-Counter-Sources: {\"b\":{\"x\":\"2\"}}"), ("s.c", "Nats-Incr: 1"),
+               ("s.c", "Nats-Incr: 2; a: b")),
         "pub[Nats-Incr: 1] s.c",
         _batch(("s.d", "Nats-Incr: 1"), batch="one"),
         *(f"api STREAM.MSG.GET.S {{\"seq\": {seq}}}" for seq in range(1, 16)), "state")),
@@ -79,7 +82,8 @@ SCENARIOS: dict[str, str] = {
         pub[Nats-Incr: 1] s.c
         pub[Nats-Incr: 1] s.c
         pub[Nats-Incr: 1] s.b
-        api STREAM.CREATE.T {"name": "T", "subjects": ["t.>"], "allow_msg_counter": true, "max_msgs_per_subject": 1, "storage": "memory"}
+        api STREAM.CREATE.T {"name": "T", "subjects": ["t.>"], "allow_msg_counter": true, "max_msgs_per_subject": 1,
+            "storage": "memory"}
         pub[Nats-Incr: 2] t.a
         pub[Nats-Incr: 2] t.a
         api STREAM.MSG.GET.T {"last_by_subj": "t.a"}
@@ -119,7 +123,9 @@ SCENARIOS: dict[str, str] = {
         msgs D""",
     "sums of several sources": """stream {"allow_msg_counter": true}
         make T {"subjects": ["t.>"], "allow_msg_counter": true}
-        make D {"sources": [{"name": "S", "subject_transforms": [{"src": "s.*", "dest": "sum.$1"}]}, {"name": "T", "subject_transforms": [{"src": "t.*.*", "dest": "sum.$1"}]}], "subjects": ["sum.>"], "allow_msg_counter": true}
+        make D {"sources": [{"name": "S", "subject_transforms": [{"src": "s.*", "dest": "sum.$1"}]}, {"name": "T",
+            "subject_transforms": [{"src": "t.*.*", "dest": "sum.$1"}]}], "subjects": ["sum.>"],
+            "allow_msg_counter": true}
         pub[Nats-Incr: 5] s.a
         grown D 1
         pub[Nats-Incr: 100] t.a.x

@@ -10,7 +10,8 @@ import json
 __all__ = ["SCENARIOS", "SHOWS"]
 
 _MAX = (1 << 63) - 1
-_NUMBERS = (0, -1, 1, 10**8, 10**9, 10**18, 1_900_000_000 * 10**9, _MAX - 10**9, _MAX, _MAX + 1, -_MAX - 1, -_MAX - 2, 2 * _MAX + 1,
+_NUMBERS = (0, -1, 1, 10**8, 10**9, 10**18, 1_900_000_000 * 10**9, _MAX - 10**9, _MAX, _MAX + 1, -_MAX - 1, -_MAX - 2,
+            2 * _MAX + 1,
             2 * _MAX + 2)
 """Among them a duration that is longer than Unix time."""
 
@@ -48,9 +49,11 @@ SCENARIOS: dict[str, str] = {
     **{f"consumers, {field}": _consumer(field, more) for field, more in _CONSUMER_FIELDS.items()},
     "consumers, backoff": "\n".join(["stream", *(
         f'consumer C{i} {{"max_deliver": 3, "backoff": [{number}, {number}]}}' for i, number in enumerate(_NUMBERS))]),
-    "TTLs": "\n".join(['stream {"allow_msg_ttl": true}', *(f"pub[Nats-TTL: {ttl}] s.{i} x" for i, ttl in enumerate(_TTLS))]),
+    "TTLs": "\n".join(['stream {"allow_msg_ttl": true}',
+                       *(f"pub[Nats-TTL: {ttl}] s.{i} x" for i, ttl in enumerate(_TTLS))]),
     "expected sequences": "\n".join(["stream", *(
-        f"pub[{name}: {number}] s.a x" for name in ("Nats-Expected-Last-Sequence", "Nats-Expected-Last-Subject-Sequence")
+        f"pub[{name}: {number}] s.a x" for name in ("Nats-Expected-Last-Sequence",
+                                                    "Nats-Expected-Last-Subject-Sequence")
         for number in _NUMBERS)]),
 }
 

@@ -32,7 +32,8 @@ A scenario is a list of steps, one a line, for a stream S on servers without str
 Ack subjects, times, ids and the player's reply subjects are normalized; everything else counts, to the byte. Steps that
 wait until something stands still send any number of requests: where a box sees requests, ``api`` sends one.
 
-Servers are compared by ``compare``, which plays more and more slowly: all that is given in ms takes a multiple of it then.
+Servers are compared by ``compare``, which plays more and more slowly: all that is given in ms takes a multiple of it
+then.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from typing import Any, Self
 
 from tests.jetstream.schemas import broken
 
-__all__ = ["Played", "Player", "compare"]
+__all__ = ["Played", "Player", "compare", "steps_of"]
 
 SECONDS = 5.0
 PATIENT_SECONDS = 30.0
@@ -68,6 +69,7 @@ NOT_GONE_TRIES = 100
 """After these, some 5 s, the error has another reason: a name that no directory can have."""
 
 _STEP = re.compile(r"(\w+)(?:\[([^]]*)\])? ?(.*)", re.DOTALL)
+_CONTINUED = re.compile(r"([,;])\n {12,}")
 _MILLISECONDS = re.compile(r"\b(\d+)ms\b")
 _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 _NANOS = re.compile(r"\b\d{19}\b")
@@ -87,6 +89,14 @@ _TRIES = (1, 1, 2, 4, 8)
 
 Played = list[tuple[str, Any]]
 """The steps of a scenario, with their compared results."""
+
+
+def steps_of(scenario: str) -> str:
+    """Return a scenario with each step in one line.
+
+    A step that is written over several lines breaks after a comma or semicolon, and is indented by 12 spaces or more.
+    """
+    return _CONTINUED.sub(r"\1 ", scenario)
 
 
 @dataclass
@@ -438,11 +448,11 @@ class Player:
 
 
 async def compare(players: Iterable[Player], play: Callable[[], Awaitable[Sequence[Played]]]) -> Played:
-    """Fail at the first step whose results differ among what ``play`` returns for each server, the real one's first, which are
-    returned. ``players``: all that it plays with.
+    """Fail at the first step whose results differ among what ``play`` returns for each server, the real one's first,
+    which are returned. ``players``: all that it plays with.
 
-    nats-server's goroutines race, and where a server is late for what takes some ms, the other one goes on: a difference gets more
-    tries, slower ones in the end, and only one found each time is reported.
+    nats-server's goroutines race, and where a server is late for what takes some ms, the other one goes on: a
+    difference gets more tries, slower ones in the end, and only one found each time is reported.
     """
     players = list(players)
     for slowness in _TRIES:
@@ -488,7 +498,8 @@ def normal(given: Any, key: str = "") -> Any:
     if isinstance(given, dict):
         if "active" in given and "lag" in given:
             given = given | {"active": "heard of" if given["active"] >= 0 else "never"}
-        # A round trip is shown once it was measured: when the server's first PING, two seconds after CONNECT, was answered.
+        # A round trip is shown once it was measured: when the server's first PING, two seconds after CONNECT, was
+        # answered.
         return {name: normal(inner, name) for name, inner in given.items() if name != "rtt"}
     if isinstance(given, list):
         # nats-server shows sources in any order.

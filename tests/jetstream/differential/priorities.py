@@ -15,7 +15,8 @@ def _consumer(policy: str, messages: int = 6, options: str = "") -> str:
 
 def _pull(box: str, batch: int = 1, **more: object) -> str:
     """A pull request; what ends in ``_ms`` is a duration."""
-    shown = {name.removesuffix("_ms"): f"{value}ms" if name.endswith("_ms") else json.dumps(value) for name, value in more.items()}
+    shown = {name.removesuffix("_ms"): f"{value}ms" if name.endswith("_ms") else json.dumps(value)
+             for name, value in more.items()}
     fields = "".join(f', "{name}": {value}' for name, value in shown.items())
     return f'pull C {box} {{"batch": {batch}, "group": "g"{fields}}}\n'
 
@@ -180,7 +181,8 @@ SCENARIOS: dict[str, str] = {
         """ + _pull("b", 1, id="somebody") + """get b 1
         rest b
         info C""",
-    "pinned: an id while nobody is": _consumer("pinned_client", 0) + _pull("a", 3, id="somebody", max_bytes=50) + """rest a
+    "pinned: an id while nobody is": _consumer("pinned_client",
+                                               0) + _pull("a", 3, id="somebody", max_bytes=50) + """rest a
         info C
         fill 1 s.a
         get a 1
@@ -282,7 +284,8 @@ SCENARIOS: dict[str, str] = {
         get a 1
         get b 1""",
     # ---- updates
-    "policies change": _consumer("overflow") + """consumer C {"priority_policy": "prioritized", "priority_groups": ["g"]}
+    "policies change": _consumer(
+        "overflow") + """consumer C {"priority_policy": "prioritized", "priority_groups": ["g"]}
         consumer C {"priority_policy": "prioritized", "priority_groups": ["g", "h"]}
         pull C p {"batch": 1, "group": "h", "priority": 1}
         get p 1

@@ -192,10 +192,11 @@ SCENARIOS: dict[str, str] = {
         api STREAM.PURGE.S {"filter": "s.a"}
         pub s.a 3
         state""",
-    "roll-up over discard_new_per_subject": """stream {"max_msgs_per_subject": 1, "discard_new_per_subject": true, "discard": "new", "allow_rollup_hdrs": true}
+    "roll-up over discard_new_per_subject": """stream {"max_msgs_per_subject": 1, "discard_new_per_subject": true,
+            "discard": "new", "allow_rollup_hdrs": true}
         pub s.a 1
         pub[Nats-Rollup: sub] s.a 2
-        state""",  # noqa: E501
+        state""",
     "max_msg_size": """stream {"max_msg_size": 10}
         pub s.a 1234567890
         pub s.a 12345678901
@@ -275,7 +276,8 @@ SCENARIOS: dict[str, str] = {
         api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "duplicate_window": 100000000}
         sleep 300ms
         pub[Nats-Msg-Id: a] s.a 1
-        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "max_age": 5000000000, "duplicate_window": 6000000000}""",
+        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "max_age": 5000000000,
+            "duplicate_window": 6000000000}""",
     "roll-ups with expectations and ids": """stream {"allow_rollup_hdrs": true, "max_msgs_per_subject": 3}
         fill 3 s.a
         fill 2 s.b
@@ -317,8 +319,10 @@ SCENARIOS: dict[str, str] = {
 FAULTS = [
     "Nats-Batch-Id: b", "Nats-Incr: 1", "Nats-Incr: one", "Nats-Expected-Stream: T", "Nats-TTL: 10s", "Nats-TTL: soon",
     "Nats-Expected-Last-Subject-Sequence: 99", "Nats-Expected-Last-Subject-Sequence-Subject: s.b",
-    "Nats-Expected-Last-Sequence: 99", "Nats-Schedule: @every 5s", "Nats-Schedule-Time-Zone: Moon", "Nats-Schedule-Next: now",
-    "Nats-Scheduler: s.b", "Nats-Stream-Source: T 1", "Nats-Msg-Id: a", "Nats-Expected-Last-Msg-Id: z", "Nats-Rollup: sub",
+    "Nats-Expected-Last-Sequence: 99", "Nats-Schedule: @every 5s", "Nats-Schedule-Time-Zone: Moon",
+    "Nats-Schedule-Next: now",
+    "Nats-Scheduler: s.b", "Nats-Stream-Source: T 1", "Nats-Msg-Id: a", "Nats-Expected-Last-Msg-Id: z",
+    "Nats-Rollup: sub",
     "Nats-Rollup: week"]
 """Headers that a stream refuses, at least under one of the configurations below."""
 
@@ -327,7 +331,8 @@ STREAMS_WITH_FAULTS = {
     "roll-ups allowed": '{"allow_rollup_hdrs": true}',
     "too large": '{"allow_rollup_hdrs": true, "max_msg_size": 20}',
     "no room": '{"allow_rollup_hdrs": true, "max_msgs": 3, "discard": "new"}',
-    "subject full": '{"allow_rollup_hdrs": true, "max_msgs_per_subject": 2, "discard": "new", "discard_new_per_subject": true}',
+    "subject full": '{"allow_rollup_hdrs": true, "max_msgs_per_subject": 2, "discard": "new", '
+                    '"discard_new_per_subject": true}',
 }
 
 
@@ -336,7 +341,8 @@ def _two_faults(config: str) -> str:
     publishes = [f"pub[{one}] s.a x" for one in FAULTS] + [
         f"pub[{one}; {other}] s.a x" for one, other in combinations(FAULTS, 2)
         if one.partition(":")[0] != other.partition(":")[0]]
-    return "\n".join([f"stream {config}", "pub s.a 1", "pub s.b 1", "pub s.a 2", "pub[Nats-Msg-Id: a] s.a", *publishes, "state"])
+    return "\n".join([f"stream {config}", "pub s.a 1", "pub s.b 1", "pub s.a 2", "pub[Nats-Msg-Id: a] s.a", *publishes,
+                      "state"])
 
 
 def _sealed(*publishes: str) -> str:

@@ -19,7 +19,8 @@ SCENARIOS: dict[str, str] = {
         api CONSUMER.CREATE.S.C {{"stream_name": "S", "pedantic": true, "config": {{"max_waiting": -1}}}}""",
     "origins that cannot be": """make O {"subjects": ["o.>"], "max_msg_size": 100}
         make M {"mirror": {"name": "O"}, "max_msg_size": 10}
-        make X {"subjects": ["s.>"], "sources": [{"name": "O"}, {"name": "P", "external": {"api": "x", "deliver": "o"}}]}
+        make X {"subjects": ["s.>"], "sources": [{"name": "O"}, {"name": "P", "external": {"api": "x",
+            "deliver": "o"}}]}
         make X {"sources": [{"name": "O", "consumer": {"name": "C"}}]}
         make X {"mirror": {"name": "O", "consumer": {"name": "C"}}}""",
     "two sources of one consumer": """make O {"subjects": ["o.>"]}

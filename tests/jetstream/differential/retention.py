@@ -1,4 +1,5 @@
-"""Scenarios of work queues and interest streams, as data: see player.py for the steps. Each begins on a server without streams."""
+"""Scenarios of work queues and interest streams, as data: see player.py for the steps. Each begins on a server without
+streams."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ def _update(config: str) -> str:
 
 def _refused(*consumers: str) -> str:
     """Consumers of a work queue, one after the other, by names of their own."""
-    return _QUEUE + "\n".join(f"consumer {name} {config}" for name, _, config in (one.partition(" ") for one in consumers))
+    return _QUEUE + "\n".join(f"consumer {name} {config}" for name, _,
+                              config in (one.partition(" ") for one in consumers))
 
 
 WORK_QUEUES: dict[str, str] = {
@@ -245,7 +247,8 @@ WORK_QUEUES: dict[str, str] = {
         ask p 2
         state""",
     "one per subject, new discarded": (
-        'stream {"retention": "workqueue", "max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": true}\n'
+        'stream {"retention": "workqueue", "max_msgs_per_subject": 1, "discard": "new", '
+        '"discard_new_per_subject": true}\n'
         """fill 2 s.#
         pub s.1 refused
         consumer C
@@ -367,9 +370,11 @@ RULES: dict[str, str] = {
     "filters apart": _refused(
         'A {"filter_subject": "s.a"}', 'B {"filter_subject": "s.b"}', 'C {"filter_subject": "s.a"}',
         'D {"filter_subject": "s.*"}', 'E {"filter_subject": "s.>"}', 'F {"filter_subjects": ["s.c", "s.d.>"]}',
-        'G {"filter_subjects": ["s.e", "s.d.x"]}', 'H {"filter_subject": "s.*.x"}', "I {}", 'J {"filter_subject": ">"}'),
+        'G {"filter_subjects": ["s.e", "s.d.x"]}', 'H {"filter_subject": "s.*.x"}', "I {}",
+        'J {"filter_subject": ">"}'),
     "updates": _refused(
-        'A {"filter_subject": "s.a"}', 'B {"filter_subject": "s.b"}', 'A {"filter_subject": "s.b"}', 'A {"filter_subject": "s.*"}',
+        'A {"filter_subject": "s.a"}', 'B {"filter_subject": "s.b"}', 'A {"filter_subject": "s.b"}',
+        'A {"filter_subject": "s.*"}',
         'A {"filter_subject": "s.c"}', "A {}", "B {}", 'B {"filter_subject": "s.b", "ack_policy": "none"}'),
     "ack policies": _refused(
         'A {"ack_policy": "none"}', 'A {"ack_policy": "all"}', 'A {"ack_policy": "none", "deliver_subject": "d"}',
@@ -378,7 +383,8 @@ RULES: dict[str, str] = {
         'A {"deliver_policy": "new"}', 'A {"deliver_policy": "last"}',
         'A {"deliver_policy": "by_start_sequence", "opt_start_seq": 2}',
         'A {"deliver_policy": "last_per_subject", "filter_subject": "s.a"}',
-        'A {"deliver_policy": "by_start_time", "opt_start_time": "2020-01-01T00:00:00Z"}', "B {}", 'A {"deliver_policy": "new"}'),
+        'A {"deliver_policy": "by_start_time", "opt_start_time": "2020-01-01T00:00:00Z"}', "B {}",
+        'A {"deliver_policy": "new"}'),
     "max_consumers first": 'stream {"retention": "workqueue", "max_consumers": 1}\n' + """consumer A
         consumer B {"ack_policy": "none", "deliver_subject": "d"}
         consumer B {"filter_subject": "s.a"}
@@ -392,13 +398,17 @@ RULES: dict[str, str] = {
     "replicas": _QUEUE + """consumer A {"num_replicas": 1}
         consumer B {"num_replicas": 3}""",
     "actions": _QUEUE + """consumer A {"filter_subject": "s.a"}
-        api CONSUMER.CREATE.S.A {"stream_name": "S", "action": "create", "config": {"durable_name": "A", "ack_policy": "explicit"}}
-        api CONSUMER.CREATE.S.B {"stream_name": "S", "action": "update", "config": {"durable_name": "B", "ack_policy": "none"}}
-        api CONSUMER.CREATE.S.B {"stream_name": "S", "action": "create", "config": {"name": "B", "ack_policy": "explicit"}}""",
+        api CONSUMER.CREATE.S.A {"stream_name": "S", "action": "create", "config": {"durable_name": "A",
+            "ack_policy": "explicit"}}
+        api CONSUMER.CREATE.S.B {"stream_name": "S", "action": "update", "config": {"durable_name": "B",
+            "ack_policy": "none"}}
+        api CONSUMER.CREATE.S.B {"stream_name": "S", "action": "create", "config": {"name": "B",
+            "ack_policy": "explicit"}}""",
     "streams": _QUEUE + _update('"retention": "limits"') + _update('"retention": "interest"')
     + _update('"retention": "workqueue", "max_msgs": 5') + _update('"retention": "workqueue", "discard": "new"')
     + "api STREAM.DELETE.S\n" + _INTEREST + _update('"retention": "workqueue"') + _update('"retention": "limits"')
-    + _update('"retention": "workqueue"') + _update('"retention": "interest"') + _update('"retention": "interest", "sealed": true')
+    + _update('"retention": "workqueue"') + _update('"retention": "interest"') + _update(
+        '"retention": "interest", "sealed": true')
     + _update('"retention": "interest", "allow_msg_counter": true'),
 }
 
@@ -646,7 +656,8 @@ INTEREST: dict[str, str] = {
         state
         api CONSUMER.DELETE.S.A
         state""",
-    "ephemeral consumer forgotten": _INTEREST + """consumer E {"durable_name": null, "name": "E", "inactive_threshold": 300ms}
+    "ephemeral consumer forgotten": _INTEREST + """consumer E {"durable_name": null, "name": "E",
+            "inactive_threshold": 300ms}
         pub s.a 1
         state
         sleep 2000ms
@@ -827,7 +838,8 @@ INTEREST: dict[str, str] = {
         state
         ask p 3
         state""",
-    "an atomic batch": 'stream {"retention": "interest", "allow_atomic": true}\n' + """consumer A {"filter_subject": "s.a"}
+    "an atomic batch": """stream {"retention": "interest", "allow_atomic": true}
+        consumer A {"filter_subject": "s.a"}
         pub[Nats-Batch-Id: b; Nats-Batch-Sequence: 1] s.a 1
         pub[Nats-Batch-Id: b; Nats-Batch-Sequence: 2] s.b 2
         pub[Nats-Batch-Id: b; Nats-Batch-Sequence: 3; Nats-Batch-Commit: 1] s.a 3
@@ -857,7 +869,8 @@ INTEREST: dict[str, str] = {
 
 SCENARIOS: dict[str, str] = {
     f"{kind}: {name}": one
-    for kind, found in (("work queue", WORK_QUEUES), ("rules", RULES), ("interest", INTEREST)) for name, one in found.items()}
+    for kind, found in (("work queue", WORK_QUEUES), ("rules", RULES), ("interest", INTEREST))
+    for name, one in found.items()}
 
 SHOWS: dict[str, tuple[str, ...]] = {
     "deliver.interest": ("interest: all must ack", "interest: ack all", "interest: ack none*",

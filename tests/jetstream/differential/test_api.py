@@ -24,14 +24,15 @@ from nats.errors import NoRespondersError
 from tests.harness import BrokerProcess, NatsServerProcess
 from tests.jetstream.differential import coverage
 from tests.jetstream.differential.api import SCENARIOS
+from tests.jetstream.differential.player import steps_of
 from tests.jetstream.in_process import Inside
 from tests.jetstream.schemas import broken
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SILENCE_SECONDS = (0.4, 1.0, 2.0, 2.0)
-"""A request that is not answered by then never is; a busy machine gets more where that would be a difference. It is never near the
-five seconds after which a consumer that nobody uses is gone."""
+"""A request that is not answered by then never is; a busy machine gets more where that would be a difference. It is
+never near the five seconds after which a consumer that nobody uses is gone."""
 NOT_GONE_YET = 10049
 """nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
 
@@ -168,7 +169,7 @@ async def test_answers_are_those_of_nats_server(servers: tuple[Server, ...], nam
         for server in servers:
             server.silence_seconds = seconds
         await asyncio.gather(*(server.clear() for server in servers))
-        expected, *got = await asyncio.gather(*(server.play(SCENARIOS[name]) for server in servers))
+        expected, *got = await asyncio.gather(*(server.play(steps_of(SCENARIOS[name])) for server in servers))
         if all(one == expected for one in got):
             break
     for one in got:

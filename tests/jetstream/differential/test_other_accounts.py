@@ -1,7 +1,7 @@
 """Mirrors and sources of another account's streams: the same on the real nats-server and on the broker.
 
-Account A has the streams; B, C and D import its API and deliveries in different ways. player.py describes the steps; each
-here begins with the account that takes it.
+Account A has the streams; B, C and D import its API and deliveries in different ways. player.py describes the steps;
+each here begins with the account that takes it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
-from tests.jetstream.differential.player import Played, Player, compare
+from tests.jetstream.differential.player import Played, Player, compare, steps_of
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shows("copy.other_accounts")]
 
@@ -30,7 +30,8 @@ accounts {{
   C {{ jetstream: enabled, users: [ {{user: c, password: c}} ]
       imports: [ {{service: {{account: A, subject: "$JS.API.CONSUMER.CREATE.S.>"}}, to: "JS.s.API.CONSUMER.CREATE.S.>"}}
                  {{service: {{account: A, subject: "$JS.API.CONSUMER.CREATE.S"}}, to: "JS.t.API.CONSUMER.CREATE.T"}}
-                 {{service: {{account: A, subject: "$JS.FC.>"}}}}, {{stream: {{account: A, subject: "deliver.c.>"}}}} ] }}
+                 {{service: {{account: A, subject: "$JS.FC.>"}}}}, {{stream: {{account: A,
+                     subject: "deliver.c.>"}}}} ] }}
   D {{ users: [ {{user: d, password: d}} ]
       exports: [ {{service: "$JS.API.>", response_type: stream}}, {{stream: "deliver.>"}} ] }}
   E {{ jetstream: enabled, users: [ {{user: e, password: e}} ]
@@ -85,7 +86,8 @@ SCENARIOS = {
         a make T {"subjects": ["t.>"]}
         a fill 2 s.a
         a fill 1 t.a
-        c make M {"mirror": {"name": "S", "filter_subject": "s.a", "external": {"api": "JS.s.API", "deliver": "deliver.c"}}}
+        c make M {"mirror": {"name": "S", "filter_subject": "s.a", "external": {"api": "JS.s.API",
+            "deliver": "deliver.c"}}}
         c grown M 2
         c msgs M
         c make O {"sources": [{"name": "T", "external": {"api": "JS.t.API", "deliver": "deliver.c"}}]}
@@ -94,7 +96,8 @@ SCENARIOS = {
         b failed M
         b make D {{"sources": [{{"name": "S", {_A}}}]}}
         b failed D""",
-    "an account without JetStream": """e make M {"mirror": {"name": "S", "external": {"api": "JS.d.API", "deliver": "deliver.e"}}}
+    "an account without JetStream": """e make M {"mirror": {"name": "S", "external": {"api": "JS.d.API",
+            "deliver": "deliver.e"}}}
         e failed M""",
     "configurations": "\n".join(f"b make M {config}" for config in (
         '{"mirror": {"name": "S", "external": {"api": "$JS.API", "deliver": "deliver.b"}}}',
@@ -137,6 +140,6 @@ async def _play(accounts: Accounts, scenario: str) -> Played:
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_all_is_as_on_nats_server(servers: tuple[Accounts, Accounts], name: str) -> None:
     async def play() -> list[Played]:
-        return await asyncio.gather(*(_play(accounts, SCENARIOS[name]) for accounts in servers))
+        return await asyncio.gather(*(_play(accounts, steps_of(SCENARIOS[name])) for accounts in servers))
 
     await compare([player for accounts in servers for player in accounts.values()], play)

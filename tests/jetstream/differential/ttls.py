@@ -3,13 +3,14 @@
 TTLs are whole seconds, so steps that take time are combined: several streams in one scenario.
 """
 
-# ruff: noqa: E501  # requests as they are sent
+# requests as they are sent
 
 from __future__ import annotations
 
 __all__ = ["SCENARIOS", "SHOWS"]
 
-_TTLS = ("100s", "100", "0100", "100500ms", "never", "NEVER", "1h2m3s", "0", "0s", "0.5s", "-1s", "-1", "+100s", "x", "", "1x",
+_TTLS = ("100s", "100", "0100", "100500ms", "never", "NEVER", "1h2m3s", "0", "0s", "0.5s", "-1s", "-1", "+100s", "x",
+         "", "1x",
          "9223372036", "100.5s", "١s", "1s")
 """As publishers may spell them, valid or not. The one that expires soon is the last, so that it is there at the end."""
 
@@ -31,7 +32,8 @@ SCENARIOS: dict[str, str] = {
         api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "allow_msg_ttl": true}
         pub[Nats-TTL: 10s] s.a 2
         api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"]}
-        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "allow_msg_ttl": true, "subject_delete_marker_ttl": 1000000000}
+        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "allow_msg_ttl": true,
+            "subject_delete_marker_ttl": 1000000000}
         api STREAM.INFO.S
         state""",
     "streams with markers": """api STREAM.CREATE.A {"name": "A", "subject_delete_marker_ttl": 1000000000}
@@ -39,14 +41,18 @@ SCENARIOS: dict[str, str] = {
         api STREAM.CREATE.C {"name": "C", "subject_delete_marker_ttl": -1}
         api STREAM.CREATE.D {"name": "D", "subject_delete_marker_ttl": 1000000000, "deny_purge": true}
         api STREAM.CREATE.E {"name": "E", "subject_delete_marker_ttl": 1000000000, "pedantic": true}
-        api STREAM.CREATE.F {"name": "F", "subject_delete_marker_ttl": 1000000000, "pedantic": true, "allow_msg_ttl": true}
-        api STREAM.CREATE.G {"name": "G", "subject_delete_marker_ttl": 1000000000, "pedantic": true, "allow_msg_ttl": true, "allow_rollup_hdrs": true}
+        api STREAM.CREATE.F {"name": "F", "subject_delete_marker_ttl": 1000000000, "pedantic": true,
+            "allow_msg_ttl": true}
+        api STREAM.CREATE.G {"name": "G", "subject_delete_marker_ttl": 1000000000, "pedantic": true,
+            "allow_msg_ttl": true, "allow_rollup_hdrs": true}
         api STREAM.CREATE.H {"name": "H", "mirror": {"name": "A"}, "subject_delete_marker_ttl": 1000000000}
         api STREAM.CREATE.I {"name": "I", "subject_delete_marker_ttl": 1900000000}
         api STREAM.UPDATE.I {"name": "I", "subject_delete_marker_ttl": 0}
         api STREAM.UPDATE.I {"name": "I", "allow_msg_ttl": true, "subject_delete_marker_ttl": 0}""",
-    "a TTL below that of markers": """api STREAM.CREATE.A {"name": "A", "subject_delete_marker_ttl": 60000000000, "subjects": ["a.>"]}
-        api STREAM.CREATE.B {"name": "B", "subject_delete_marker_ttl": 60000000000, "subjects": ["b.>"], "max_msgs_per_subject": 1}
+    "a TTL below that of markers": """api STREAM.CREATE.A {"name": "A", "subject_delete_marker_ttl": 60000000000,
+            "subjects": ["a.>"]}
+        api STREAM.CREATE.B {"name": "B", "subject_delete_marker_ttl": 60000000000, "subjects": ["b.>"],
+            "max_msgs_per_subject": 1}
         pub[Nats-TTL: 5s; x: y] a.1 1
         pub[x: y; Nats-TTL: 2m; a: b] a.2 1
         pub[Nats-TTL: never] a.3 1
@@ -61,9 +67,12 @@ SCENARIOS: dict[str, str] = {
     # One wait for all: plain expiry, under consumers, with markers, in memory.
     "expiry": """stream {"allow_msg_ttl": true, "max_msgs_per_subject": 3}
         api STREAM.CREATE.M {"name": "M", "subjects": ["m.>"], "allow_msg_ttl": true, "storage": "memory"}
-        api STREAM.CREATE.D {"name": "D", "subjects": ["d.>"], "subject_delete_marker_ttl": 60000000000, "max_msgs_per_subject": 1}
-        api STREAM.CREATE.A {"name": "A", "subjects": ["a.>"], "allow_msg_ttl": true, "max_age": 1000000000, "duplicate_window": 1000000000}
-        api STREAM.CREATE.AD {"name": "AD", "subjects": ["ad.>"], "subject_delete_marker_ttl": 60000000000, "max_age": 1500000000, "duplicate_window": 1000000000}
+        api STREAM.CREATE.D {"name": "D", "subjects": ["d.>"], "subject_delete_marker_ttl": 60000000000,
+            "max_msgs_per_subject": 1}
+        api STREAM.CREATE.A {"name": "A", "subjects": ["a.>"], "allow_msg_ttl": true, "max_age": 1000000000,
+            "duplicate_window": 1000000000}
+        api STREAM.CREATE.AD {"name": "AD", "subjects": ["ad.>"], "subject_delete_marker_ttl": 60000000000,
+            "max_age": 1500000000, "duplicate_window": 1000000000}
         consumer C
         pub s.keep 1
         pub[Nats-TTL: 1s] s.a 2

@@ -1,6 +1,6 @@
 """Subject transforms, republishing, mirrors and sources, as data: see player.py for the steps."""
 
-# ruff: noqa: E501  # requests as they are sent
+# requests as they are sent
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ def _creates(*configs: str) -> str:
 
 
 def _transforms(*pairs: tuple[str, str]) -> str:
-    return _creates(*(f'{{"name": "S", "subject_transform": {{"src": "{src}", "dest": "{dest}"}}}}' for src, dest in pairs))
+    return _creates(*(f'{{"name": "S", "subject_transform": {{"src": "{src}", "dest": "{dest}"}}}}'
+                      for src, dest in pairs))
 
 
 SCENARIOS: dict[str, str] = {
-    "transform": """stream {"subject_transform": {"src": "s.*.*", "dest": "t.{{wildcard(2)}}.{{partition(5,1)}}.$1"}, "max_msgs_per_subject": 1, "allow_rollup_hdrs": true}
+    "transform": """stream {"subject_transform": {"src": "s.*.*", "dest": "t.{{wildcard(2)}}.{{partition(5,1)}}.$1"},
+            "max_msgs_per_subject": 1, "allow_rollup_hdrs": true}
         pub s.a.b 1
         pub s.a.b 2
         pub s.c 3
@@ -39,7 +41,8 @@ SCENARIOS: dict[str, str] = {
         api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "subject_transform": {"src": "s.*", "dest": "y.$1"}}
         pub s.a 3
         pub s.a.b 4
-        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "subject_transform": {"src": "s.a", "dest": "z.{{partition(9)}}.{{partition(6,3)}}"}}
+        api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"], "subject_transform": {"src": "s.a",
+            "dest": "z.{{partition(9)}}.{{partition(6,3)}}"}}
         pub s.a 5
         api STREAM.UPDATE.S {"name": "S", "subjects": ["s.>"]}
         pub s.a 6
@@ -53,7 +56,8 @@ SCENARIOS: dict[str, str] = {
         ("a.*", "x.{{splitfromleft(1)}}"), ("a.*", "x.{{splitfromright(1,2,3)}}"), ("a.*", "x.{{slicefromleft(1,x)}}"),
         ("a.*", "x.{{slicefromright(9,1)}}"), ("a.*", "x.{{left(1,2)}}"), ("a.*", "x.{{right(1,2)}}"),
         ("a.*", "x.{{random(1,2)}}"), ("a.*", "x.{{random()}}"), ("a", "x.$1"), ("a", "x.{{split(1,-)}}"), ("a", "x.>"),
-        ("a.>", "x"), ("a", "x..y"), ("a", "x.>.y"), ("a", "x y"), ("", "x"), ("a", ""), ("a.*", "x.{{}}"), ("a.*", "$x.$0")),
+        ("a.>", "x"), ("a", "x..y"), ("a", "x.>.y"), ("a", "x y"), ("", "x"), ("a", ""), ("a.*", "x.{{}}"),
+        ("a.*", "$x.$0")),
 
     "republish": """sub box r.>
         stream {"republish": {"src": "s.*", "dest": "r.$1"}}
@@ -161,10 +165,12 @@ SCENARIOS: dict[str, str] = {
         pub s.a 8
         pub s.b.z 9
         grown M 9
-        make T {"mirror": {"name": "S", "subject_transforms": [{"src": "s.b.*", "dest": "t.$1"}, {"src": "s.a", "dest": ""}]}}
+        make T {"mirror": {"name": "S", "subject_transforms": [{"src": "s.b.*", "dest": "t.$1"}, {"src": "s.a",
+            "dest": ""}]}}
         grown T 9
         msgs T
-        make U {"mirror": {"name": "S", "subject_transforms": [{"src": "s.b.*", "dest": "t.$1"}]}, "subject_transform": {"src": "t.*", "dest": "u.$1"}}
+        make U {"mirror": {"name": "S", "subject_transforms": [{"src": "s.b.*", "dest": "t.$1"}]},
+            "subject_transform": {"src": "t.*", "dest": "u.$1"}}
         grown U 9
         msgs U""",
     "mirror becomes a stream": """stream
@@ -203,7 +209,8 @@ SCENARIOS: dict[str, str] = {
         msgs N""",
     "mirrors that cannot be": _creates(*(f'{{"name": "S", {more}}}' for more in (
         '"mirror": {"name": "T"}, "subjects": ["a"]', '"mirror": {"name": "T"}, "sources": [{"name": "U"}]',
-        '"mirror": {"name": "T"}, "first_seq": 5', '"mirror": {"name": "a.b"}', '"mirror": {"name": ""}', '"mirror": {}',
+        '"mirror": {"name": "T"}, "first_seq": 5', '"mirror": {"name": "a.b"}', '"mirror": {"name": ""}',
+        '"mirror": {}',
         '"mirror": {"name": "T"}, "allow_msg_counter": true', '"mirror": {"name": "T"}, "allow_atomic": true',
         '"mirror": {"name": "T"}, "allow_batched": true', '"mirror": {"name": "T"}, "allow_msg_schedules": true',
         '"mirror": {"name": "S"}', '"mirror": {"name": "T", "filter_subject": "a..b"}',
@@ -221,7 +228,8 @@ SCENARIOS: dict[str, str] = {
 
     "mirror by a named consumer": """stream
         fill 3 s.a
-        consumer C {"deliver_subject": "d", "ack_policy": "flow_control", "flow_control": true, "idle_heartbeat": 1000ms, "max_ack_pending": 100}
+        consumer C {"deliver_subject": "d", "ack_policy": "flow_control", "flow_control": true,
+            "idle_heartbeat": 1000ms, "max_ack_pending": 100}
         make M {"mirror": {"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}}
         grown M 3
         msgs M
@@ -236,8 +244,10 @@ SCENARIOS: dict[str, str] = {
         make T {"subjects": ["t.*"]}
         fill 3 s.a
         pub s.b 4
-        consumer C {"deliver_subject": "d", "ack_policy": "flow_control", "flow_control": true, "idle_heartbeat": 1000ms, "max_ack_pending": 100, "filter_subject": "s.a"}
-        make D {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}, {"name": "T"}], "subjects": ["own"]}
+        consumer C {"deliver_subject": "d", "ack_policy": "flow_control", "flow_control": true,
+            "idle_heartbeat": 1000ms, "max_ack_pending": 100, "filter_subject": "s.a"}
+        make D {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}, {"name": "T"}],
+            "subjects": ["own"]}
         grown D 3
         pub t.a 5
         grown D 4
@@ -245,14 +255,16 @@ SCENARIOS: dict[str, str] = {
         pub s.a 7
         grown D 5
         msgs D
-        make E {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "e"}, "subject_transforms": [{"src": "s.*", "dest": "e.$1"}]}]}""",
+        make E {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "e"},
+            "subject_transforms": [{"src": "s.*", "dest": "e.$1"}]}]}""",
     "named consumers that do not fit": """stream
         consumer C {"deliver_subject": "d", "ack_policy": "none"}
         make M {"mirror": {"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}}
         failed M
         make D {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}]}
         failed D
-        make E {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}, {"name": "S", "consumer": {"name": "C", "deliver_subject": "e"}}]}""",
+        make E {"sources": [{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}, {"name": "S",
+            "consumer": {"name": "C", "deliver_subject": "e"}}]}""",
 
     "sources": """stream
         make T {"subjects": ["t.*"]}
@@ -271,7 +283,8 @@ SCENARIOS: dict[str, str] = {
     "one source": """stream
         fill 3 s.a
         pub[Nats-Msg-Id: 7; Nats-Expected-Last-Sequence: 3] s.b four
-        make D {"sources": [{"name": "S", "subject_transforms": [{"src": "s.a", "dest": "d.{{partition(3)}}"}, {"src": "s.b", "dest": ""}]}]}
+        make D {"sources": [{"name": "S", "subject_transforms": [{"src": "s.a", "dest": "d.{{partition(3)}}"},
+            {"src": "s.b", "dest": ""}]}]}
         grown D 4
         msgs D
         make E {"sources": [{"name": "D"}]}

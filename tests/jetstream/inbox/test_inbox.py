@@ -48,7 +48,8 @@ async def broker() -> AsyncIterator[Inside]:
         yield inside
 
 
-async def adopt(broker: Inside, stream: str, rows: list[tuple[bytes, ...]], *name: str, **how: object) -> dict[str, object]:
+async def adopt(broker: Inside, stream: str, rows: list[tuple[bytes, ...]], *name: str,
+                **how: object) -> dict[str, object]:
     writer = await stage(broker.store, broker.state, stream, rows, **how)  # type: ignore[arg-type]
     asked = await request(broker.store, writer, *(name or ("job",)))
     return await broker.api(f"JETBLOCK.ADOPT.{stream}", {"request": asked})
@@ -75,8 +76,8 @@ async def settled(broker: Inside, stream: str, messages: int) -> None:
 
 
 async def test_staged_messages_are_the_streams_as_if_published(broker: Inside) -> None:
-    """Shows sequences after the last one, in order over several runs and blocks; publishing goes on after them; gets, the last
-    of a subject, a waiting consumer, its pending count, counts by subject; after a restart the same."""
+    """Shows sequences after the last one, in order over several runs and blocks; publishing goes on after them; gets,
+    the last of a subject, a waiting consumer, its pending count, counts by subject; after a restart the same."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
     await broker.publish("s.a", b"0")
     js = broker.client.jetstream()
@@ -84,7 +85,8 @@ async def test_staged_messages_are_the_streams_as_if_published(broker: Inside) -
     assert (await waiting.next_msg(timeout=30)).data == b"0"
     rows = [(b"s.%d" % (i % 7), b"staged %d" % i) for i in range(1000)]
     answer = await adopt(broker, "S", rows, block_messages=90, run_bytes=2000)
-    assert (answer["first_seq"], answer["last_seq"], answer["messages"], answer["duplicates"]) == (2, 1001, 1000, 0), answer
+    assert (answer["first_seq"], answer["last_seq"], answer["messages"],
+            answer["duplicates"]) == (2, 1001, 1000, 0), answer
     assert answer["type"] == "io.nats.jetstream.api.v1.jetblock_adopt_response"
     assert await broker.publish("s.z", b"after") == 1002
     got = [(await waiting.next_msg(timeout=30)).data for _ in range(1001)]
@@ -118,8 +120,8 @@ async def test_pending_counts_do_not_count_twice(broker: Inside) -> None:
 
 
 async def test_a_request_is_granted_once(broker: Inside) -> None:
-    """Shows that asking again, at once, after it was carried out, with the same runs or with others, and after a restart, gives
-    the same answer and adds nothing."""
+    """Shows that asking again, at once, after it was carried out, with the same runs or with others, and after a
+    restart, gives the same answer and adds nothing."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"1"), (b"S", b"2")])
     asked = await request(broker.store, writer, "job")
@@ -134,8 +136,8 @@ async def test_a_request_is_granted_once(broker: Inside) -> None:
 
 
 async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: Inside) -> None:
-    """Shows duplicates of published messages and within the request, counted in the answer; a publish with a staged id is a
-    duplicate of it, before and after a restart; the dropped ones have no message."""
+    """Shows duplicates of published messages and within the request, counted in the answer; a publish with a staged id
+    is a duplicate of it, before and after a restart; the dropped ones have no message."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     js = broker.client.jetstream()
     await js.publish("S", b"p", headers={"Nats-Msg-Id": "1"})
@@ -156,10 +158,12 @@ async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: In
 
 
 async def test_scattered_duplicates(broker: Inside) -> None:
-    """Shows every second message of some blocks dropped, one block wholly and one not at all: contents, counts and the window are
-    right, before and after a restart, and the record has at most a row for each block."""
+    """Shows every second message of some blocks dropped, one block wholly and one not at all: contents, counts and the
+    window are right, before and after a restart, and the record has at most a row for each block."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"]})
-    seen = [(b"s.0", b"first %d" % i, b"%d" % i) for i in range(0, 200, 2)] + [(b"s.0", b"", b"%d" % i) for i in range(201, 300, 2)]
+    seen = [(b"s.0", b"first %d" % i, b"%d" % i) for i in range(0, 200,
+                                                                2)] + [(b"s.0", b"",
+                                                                        b"%d" % i) for i in range(201, 300, 2)]
     await adopt(broker, "S", seen, "1")
     rows = [(b"s.%d" % (i % 3), b"%d" % i, b"%d" % i) for i in range(400)]
     records: list[Append] = []
@@ -178,7 +182,8 @@ async def test_scattered_duplicates(broker: Inside) -> None:
     expected = [(1 + n, subject.decode(), payload) for n, (subject, payload, _) in enumerate(seen)] + kept
     headers = [b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % msg_id for *_, msg_id in seen] + [
         b"NATS/1.0\r\nNats-Msg-Id: %d\r\n\r\n" % (seq - 151) for seq, *_ in kept]
-    sizes = [message_size(b"s.0", len(some), some + payload) for some, (_, _, payload) in zip(headers, expected, strict=True)]
+    sizes = [message_size(b"s.0", len(some), some + payload)
+             for some, (_, _, payload) in zip(headers, expected, strict=True)]
     js = broker.client.jetstream()
     for _ in range(2):
         info = await broker.ok("STREAM.INFO.S")
@@ -192,7 +197,8 @@ async def test_scattered_duplicates(broker: Inside) -> None:
 
 
 async def test_copies_filters_and_limits_over_scattered_duplicates(broker: Inside) -> None:
-    """Shows a mirror, a source with a filter and consumers of a stream of which every second staged message was dropped.
+    """Shows a mirror, a source with a filter and consumers of a stream of which every second staged message was
+    dropped.
 
     A limit for each subject is set afterwards. All have what is live and nothing else, and count it right.
     """
@@ -219,7 +225,9 @@ async def test_copies_filters_and_limits_over_scattered_duplicates(broker: Insid
     await broker.ok("STREAM.UPDATE.S", {**config, "max_msgs_per_subject": 2})
     await settled(broker, "S", 8)
     for _ in range(2):
-        assert [payload for _, _, payload in await contents(broker, "S")] == [b"", b"", *[b"%d" % i for i in range(289, 300, 2)]]
+        assert [payload for _, _, payload in await contents(broker,
+                                                            "S")] == [b"", b"",
+                                                                      *[b"%d" % i for i in range(289, 300, 2)]]
         await broker.restart()
 
 
@@ -231,17 +239,20 @@ async def test_the_last_sequence(broker: Inside) -> None:
     assert (await adopt(broker, "S", [(b"S", b"%d" % i) for i in range(5)], "2"))["last_seq"] == (1 << 63) - 1
     for _ in range(2):
         assert [seq for seq, *_ in await contents(broker, "S")] == list(range((1 << 63) - 5, 1 << 63))
-        assert "last sequence" in (await adopt(broker, "S", [(b"S", b"")], "3"))["error"]["description"]  # type: ignore[index]
+        answer = await adopt(broker, "S", [(b"S", b"")], "3")
+        assert "last sequence" in answer["error"]["description"]  # type: ignore[index]
         assert (await broker.refusal("S"))["err_code"] == 10077
         await broker.restart()
 
 
 async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
-    """Shows that ids are compared with what comes between the comparison and the record, with few and with many of them."""
+    """Shows that ids are compared with what comes between the comparison and the record, with few and with many of
+    them."""
     clock = SystemClock()
     ids = [b"%d" % i for i in range(2000)]
     for published in ([b"7"], [b"x", b"1999", b"7", b"0"], [b"%d" % i for i in range(1500, 3500)]):
-        ref = BlockRef(BlockPlace.STAGED, Position(0, 1), 1, 7, 0, 200, 200, 50, 250, 100, 1, 2000, 2000, 60_000, 0, 0, None)
+        ref = BlockRef(BlockPlace.STAGED, Position(0, 1), 1, 7, 0, 200, 200, 50, 250, 100, 1, 2000, 2000, 60_000, 0, 0,
+                       None)
         block = StagedBlock(ref, Ids(range(2000), ids, [0] * 2000, [30] * 2000, [0] * 2000, [b"s"]))
         window = Dedupe(10**12)
         window.add({b"5": 1}, b"5", clock.now_ns())
@@ -266,7 +277,8 @@ async def test_a_request_while_the_ids_of_another_are_remembered(broker: Inside)
     both = []
     for ids in (range(9000), range(8999, -1, -1)):  # the second begins with what the first has not come to
         writer = await stage(broker.store, broker.state, "S", [(b"S", b"", b"%d" % i) for i in ids])
-        both.append(await read_staged(broker.store, Request(1, "$G", "S", stream.stream_id, writer.entries), ids_bytes_max=1 << 30))
+        both.append(await read_staged(broker.store, Request(1, "$G", "S", stream.stream_id, writer.entries),
+                                      ids_bytes_max=1 << 30))
     first = stream.appending.append(1, both[0])
     while not stream.live.last_seq:  # noqa: ASYNC110 (each turn counts)
         await asyncio.sleep(0)
@@ -277,8 +289,8 @@ async def test_a_request_while_the_ids_of_another_are_remembered(broker: Inside)
 
 @pytest.mark.parametrize("limited", ["account", "server"])
 async def test_requests_granted_at_once_pass_no_limit_together(limited: str) -> None:
-    """Shows that of two requests for two streams, each of which fits alone, the second is refused while the first is on its way
-    into the store; and that what was reserved is free again with the stream."""
+    """Shows that of two requests for two streams, each of which fits alone, the second is refused while the first is on
+    its way into the store; and that what was reserved is free again with the stream."""
     limits = AccountLimits(max_storage=3000) if limited == "account" else AccountLimits()
     settings = JetStreamSettings(server=ServerLimits(max_storage=3000 if limited == "server" else -1))
     rows = 3 if limited == "server" else 2
@@ -307,7 +319,8 @@ async def test_requests_granted_at_once_pass_no_limit_together(limited: str) -> 
     ({"max_bytes": 200, "discard": "new"}, [(b"S", b"x" * 100)] * 2, "maximum bytes exceeded"),
     ({"subjects": ["a.*"], "max_msgs_per_subject": 2, "discard": "new", "discard_new_per_subject": True},
      [(b"a.1", b"")] * 2 + [(b"a.2", b"")] * 3, "maximum messages per subject exceeded"),
-    ({"republish": {"src": ">", "dest": "r.>"}}, [(b"S", b"")], "staged messages cannot join a stream that republishes"),
+    ({"republish": {"src": ">", "dest": "r.>"}}, [(b"S", b"")],
+     "staged messages cannot join a stream that republishes"),
     ({"subject_transform": {"src": "S", "dest": "T"}}, [(b"S", b"")], "a stream with a subject transform"),
     ({"allow_msg_counter": True}, [(b"S", b"")], "a stream of counters"),
     ({"sealed": True}, [(b"S", b"")], "invalid operation on sealed stream"),
@@ -315,8 +328,8 @@ async def test_requests_granted_at_once_pass_no_limit_together(limited: str) -> 
 async def test_what_a_publish_would_be_refused_for_refuses_all(broker: Inside, config: dict[str, object],
                                                                rows: list[tuple[bytes, ...]], why: str,
                                                                caplog: pytest.LogCaptureFixture) -> None:
-    """Shows the error, that nothing joined, that the answer is in the store for whoever has no client, and that the request is
-    gone; that the same request may be put again; and that the log takes it for no fault of the broker."""
+    """Shows the error, that nothing joined, that the answer is in the store for whoever has no client, and that the
+    request is gone; that the same request may be put again; and that the log takes it for no fault of the broker."""
     sealed = config.pop("sealed", False)
     made = await broker.ok("STREAM.CREATE.S", {"name": "S", **config})
     if sealed:
@@ -354,7 +367,8 @@ async def test_limits_hold_after_they_joined(broker: Inside) -> None:
     for subject in ("k.1", "k.2"):
         await broker.publish(subject, b"first")
     await adopt(broker, "K", [(b"k.2", b"%d" % i) for i in range(30)], block_messages=7)
-    assert [(subject, payload) for _, subject, payload in await contents(broker, "K")] == [("k.1", b"first"), ("k.2", b"29")]
+    assert [(subject, payload) for _, subject,
+            payload in await contents(broker, "K")] == [("k.1", b"first"), ("k.2", b"29")]
     old = broker.clock.now_ns() - 2 * 3600 * 10**9
     answer = await adopt(broker, "A", [(b"a", b"old"), (b"a", b"new")], times=[old, broker.clock.now_ns()])
     assert answer["messages"] == 2
@@ -379,7 +393,8 @@ async def test_interest_and_work_queues_treat_them_as_published(broker: Inside) 
 
 
 async def test_times_never_fall_nor_lie_ahead(broker: Inside) -> None:
-    """Shows given times kept in an empty stream, raised to the stream's last, lowered to now, and now for those without."""
+    """Shows given times kept in an empty stream, raised to the stream's last, lowered to now, and now for those
+    without."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     past, now = 1_600_000_000_000_000_000, broker.clock.now_ns()
     await adopt(broker, "S", [(b"S", b"")] * 3, "1", times=[past, past + 5, past + 10])
@@ -412,8 +427,8 @@ async def test_sources_and_mirrors_get_them(broker: Inside) -> None:
 
 
 async def test_requests_that_make_no_sense_are_refused_by_name(broker: Inside) -> None:
-    """Shows a request that is not there, one for another stream, runs that are missing, damaged, cut, not what the request says,
-    named twice, and joined already; another incarnation of the stream; a body that names none."""
+    """Shows a request that is not there, one for another stream, runs that are missing, damaged, cut, not what the
+    request says, named twice, and joined already; another incarnation of the stream; a body that names none."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     await broker.ok("STREAM.CREATE.T", {"name": "T"})
 
@@ -485,8 +500,8 @@ async def test_whoever_may_be_deposed_does_not_say_that_there_is_no_request(
 
 
 async def test_a_refused_request_is_not_granted_later(broker: Inside) -> None:
-    """Shows a request whose owner ended between the refusal and the request's deletion: it stays refused though it would be
-    granted by now, also to whoever asks once it is gone; another attempt with the same id is granted."""
+    """Shows a request whose owner ended between the refusal and the request's deletion: it stays refused though it
+    would be granted by now, also to whoever asks once it is gone; another attempt with the same id is granted."""
     made = await broker.ok("STREAM.CREATE.S", {"name": "S", "max_msg_size": 3})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"large")])
     first = writer.request(request_id_of("job"), 0)
@@ -506,7 +521,8 @@ async def test_a_refused_request_is_not_granted_later(broker: Inside) -> None:
 
 @pytest.mark.parametrize("subject", [b"s.a b", b"s.a\r\nPING", b"s.*", b"s.>", b"s..a", b"s.", b"s.\0", b"s.\v",
                                      b"s.\xff", b"s." + b"x" * 70_000])
-async def test_a_subject_that_no_message_can_have(broker: Inside, monkeypatch: pytest.MonkeyPatch, subject: bytes) -> None:
+async def test_a_subject_that_no_message_can_have(broker: Inside, monkeypatch: pytest.MonkeyPatch,
+                                                  subject: bytes) -> None:
     """A writer of somebody's own may put one: delivered, it would end the protocol's line."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
     monkeypatch.setattr("broker.storage.staging.writer.is_stageable", lambda _: True)
@@ -518,11 +534,13 @@ async def test_a_subject_that_no_message_can_have(broker: Inside, monkeypatch: p
 async def test_headers_join_as_they_are(broker: Inside) -> None:
     """Shows headers and ids of messages over several frames and blocks, some without any, as a consumer gets them."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
-    writer = RunWriter("$G", "S", broker.js.stream("$G", "S").stream_id, now_ns=broker.clock.now_ns(), block_messages=700)
+    writer = RunWriter("$G", "S", broker.js.stream("$G", "S").stream_id, now_ns=broker.clock.now_ns(),
+                       block_messages=700)
     expected: list[dict[str, str] | None] = []
     for n in range(1500):
         headers = {} if n % 3 == 0 else {"Trace": f"größe {n}"}
-        block = header_block.build([(name.encode(), value.encode()) for name, value in headers.items()]) if headers else b""
+        block = header_block.build([(name.encode(), value.encode())
+                                    for name, value in headers.items()]) if headers else b""
         writer.add(b"S", b"x" * 300, block, msg_id=b"%d" % n if n % 2 else None)
         expected.append(headers | ({"Nats-Msg-Id": str(n)} if n % 2 else {}) or None)
     for run in writer.finish():
@@ -537,12 +555,14 @@ async def test_headers_join_as_they_are(broker: Inside) -> None:
     (b"no header block", b"", "no header block"), (b"NATS/1.0\r\nX: \xff\r\n\r\n", b"", "not UTF-8"),
     (b"NATS/1.0 100 Idle Heartbeat\r\n\r\n", b"", "no header block"),
     (b"NATS/1.0\r\nNats-Expected-Stream: T\r\n\r\n", b"", "Nats-Expected-Stream"),
-    (b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n", b"2", "message id"), (b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n", b"", "message id"),
+    (b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n", b"2", "message id"),
+    (b"NATS/1.0\r\nNats-Msg-Id: 1\r\n\r\n", b"", "message id"),
     (b"", b"1", "message id"), (b"NATS/1.0\r\nX: " + b"y" * 65_600 + b"\r\n\r\n", b"", "header size exceeds")])
-async def test_headers_that_a_reader_could_not_parse(broker: Inside, monkeypatch: pytest.MonkeyPatch, block: bytes, msg_id: bytes,
+async def test_headers_that_a_reader_could_not_parse(broker: Inside, monkeypatch: pytest.MonkeyPatch, block: bytes,
+                                                     msg_id: bytes,
                                                      why: str) -> None:
-    """A writer of somebody's own may put any. Shows that the request is refused as a whole with the reason, which names the
-    message; that the answer is in the store; and that a sound request joins afterwards."""
+    """A writer of somebody's own may put any. Shows that the request is refused as a whole with the reason, which names
+    the message; that the answer is in the store; and that a sound request joins afterwards."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     with monkeypatch.context() as careless:
         careless.setattr("broker.storage.staging.writer._with_id", lambda headers, msg_id: (block, msg_id))
@@ -653,8 +673,8 @@ async def test_runs_of_an_offline_stream_stay_until_it_is_deleted(broker: Inside
 
 
 async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows abandoned runs let go some at a time, although the first ones by key are asked for; that they are forgotten once they
-    are deleted, but not before requests are answered that had read them by then."""
+    """Shows abandoned runs let go some at a time, although the first ones by key are asked for; that they are forgotten
+    once they are deleted, but not before requests are answered that had read them by then."""
     monkeypatch.setattr(inbox_module, "_SWEPT_AT_ONCE", 3)
     monkeypatch.setattr(inbox_module, "_LISTED_AT_ONCE", 2)
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
@@ -698,12 +718,15 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
     {"incarnation": 0}, {"account": ""}, {"stream": ""}, {"stream": 5}, {"runs": [[1 << 48, 1, 1, 1, 1]]},
     {"runs": [[1, 1, 1, 1]]}, {"runs": [[1, 1, 1, 1, -1]]}, {"runs": {}}, {"runs": []}, {"version": "1"}])
 async def test_a_request_that_cannot_be_meant_harms_no_other(broker: Inside, change: dict[str, object]) -> None:
-    """Shows values at the edges and of wrong types in a request whose checksum is right: it goes, and the next one is granted."""
+    """Shows values at the edges and of wrong types in a request whose checksum is right: it goes, and the next one is
+    granted."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     state = broker.state.stream("$G", "S")
     assert state is not None
-    body = {"version": 1, "account": "$G", "stream": "S", "incarnation": state.stream_id, "runs": [[1, 1, 1, 1, 1]], **change}
-    await broker.store.put(ShardPaths(0).inbox(1), [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), body, 1)])
+    body = {"version": 1, "account": "$G", "stream": "S", "incarnation": state.stream_id, "runs": [[1, 1, 1, 1, 1]],
+            **change}
+    await broker.store.put(ShardPaths(0).inbox(1),
+                           [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), body, 1)])
     await request(broker.store, await stage(broker.store, broker.state, "S", [(b"S", b"")]), "job")
     assert broker.js.shards[0].inbox is not None
     done = {one.request_id: one for one in await broker.js.shards[0].inbox.carry_out_all()}
@@ -734,8 +757,8 @@ async def test_a_request_that_cannot_be_read_delays_no_other(broker: Inside, mon
 
 
 async def test_publishes_purges_and_updates_go_on_meanwhile(broker: Inside) -> None:
-    """Shows that every publish is acknowledged and every request granted once, in whatever order, with contiguous sequences, while
-    the stream is purged and updated."""
+    """Shows that every publish is acknowledged and every request granted once, in whatever order, with contiguous
+    sequences, while the stream is purged and updated."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
     js = broker.client.jetstream()
     acks: list[int] = []
@@ -753,7 +776,9 @@ async def test_publishes_purges_and_updates_go_on_meanwhile(broker: Inside) -> N
             await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "max_msgs": 10_000 + n})
 
     granted, *_ = await asyncio.gather(stage_some(), publish(1), publish(2), disturb())
-    given = sorted([*acks, *(seq for one in granted for seq in range(int(str(one["first_seq"])), int(str(one["last_seq"])) + 1))])
+    given = sorted([*acks,
+                    *(seq for one in granted for seq in range(int(str(one["first_seq"])),
+                                                              int(str(one["last_seq"])) + 1))])
     assert given == list(range(1, 60 * 2 + 20 * 8 + 1))
     info = await broker.ok("STREAM.INFO.S")
     assert info["state"]["last_seq"] == len(given)
@@ -765,12 +790,15 @@ async def test_publishes_purges_and_updates_go_on_meanwhile(broker: Inside) -> N
     assert (state.msgs, state.bytes) == (info["state"]["messages"], info["state"]["bytes"])
 
 
-async def test_a_stop_while_messages_join_gives_no_sequence_twice(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that publishes which wait for the record of the staged messages are not acknowledged in its place by a clean stop."""
+async def test_a_stop_while_messages_join_gives_no_sequence_twice(broker: Inside,
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that publishes which wait for the record of the staged messages are not acknowledged in its place by a
+    clean stop."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"1"), (b"S", b"2"), (b"S", b"3")])
     asked = await request(broker.store, writer, "job")
-    stream, inbox, put, reachable = broker.js.stream("$G", "S"), broker.js.shards[0].inbox, broker.store.put, asyncio.Event()
+    stream, inbox, put, reachable = broker.js.stream("$G",
+                                                     "S"), broker.js.shards[0].inbox, broker.store.put, asyncio.Event()
     assert inbox is not None
 
     async def held_up(key: str, data: Buffers) -> None:
@@ -797,7 +825,8 @@ async def test_a_stop_while_messages_join_gives_no_sequence_twice(broker: Inside
 
 async def test_a_broker_that_is_deposed_meanwhile_logs_no_fault(broker: Inside, monkeypatch: pytest.MonkeyPatch,
                                                                 caplog: pytest.LogCaptureFixture) -> None:
-    """Shows that whoever asked is told to ask again, of the next owner, and that the log has no error: nothing went wrong here."""
+    """Shows that whoever asked is told to ask again, of the next owner, and that the log has no error: nothing went
+    wrong here."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"1")])
     asked = await request(broker.store, writer, "job")

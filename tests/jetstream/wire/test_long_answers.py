@@ -14,7 +14,8 @@ from broker.jetstream.wire.fields import dump
 from broker.jetstream.wire.long_answers import dump_in_turns, is_long
 from tests.jetstream.in_process import Inside
 
-VALUES = st.recursive(st.integers() | st.text(max_size=4) | st.none(), lambda inner: st.lists(inner, max_size=7) | st.dictionaries(
+VALUES = st.recursive(st.integers() | st.text(max_size=4) | st.none(),
+                      lambda inner: st.lists(inner, max_size=7) | st.dictionaries(
     st.text(max_size=3), inner, max_size=7), max_leaves=40)
 
 

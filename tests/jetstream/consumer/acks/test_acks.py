@@ -204,7 +204,8 @@ def test_nak_with_delay(body: bytes) -> None:
 @pytest.mark.parametrize("policy", ["explicit", "all"])
 @pytest.mark.parametrize("kinds", [[b"-NAK", b"-NAK", b"-NAK", b"", b"+ACK", b"-NAK 1s", b"+WPI"], [b"-NAK"], [b""]])
 def test_answers_in_a_crowd_do_what_they_do_one_by_one(kinds: list[bytes], policy: str, seed: int) -> None:
-    """Acks and negative acks in any order, some of them wrong: with the same advisories, floors, redeliveries and records."""
+    """Acks and negative acks in any order, some of them wrong: with the same advisories, floors, redeliveries and
+    records."""
     rng = random.Random(seed)
     results = []
     bodies = [rng.choice(kinds) for _ in range(60)]
@@ -212,7 +213,8 @@ def test_answers_in_a_crowd_do_what_they_do_one_by_one(kinds: list[bytes], polic
     wrong = [rng.random() < 0.1 for _ in bodies]
     for together in (True, False):
         w, consumer, got = start(30, ack_policy=policy)
-        ops = [(got[i].reply.replace(b".%d.%d." % (i + 1, i + 1), b".%d.99." % (i + 1)) if bad else got[i].reply, b"", 0, body)
+        ops = [(got[i].reply.replace(b".%d.%d." % (i + 1, i + 1), b".%d.99." % (i + 1)) if bad else got[i].reply, b"",
+                0, body)
                for i, body, bad in zip(answered, bodies, wrong, strict=True)]
         runs = [ops] if together else [[op] for op in ops]
         for run in runs:
@@ -221,7 +223,8 @@ def test_answers_in_a_crowd_do_what_they_do_one_by_one(kinds: list[bytes], polic
         assert not w.bus.take()
         naked = [(e["stream_seq"], e["consumer_seq"], e["deliveries"]) for e in w.events("MSG_NAKED")]
         again = w.pull(consumer, b"100")
-        results.append((state(consumer), naked, [(d.seq, d.count, d.cseq) for d in again], consumer.acks.pop_delta("C")))
+        results.append((state(consumer), naked, [(d.seq, d.count, d.cseq) for d in again],
+                        consumer.acks.pop_delta("C")))
         ops = [(d.reply, b"", 0, b"") for d in again[::2]]
         for run in [ops] * bool(ops) if together else [[op] for op in ops]:
             consumer.on_ack(run, 0, len(run), None, w.clock.now_ns())

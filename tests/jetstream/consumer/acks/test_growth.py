@@ -74,8 +74,8 @@ def test_what_a_range_holds_is_the_same_either_way() -> None:
 
 
 def test_an_ack_of_all_beyond_a_crash_is_applied_in_slices() -> None:
-    """Very many messages are pending, and the ack of one comes whose delivery a crash forgot: the pending ones are acked 8192 in
-    each turn of the loop. The gap up to that message is not listed one by one."""
+    """Very many messages are pending, and the ack of one comes whose delivery a crash forgot: the pending ones are
+    acked 8192 in each turn of the loop. The gap up to that message is not listed one by one."""
     world = World()
     world.stream.add(*["s.a"] * 20_001)
     consumer = world.consumer(ack_policy="all", max_ack_pending=-1)

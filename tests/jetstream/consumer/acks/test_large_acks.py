@@ -60,13 +60,16 @@ class Side:
             sent = world.ack(consumer, one, body=what.encode(), reply=b"_INBOX.r%d" % number if number % 3 else b"")
         self.deliveries += [one for one in sent if one.is_message]
         shown = {key: value for key, value in consumer.info().items() if key not in ("ts", "created")}
-        held = {key: getattr(self.state, key) for key in ("pending", "redelivered", "floor_cseq", "floor_sseq", "delivered_cseq")}
-        return seqs(sent), [(one.to, one.status) for one in sent if not one.is_message], shown, held, world.stream.acknowledged
+        held = {key: getattr(self.state, key) for key in ("pending", "redelivered", "floor_cseq", "floor_sseq",
+                                                          "delivered_cseq")}
+        return seqs(sent), [(one.to, one.status) for one in sent
+                            if not one.is_message], shown, held, world.stream.acknowledged
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_it_comes_to_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it by two consumers that the same happens to, one of which takes many turns: what is sent, shown and stored."""
+    """Shows it by two consumers that the same happens to, one of which takes many turns: what is sent, shown and
+    stored."""
     rng = random.Random(seed)
     sides = Side(1 << 30), Side(FEW)
     slices = 0
@@ -80,7 +83,8 @@ def test_it_comes_to_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(sides[1].consumer._answers, "ack_first", counted)
     for _ in range(150):
-        what = rng.choice(["publish", "pull", "pull", "pass", "+ACK", "+ACK", "+TERM", "+NXT 5", "-NAK", "two", "store", "remove",
+        what = rng.choice(["publish", "pull", "pull", "pass", "+ACK", "+ACK", "+TERM", "+NXT 5", "-NAK", "two", "store",
+                           "remove",
                            *rng.sample(["purge", "reset"], rng.random() < 0.1)])
         number = rng.randrange(1 << 20)
         one, other = (side.step(what, number, monkeypatch) for side in sides)
@@ -192,7 +196,8 @@ async def test_info_waits_for_it() -> None:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
         for number in range(50):
             await broker.publish("s", b"%d" % number)
-        await broker.ok("CONSUMER.CREATE.S.C", {"stream_name": "S", "config": {"durable_name": "C", "ack_policy": "all"}})
+        await broker.ok("CONSUMER.CREATE.S.C", {"stream_name": "S",
+                                                "config": {"durable_name": "C", "ack_policy": "all"}})
         subscription = await broker.client.subscribe(inbox := broker.client.new_inbox())
         await broker.client.publish("$JS.API.CONSUMER.MSG.NEXT.S.C", b"50", reply=inbox)
         sent = [await subscription.next_msg(timeout=30) for _ in range(50)]

@@ -117,8 +117,8 @@ def test_a_wait_that_ended_while_the_broker_was_down() -> None:
 
 @pytest.mark.parametrize("ahead", [30 * SECOND, 10 * 365 * 86400 * SECOND])
 def test_the_last_owners_clock_was_ahead(ahead: int) -> None:
-    """A delivery counts as made no later than the restart, by the second restart too; a NAK's delay has its length, and the times
-    of the last activity are not in the future."""
+    """A delivery counts as made no later than the restart, by the second restart too; a NAK's delay has its length, and
+    the times of the last activity are not in the future."""
     w = World()
     w.stream.add("a", "a")
     consumer = w.consumer(ack_wait=2 * SECOND)

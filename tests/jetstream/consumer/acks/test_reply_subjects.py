@@ -26,7 +26,8 @@ async def client(request: pytest.FixtureRequest, tmp_path: Path, config: str) ->
 
 
 async def ask(client: Client, subject: str, body: dict[str, object]) -> dict[str, object]:
-    answer: dict[str, object] = json.loads((await client.request(f"$JS.API.{subject}", json.dumps(body).encode(), 30)).data)
+    answer: dict[str, object] = json.loads((await client.request(f"$JS.API.{subject}", json.dumps(body).encode(),
+                                                                 30)).data)
     assert "error" not in answer, answer
     return answer
 
@@ -41,10 +42,12 @@ async def ask(client: Client, subject: str, body: dict[str, object]) -> dict[str
 ], ids=["unset", "off", "on", "domain"])
 async def test_reply_subjects(client: Client, origin: str) -> None:
     await ask(client, "STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
-    flowing = {"durable_name": "P", "deliver_subject": "p", "ack_policy": "none", "flow_control": True, "idle_heartbeat": 10**9}
+    flowing = {"durable_name": "P", "deliver_subject": "p", "ack_policy": "none", "flow_control": True,
+               "idle_heartbeat": 10**9}
     messages = await client.subscribe("p")
     await ask(client, "CONSUMER.CREATE.S.P", {"stream_name": "S", "config": flowing})
-    await ask(client, "CONSUMER.CREATE.S.C", {"stream_name": "S", "config": {"durable_name": "C", "ack_policy": "explicit"}})
+    await ask(client, "CONSUMER.CREATE.S.C", {"stream_name": "S",
+                                              "config": {"durable_name": "C", "ack_policy": "explicit"}})
     for _ in range(3):
         await client.request("s", bytes(800_000), timeout=30)
     asked = ""
