@@ -160,7 +160,7 @@ async def test_a_lenient_server_passes_over_unknown_fields() -> None:
     (AccountLimits(), ServerLimits(max_storage=100), {"max_bytes": 60}, {"max_bytes": 41}, 10047),
     (AccountLimits(max_consumers=3), ServerLimits(), {}, {"max_consumers": 4}, 10026),
 ])
-async def test_what_an_account_may_have(account: AccountLimits, server: ServerLimits, first: dict[str, object],
+async def test_limits_of_an_account(account: AccountLimits, server: ServerLimits, first: dict[str, object],
                                         second: dict[str, object], err_code: int) -> None:
     async with Inside(JetStreamSettings(server=server), limits=account) as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", **first})

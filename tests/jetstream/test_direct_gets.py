@@ -120,7 +120,7 @@ async def test_many_large_answers_are_spread_over_turns() -> None:
             assert len((await subscription.next_msg(timeout=30)).data) == len(BIG)
 
 
-async def test_a_client_without_the_stream_hears_that_nobody_answers() -> None:
+async def test_gets_of_a_missing_stream_have_no_responders() -> None:
     """Gets of a stream that is not there, among others: each request gets its own answer."""
     async with Inside() as broker:
         await _filled(broker)

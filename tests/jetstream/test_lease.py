@@ -60,7 +60,7 @@ async def test_duplicates_and_failed_expectations_wait_for_a_proof() -> None:
             assert broker.log.position.number == position.number + 1, "one put, before the first answer"
 
 
-async def test_a_restored_consumer_opens_after_an_unforeseen_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_restored_consumer_opens_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error is logged and the consumer tries again."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.K", {"name": "K", "subjects": ["K.>"]})

@@ -122,7 +122,7 @@ async def test_a_stream_that_cannot_be_used(broker: Inside) -> None:
     assert await broker.publish("s") == 1
 
 
-async def test_a_restore_goes_on(broker: Inside) -> None:
+async def test_a_restore_continues(broker: Inside) -> None:
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
     await broker.publish("s")
     backup = await take(broker.client, "S")

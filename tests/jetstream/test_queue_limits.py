@@ -55,7 +55,7 @@ async def test_counts() -> None:
     waiting.close()
 
 
-def test_each_dropped_request_is_told() -> None:
+def test_each_dropped_request_is_reported() -> None:
     """The first at once, the others of a burst after a second, by kind; a quiet second later, the next one at once."""
     told: list[tuple[float, int]] = []
     loop = SimLoop(ManualClock())
@@ -82,7 +82,7 @@ def test_each_dropped_request_is_told() -> None:
 
 @pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 @pytest.mark.shows("advisory.api_limit")
-async def test_the_system_account_is_told(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_the_system_account_is_notified(process: type[ServerProcess], tmp_path: Path) -> None:
     """Clients of the system account receive an advisory with the number of dropped requests; others do not."""
     config = tmp_path / "limits.conf"
     config.write_text("""

@@ -53,7 +53,7 @@ def test_sound_messages() -> None:
     ({"config": INFO["config"] | {"metadata": {"a": 1}}}, "/config/metadata/*: not string"),
     ({"config": INFO["config"] | {"subjects": ["a", 1]}}, "/config/subjects[]: not string"),
 ])
-def test_what_breaks_a_stream_s_info(change: dict[str, Any], fault: str) -> None:
+def test_changes_that_break_a_stream_s_info(change: dict[str, Any], fault: str) -> None:
     assert faults("api.v1.stream_info_response", INFO | change) == {fault}
 
 
@@ -64,7 +64,7 @@ def test_members_that_are_missing_or_not_known() -> None:
     assert faults("advisory.v1.stream_action", ACTION | {"why": "x"}) == {"/why: not known"}
 
 
-def test_what_an_audit_quotes() -> None:
+def test_an_answer_quoted_by_an_audit() -> None:
     """The answer within it is checked as if it had come by itself."""
     answer = {"type": "io.nats.jetstream.api.v1.stream_info_response"} | INFO | {"created": 1}
     assert "/created: not string" in faults("advisory.v1.api_audit", {"response": json.dumps(answer)})

@@ -88,7 +88,7 @@ async def contents(broker: Inside, stream: str = "S") -> list[tuple[int, str, by
     return [(msg.metadata.sequence.stream, msg.subject, msg.data) for msg in found]
 
 
-async def test_its_messages_are_the_streams_as_if_it_were_small(broker: Inside) -> None:
+async def test_messages_of_a_large_batch_are_the_streams(broker: Inside) -> None:
     """Shows sequences, order and times over several runs; a consumer that waits, a mirror, gets, ids that are
     duplicates from then on, and what is published next; all of it after a restart too."""
     await create(broker)
@@ -213,7 +213,7 @@ async def test_a_commit_decides_as_for_a_small_batch(name: str, monkeypatch: pyt
     assert outcomes[0] == outcomes[1]
 
 
-async def test_its_messages_expire_by_their_own_time(broker: Inside) -> None:
+async def test_messages_of_a_large_batch_expire_by_their_own_time(broker: Inside) -> None:
     """Shows it at once, and after a restart."""
     await create(broker, allow_msg_ttl=True)
     for left, (batch, restarts) in ((9, ("b", False)), (18, ("c", True))):
@@ -243,7 +243,7 @@ async def test_a_batch_that_is_committed_by_its_end(broker: Inside) -> None:
     assert "Nats-Batch-Commit" not in ((await js.get_msg("S", 11)).headers or {})
 
 
-async def test_what_is_published_behind_the_commit_comes_after_it(broker: Inside) -> None:
+async def test_messages_published_after_the_commit_come_after_it(broker: Inside) -> None:
     """Shows it for one connection that does not wait, of messages to the stream and of another batch."""
     await create(broker)
     rows = rows_of(12)

@@ -51,7 +51,7 @@ async def make(broker: Inside, name: str, **config: Any) -> None:
 
 @pytest.mark.shows("copy.restart")
 @pytest.mark.parametrize("storage", ["file", "memory"])
-async def test_a_mirror_goes_on_after_a_restart(storage: str) -> None:
+async def test_a_mirror_continues_after_a_restart(storage: str) -> None:
     """Messages before, while and after the mirror's broker is away: each has the sequence and the time of its origin. A
     mirror in memory starts from the beginning."""
     async with Inside() as broker:

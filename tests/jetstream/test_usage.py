@@ -135,7 +135,7 @@ async def test_a_burst_ends_at_the_bound_to_the_message(storage: str) -> None:
         assert await burst(broker.client, ["s"] * 20, size) == [*range(taken + 1, taken + 8), *[FULL] * 13]
 
 
-async def test_what_is_stored_counts_after_a_restart_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_stored_bytes_count_after_a_restart_too(caplog: pytest.LogCaptureFixture) -> None:
     async with Inside(LIMITED) as broker:
         for storage in STORAGES:
             await broker.ok(f"STREAM.CREATE.{storage}", {"name": storage, "storage": storage})

@@ -62,7 +62,7 @@ def test_an_archive_of_ours(step: int) -> None:
     assert [msg for batch in batches for msg in batch] == MSGS
 
 
-def test_what_is_cut_off_is_noticed() -> None:
+def test_a_truncated_archive_is_noticed() -> None:
     whole = written()
     for size in (0, 5, 10, 30, 200, len(whole) // 2, len(whole) - 20, len(whole) - 1):
         with pytest.raises(ArchiveError):
@@ -80,7 +80,7 @@ def test_very_many_messages_in_few_bytes_come_a_few_at_a_time() -> None:
     assert max(sizes) == 512
 
 
-def test_what_follows_the_end_is_passed_over() -> None:
+def test_bytes_after_the_end_are_ignored() -> None:
     assert len(read(REAL + b"anything", 1 << 20)) == len(read(REAL, 1 << 20)) == len(read(REAL + b"anything", 10))
 
 
@@ -133,7 +133,7 @@ def state(**more: object) -> bytes:
     (state() + b"\xff" * 11, "more than 64 bits"),
     (state() + b"\x01\x00\x01\x00\xff\xff\xff\xff\x7f", "an entry with"),
 ])
-def test_what_is_no_archive_of_a_stream(raw: bytes, why: str) -> None:
+def test_bytes_that_are_no_archive_are_refused(raw: bytes, why: str) -> None:
     with pytest.raises(ArchiveError, match=why):
         read(FrameWriter().write(raw))
 

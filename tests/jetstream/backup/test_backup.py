@@ -291,7 +291,7 @@ async def test_message_ids_of_the_window_are_known(broker: Inside) -> None:
         await broker.restart()
 
 
-async def test_a_source_goes_on_after_what_was_copied(broker: Inside) -> None:
+async def test_a_source_continues_after_what_was_copied(broker: Inside) -> None:
     await broker.ok("STREAM.CREATE.O", {"name": "O", "subjects": ["o"]})
     for _ in range(3):
         await broker.publish("o")
@@ -308,7 +308,7 @@ async def test_a_source_goes_on_after_what_was_copied(broker: Inside) -> None:
     assert (await broker.ok("STREAM.INFO.S"))["state"]["messages"] == 5
 
 
-async def test_a_schedule_goes_on(broker: Inside) -> None:
+async def test_a_schedule_continues(broker: Inside) -> None:
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_msg_schedules": True})
     await broker.client.request("s.plan", b"x", headers={"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "s.out"})
     backup = await take(broker.client, "S")

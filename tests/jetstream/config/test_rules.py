@@ -103,7 +103,7 @@ def test_account_limits_bound_bytes() -> None:
     ({"allow_msg_counter": True, "discard": "new"}, 10052), ({"subject_delete_marker_ttl": 5}, 10052),
     ({"republish": {"src": ">", "dest": "S"}}, 10052), ({"sources": [{"name": "S"}]}, 10052),
 ])
-def test_what_later_engines_do_is_judged_all_the_same(value: dict[str, Any], err_code: int) -> None:
+def test_settings_of_other_features_are_checked_all_the_same(value: dict[str, Any], err_code: int) -> None:
     with refused(err_code):
         stream(value, neighbours={"T": StreamConfig(name="T", subjects=["t"], max_msg_size=10)})
 
@@ -162,7 +162,7 @@ def test_the_api_level_that_a_stream_needs(value: dict[str, Any], level: int) ->
     assert required_level(StreamConfig.from_json(value)) == level
 
 
-def test_overlap_looks_at_patterns_both_ways() -> None:
+def test_patterns_overlap_in_both_directions() -> None:
     others = [StreamConfig(name="T", subjects=["a.*", "b"])]
     assert subjects_overlap(["a.b"], others)
     assert subjects_overlap([">"], others)
@@ -204,7 +204,7 @@ def test_server_limits_are_defaults_and_bounds_of_consumers() -> None:
     ({"mem_storage": True}, "storage"),
     ({"replay_policy": "original"}, "replay"), ({"max_waiting": 7}, "max waiting"), ({"deliver_subject": "d"}, "pull"),
 ])
-def test_what_an_update_of_a_consumer_cannot_change(change: dict[str, Any], word: str) -> None:
+def test_fields_that_an_update_of_a_consumer_cannot_change(change: dict[str, Any], word: str) -> None:
     base = {"durable_name": "D", "ack_policy": "explicit"}
     with refused(10012) as error:
         check_consumer_update(consumer(base), consumer(base | change), lambda subject: False)

@@ -36,7 +36,7 @@ class Messages:
         return counted, self.persisted_seq
 
 
-async def test_what_leaves_during_the_first_count_is_not_counted() -> None:
+async def test_messages_removed_during_the_first_count_are_not_counted() -> None:
     """Messages purged while they are being counted in the store: the count starts again."""
     stream = Messages(10)
     cursor = Cursor(stream, Filters(), 1, set())  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ async def test_what_leaves_during_the_first_count_is_not_counted() -> None:
     assert (cursor.pending, cursor.next_seq) == (4, 7)
 
 
-async def test_what_is_delivered_during_a_count_and_leaves_is_not_subtracted_twice() -> None:
+async def test_messages_delivered_during_a_count_are_not_subtracted_twice() -> None:
     """Messages that are delivered and acked while the store is asked are not found there; the five behind them are
     pending."""
     stream = FakeStream(ManualClock())
@@ -81,7 +81,7 @@ async def test_a_list_of_last_messages_survives_a_purge_of_some() -> None:
     assert (cursor.pending, cursor.next_seq, len(cursor.listed)) == (0, 11, 0)
 
 
-async def test_what_leaves_around_a_list_of_last_messages() -> None:
+async def test_removals_around_a_list_of_last_messages() -> None:
     """Between the listed ones nothing is pending; behind them all is that was counted, and what leaves there does not
     stay in the count, nor the part of a range that reaches so far."""
     stream = FakeStream(ManualClock())
@@ -140,7 +140,7 @@ class Chunks:
         return 0, 0
 
 
-def test_a_list_is_taken_as_far_as_one_chunk_goes() -> None:
+def test_a_list_is_delivered_as_far_as_one_chunk_goes() -> None:
     """In runs, within what is wanted; what has left since the list was made, or was never there, is passed over, and
     counted as pending no more; what a delivery did not reach comes again."""
     stream = Chunks()
@@ -159,7 +159,7 @@ def test_a_list_is_taken_as_far_as_one_chunk_goes() -> None:
     assert (cursor.pending, cursor.next_seq) == (0, 21)
 
 
-def test_the_values_of_a_key_are_taken_together() -> None:
+def test_the_values_of_a_key_are_delivered_together() -> None:
     """Where the stream knows them, from many chunks at once: without those acked before or gone meanwhile, within the
     bytes and up to what must be loaded first. What a delivery did not reach comes again."""
     stream = FakeStream(ManualClock(), chunk_messages=3)
@@ -224,7 +224,7 @@ class Forgetful(FakeStream):
         return loading
 
 
-def test_what_is_loaded_for_a_key_is_held_until_it_is_taken() -> None:
+def test_a_chunk_loaded_for_a_key_is_held_until_it_is_delivered() -> None:
     """However small the cache: each load is followed by a delivery."""
     stream = Forgetful()
     stream.add(*["k", "a"] * 4)
@@ -248,7 +248,7 @@ def all_messages(chunk_messages: int, count: int) -> tuple[FakeStream, Cursor]:
     return stream, cursor
 
 
-def test_small_chunks_are_taken_together() -> None:
+def test_small_chunks_are_delivered_together() -> None:
     """What is in memory makes one delivery, up to the number and about the bytes asked for; all columns go with it."""
     stream, cursor = all_messages(3, 20)
     msgs = cursor.next_messages(8, 1 << 20)
@@ -270,7 +270,7 @@ def test_small_chunks_are_taken_together() -> None:
     assert cursor.next_seq == 11
 
 
-def test_chunks_with_gaps_and_headers_are_taken_together() -> None:
+def test_chunks_with_gaps_and_headers_are_delivered_together() -> None:
     """Removed messages and such as were acked ahead are left out in each chunk; headers of some make a column for all."""
     stream, cursor = all_messages(3, 6)
     stream.add("h", headers=b"NATS/1.0\r\nA: 1\r\n\r\n")
@@ -284,7 +284,7 @@ def test_chunks_with_gaps_and_headers_are_taken_together() -> None:
     assert msgs.end == 10
 
 
-def test_what_is_not_in_memory_is_not_waited_for() -> None:
+def test_a_chunk_that_is_not_in_memory_ends_the_delivery() -> None:
     """A chunk that would have to be loaded ends the delivery before it, and nothing is loaded for that."""
     stream, cursor = all_messages(3, 9)
     loaded: list[int] = []
@@ -294,7 +294,7 @@ def test_what_is_not_in_memory_is_not_waited_for() -> None:
     assert (msgs.seqs, loaded) == (range(1, 4), [4])
 
 
-def test_nothing_is_taken_that_is_not_stored() -> None:
+def test_only_stored_messages_are_delivered() -> None:
     """Messages after the persisted ones are in memory too, but nobody may see them yet."""
     stream, cursor = all_messages(3, 9)
     later, _ = all_messages(3, 9)

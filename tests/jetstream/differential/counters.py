@@ -1,6 +1,5 @@
 """Counters as publishers see them, as data: see player.py for the steps."""
 
-# requests as they are sent
 
 from __future__ import annotations
 

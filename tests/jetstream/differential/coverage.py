@@ -246,7 +246,7 @@ TYPES: dict[str, str] = {
 """Scenarios by the type of message that comes in them."""
 
 TYPES_ELSEWHERE: dict[str, str] = {
-    "advisory.v1.api_limit_reached": "jetstream/test_queue_limits.py::the_system_account_is_told",
+    "advisory.v1.api_limit_reached": "jetstream/test_queue_limits.py::the_system_account_is_notified",
     "advisory.v1.restore_complete": "jetstream/backup/test_with_nats_server.py::advisories",
     "advisory.v1.restore_create": "jetstream/backup/test_with_nats_server.py::advisories",
     "advisory.v1.snapshot_complete": "jetstream/backup/test_with_nats_server.py::advisories",

@@ -46,7 +46,7 @@ def test_named_tests_exist(test: str) -> None:
     assert f"def test_{name}(" in (TESTS / path).read_text()
 
 
-def test_what_a_scenario_did_not_bring_is_told() -> None:
+def test_missing_codes_of_a_scenario_are_reported() -> None:
     assert coverage.unkept("no such scenario", []) == set()
     name = coverage.CODES[10059]
     assert 10059 in coverage.unkept(name, [{"error": {"err_code": 10058}}])

@@ -3,7 +3,6 @@
 TTLs are whole seconds, so steps that take time are combined: several streams in one scenario.
 """
 
-# requests as they are sent
 
 from __future__ import annotations
 

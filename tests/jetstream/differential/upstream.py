@@ -1,6 +1,5 @@
 """Subject transforms, republishing, mirrors and sources, as data: see player.py for the steps."""
 
-# requests as they are sent
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ async def test_requests_granted_at_once_pass_no_limit_together(limited: str) -> 
     ({"allow_msg_counter": True}, [(b"S", b"")], "a stream of counters"),
     ({"sealed": True}, [(b"S", b"")], "invalid operation on sealed stream"),
 ])
-async def test_what_a_publish_would_be_refused_for_refuses_all(broker: Inside, config: dict[str, object],
+async def test_a_rule_that_refuses_a_publish_refuses_all(broker: Inside, config: dict[str, object],
                                                                rows: list[tuple[bytes, ...]], why: str,
                                                                caplog: pytest.LogCaptureFixture) -> None:
     """Shows the error, that nothing joined, that the answer is in the store for whoever has no client, and that the
@@ -426,7 +426,7 @@ async def test_sources_and_mirrors_get_them(broker: Inside) -> None:
     assert "no subjects of its own" in str(error)
 
 
-async def test_requests_that_make_no_sense_are_refused_by_name(broker: Inside) -> None:
+async def test_invalid_requests_are_refused_with_the_reason(broker: Inside) -> None:
     """Shows a request that is not there, one for another stream, runs that are missing, damaged, cut, not what the
     request says, named twice, and joined already; another incarnation of the stream; a body that names none."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
@@ -478,7 +478,7 @@ async def test_requests_that_make_no_sense_are_refused_by_name(broker: Inside) -
     assert not [key for key in broker.store.objects if "/inbox/" in key]
 
 
-async def test_whoever_may_be_deposed_does_not_say_that_there_is_no_request(
+async def test_an_owner_that_may_be_deposed_does_not_deny_a_request(
         broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows that this answer waits until a put has landed: another owner may have granted the request, and deleted it."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
@@ -717,7 +717,7 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("change", [
     {"incarnation": 0}, {"account": ""}, {"stream": ""}, {"stream": 5}, {"runs": [[1 << 48, 1, 1, 1, 1]]},
     {"runs": [[1, 1, 1, 1]]}, {"runs": [[1, 1, 1, 1, -1]]}, {"runs": {}}, {"runs": []}, {"version": "1"}])
-async def test_a_request_that_cannot_be_meant_harms_no_other(broker: Inside, change: dict[str, object]) -> None:
+async def test_a_request_with_impossible_values_harms_no_other(broker: Inside, change: dict[str, object]) -> None:
     """Shows values at the edges and of wrong types in a request whose checksum is right: it goes, and the next one is
     granted."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
@@ -756,7 +756,7 @@ async def test_a_request_that_cannot_be_read_delays_no_other(broker: Inside, mon
     assert done[request_id_of("job")].answer is not None
 
 
-async def test_publishes_purges_and_updates_go_on_meanwhile(broker: Inside) -> None:
+async def test_publishes_purges_and_updates_continue_meanwhile(broker: Inside) -> None:
     """Shows that every publish is acknowledged and every request granted once, in whatever order, with contiguous
     sequences, while the stream is purged and updated."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})

@@ -104,7 +104,7 @@ def _shape(name: str, value: Any) -> Any:
 
 @pytest.mark.shows("advisory.api_audit")
 @pytest.mark.parametrize("name", CONFIGURED)
-async def test_who_asked_and_where_as_nats_server_tells_it(name: str, tmp_path: Path) -> None:
+async def test_client_server_and_domain_are_as_nats_server_shows_them(name: str, tmp_path: Path) -> None:
     """The members of ``client`` by how it came in, ``server`` and ``domain``; a token is never shown."""
     config, connect = CONFIGURED[name]
     path = tmp_path / "nats.conf"

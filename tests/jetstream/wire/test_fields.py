@@ -77,7 +77,7 @@ def complaint(text: bytes, of: type[Any] = StreamConfigRequest) -> str:
     (b'{"name":Infinity}', "invalid character 'I' looking for beginning of value at offset 9"),
     (b"[" * 100_000, "exceeded max depth"),
 ])
-def test_what_is_wrong_is_said_in_the_decoders_words(text: bytes, said: str) -> None:
+def test_errors_have_the_decoders_words(text: bytes, said: str) -> None:
     assert complaint(text) == said
 
 

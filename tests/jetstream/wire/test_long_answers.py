@@ -27,7 +27,7 @@ def test_slices_are_the_whole(value: Any) -> None:
         assert asyncio.run(dump_in_turns(value)) == dump(value)
 
 
-def test_what_is_long() -> None:
+def test_long_values_are_recognised() -> None:
     assert not is_long({"state": {"subjects": {"a": 1}}, "error": None})
     assert is_long({"state": {"subjects": dict.fromkeys(map(str, range(10_000)), 1)}})
     assert is_long({"state": {"deleted": list(range(10_000))}})

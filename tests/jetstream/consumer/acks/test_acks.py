@@ -203,7 +203,7 @@ def test_nak_with_delay(body: bytes) -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("policy", ["explicit", "all"])
 @pytest.mark.parametrize("kinds", [[b"-NAK", b"-NAK", b"-NAK", b"", b"+ACK", b"-NAK 1s", b"+WPI"], [b"-NAK"], [b""]])
-def test_answers_in_a_crowd_do_what_they_do_one_by_one(kinds: list[bytes], policy: str, seed: int) -> None:
+def test_answers_in_one_run_do_what_they_do_one_by_one(kinds: list[bytes], policy: str, seed: int) -> None:
     """Acks and negative acks in any order, some of them wrong: with the same advisories, floors, redeliveries and
     records."""
     rng = random.Random(seed)
@@ -233,7 +233,7 @@ def test_answers_in_a_crowd_do_what_they_do_one_by_one(kinds: list[bytes], polic
     assert results[0][1] or policy == "all" or b"-NAK" not in kinds  # where an early ack may have covered them
 
 
-def test_naks_in_a_crowd_come_back_in_their_order() -> None:
+def test_naks_in_one_run_come_back_in_their_order() -> None:
     """Whatever chunks they are in; what has left the stream meanwhile does not."""
     w = World(chunk_messages=3)
     w.stream.add(*["a"] * 20)
@@ -331,7 +331,7 @@ def test_sampled_acks_send_a_metric() -> None:
     assert (metric["stream_seq"], metric["consumer_seq"], metric["deliveries"], metric["ack_time"]) == (1, 1, 1, SECOND)
 
 
-def test_retention_hears_of_acks() -> None:
+def test_the_stream_is_notified_of_acks() -> None:
     """The stream is notified of each acknowledged sequence: plain, terminated, and everything under an ack all."""
     for policy, expected in (("explicit", [3, 2, 5]), ("all", [1, 2, 3, 4, 5])):
         w, consumer, got = start(5, ack_policy=policy)

@@ -59,7 +59,7 @@ def test_messages_acked_ahead() -> None:
     assert cursor.count_ahead(4, 103) == 99
 
 
-def test_what_a_range_holds_is_the_same_either_way() -> None:
+def test_both_ways_to_search_a_range_find_the_same() -> None:
     """A range wider than the remembered set is answered by walking the set, in the same order."""
     acks = AckState([30 * 10**9], 0, 1)
     acks.redelivered = dict.fromkeys((900, 5, 70, 12), 1)

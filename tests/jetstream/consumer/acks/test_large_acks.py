@@ -67,7 +67,7 @@ class Side:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_it_comes_to_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_acks_have_the_same_effect_as_small_ones(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows it by two consumers that the same happens to, one of which takes many turns: what is sent, shown and
     stored."""
     rng = random.Random(seed)
@@ -104,7 +104,7 @@ def ack(world: World, consumer: Any, one: Delivered, body: bytes = b"+ACK", repl
     consumer.on_ack([(one.reply, reply, 0, body)], 0, 1, None, world.clock.now_ns())
 
 
-def test_what_comes_behind_it_waits() -> None:
+def test_answers_behind_a_large_ack_wait() -> None:
     """Each turn acks some; the answer, other answers and deliveries come after the last, and the numbers always agree."""
     world, consumer, sent = deliver(30)
     world.stream.add(*["s"] * 5)
@@ -169,7 +169,7 @@ def test_a_store_that_does_not_answer_holds_up_no_deliveries(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("ends", ["reset", "stop", "delete", "very many answers"])
-def test_what_cannot_wait_for_it(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_that_cannot_wait_for_a_large_ack(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reset begins where the ack ends, a stop leaves it to be stored, and a delete leaves nothing to be done."""
     monkeypatch.setattr(large, "_RUNS_MAX", 3)
     world, consumer, sent = deliver(30)
@@ -190,7 +190,7 @@ def test_what_cannot_wait_for_it(ends: str, monkeypatch: pytest.MonkeyPatch) -> 
     world.loop.settle()
 
 
-async def test_info_waits_for_it() -> None:
+async def test_info_waits_for_a_large_ack() -> None:
     """Shows it through a socket: the numbers are those after the ack; and what a restart finds."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})

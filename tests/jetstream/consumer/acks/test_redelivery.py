@@ -84,7 +84,7 @@ def test_max_deliver(max_deliver: int, nak: bool) -> None:
 
 
 @pytest.mark.shows("consumer.survives")
-def test_waits_go_on_after_a_restart() -> None:
+def test_waits_continue_after_a_restart() -> None:
     """Pending messages stay pending, with the rest of their ack wait and their delivery counts."""
     w = World()
     w.stream.add("a", "a", "a")
@@ -290,7 +290,7 @@ def test_deliver_policies(policy: str, extra: dict[str, Any], expected: list[int
     assert consumer.info()["num_pending"] == 0
 
 
-def test_last_per_subject_goes_on_after_a_restart() -> None:
+def test_last_per_subject_continues_after_a_restart() -> None:
     """The list of last messages is resumed where it stopped."""
     w = World()
     w.stream.add("a", "b", "c", "a", "d")

@@ -96,7 +96,7 @@ def test_waiting_requests_take_turns() -> None:
     assert [d.cseq for d in sorted(got, key=lambda d: d.seq)] == list(range(1, 13))
 
 
-def test_turns_go_on_where_they_stopped() -> None:
+def test_turns_continue_where_they_stopped() -> None:
     """Messages that come one at a time go round robin too."""
     w = World()
     consumer = w.consumer()
@@ -249,7 +249,7 @@ def test_an_inbox_that_is_gone_costs_no_delivery() -> None:
 
 
 @pytest.mark.parametrize("several", [False, True])
-def test_what_was_not_received_is_delivered_again_as_new(several: bool) -> None:
+def test_messages_without_a_receiver_are_delivered_again_as_new(several: bool) -> None:
     """A receiver that vanishes within a batch: the messages it missed go to the next request, with a delivery count of
     1."""
     w = world(6)
@@ -288,7 +288,7 @@ def test_deleting_a_consumer_ends_its_requests() -> None:
 
 
 @pytest.mark.shows("deliver.shutdown")
-def test_a_shutdown_says_what_was_left() -> None:
+def test_a_shutdown_reports_what_was_left() -> None:
     """409 Server Shutdown carries the rest of the batch."""
     w = World()
     consumer = w.consumer()

@@ -33,7 +33,7 @@ def test_delivers_only_while_somebody_listens() -> None:
 
 
 @pytest.mark.shows("deliver.stored_first")
-def test_woken_when_a_commit_lands() -> None:
+def test_woken_by_a_commit() -> None:
     w = World()
     w.consumer(deliver_subject="d", ack_policy="none")
     w.bus.listen(b"d")
@@ -85,7 +85,7 @@ def test_idle_heartbeats() -> None:
     assert statuses(w.pass_time(3 * SECOND)) == ["100 Idle Heartbeat"] * 3
 
 
-def test_flow_control_stops_and_goes_on() -> None:
+def test_flow_control_stops_and_resumes() -> None:
     """At half the window a request is sent; above the window delivery stops, as heartbeats report; the answer resumes
     it."""
     w = World(chunk_messages=8)
