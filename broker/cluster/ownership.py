@@ -41,7 +41,7 @@ from broker.storage.format.opening import encode_opening
 from broker.storage.format.records.opening import Opening
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import COPYING, ShardPaths, parse
-from broker.storage.put import Fenced, StoreRetry, describe, put_ours
+from broker.storage.put import Fenced, StoreRetry, key_taken_error, put_ours
 
 __all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claim", "newest_claimant", "positions", "seal_at",
            "sealer_of", "take_shard"]
@@ -95,7 +95,7 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
     holder = await retry.call(lambda: put_ours(store, key, data, me.nonce), f"put {key}")
     if holder is not None:
         if holder.kind != ObjectKind.SEAL:
-            raise describe(holder, key)
+            raise key_taken_error(holder, key)
         by = await sealer_of(store, key, retry)
         raise Fenced(f"{by or 'another broker'} took the shard before epoch {epoch} was opened", by)
     over = watched is None or await _leases_over(store, paths, ends, me, retry, watched)

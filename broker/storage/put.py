@@ -18,21 +18,18 @@ from typing import TypeVar
 from broker.base.backoff import Backoff
 from broker.base.clock import Clock
 from broker.storage.format.errors import Corrupt
-from broker.storage.format.header import HEADER_BYTES, ObjectHeader
+from broker.storage.format.header import HEADER_BYTES, KIND_AT, ObjectHeader
 from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, PreconditionFailed, StoreError, Transient
 
-__all__ = ["Fenced", "StoreRetry", "describe", "holder_of", "put_ours", "until_answered"]
+__all__ = ["Fenced", "StoreRetry", "holder_of", "key_taken_error", "put_ours", "until_answered"]
 
-_PATIENCE_NS = 15_000_000_000
-_SILENCE_SECONDS = 2.0
+_RETRY_NS = 15_000_000_000
+_SLOW_SECONDS = 2.0
 _WARN_EACH_NS = 60_000_000_000
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _TRIES_BEFORE_WARNING = 4
-
-_KIND_AT = 8
-"""Offset of the kind in the common header."""
 
 
 class Fenced(Exception):
@@ -69,11 +66,11 @@ async def put_ours(store: ObjectStore, key: str, data: Buffers, nonce: bytes) ->
         await store.put(key, data)
     except PreconditionFailed:
         header = await holder_of(store, key)
-        return None if header.nonce == nonce and header.kind == data[0][_KIND_AT] else header
+        return None if header.nonce == nonce and header.kind == data[0][KIND_AT] else header
     return None
 
 
-def describe(header: ObjectHeader, key: str) -> Corrupt:
+def key_taken_error(header: ObjectHeader, key: str) -> Corrupt:
     """Return the error to stop with if one of our keys has another writer's object that is no seal."""
     return Corrupt(key, "header", 8, f"a {header.kind.name.lower()} of another writer (nonce {header.nonce.hex()}) has "
                    f"a key that only we may write")
@@ -122,23 +119,23 @@ class StoreRetry:
         began_ns = self.clock.monotonic_ns()
         backoff = Backoff(rng=self._rng)
         why: list[Transient] = []
-        silence = asyncio.get_running_loop().call_later(_SILENCE_SECONDS, self._warn, what, why)
+        slow_timer = asyncio.get_running_loop().call_later(_SLOW_SECONDS, self._warn, what, why)
         try:
             while True:
                 try:
                     return await call()
                 except Transient as error:
                     pause = backoff.next()
-                    if self.clock.monotonic_ns() - began_ns + pause * 1e9 > _PATIENCE_NS:
+                    if self.clock.monotonic_ns() - began_ns + pause * 1e9 > _RETRY_NS:
                         raise
                     why[:] = [error]
                 await asyncio.sleep(pause)
         finally:
-            silence.cancel()
+            slow_timer.cancel()
 
     def _warn(self, what: str, why: list[Transient]) -> None:
         now_ns = self.clock.monotonic_ns()
         if self._warned_ns is None or now_ns - self._warned_ns >= _WARN_EACH_NS:
             self._warned_ns = now_ns
             _log.warning("%s: no answer for %g s to %s (%s); retrying for up to %g s", self._store.url,
-                         _SILENCE_SECONDS, what, why[0] if why else "the first try is in progress", _PATIENCE_NS / 1e9)
+                         _SLOW_SECONDS, what, why[0] if why else "the first try is in progress", _RETRY_NS / 1e9)

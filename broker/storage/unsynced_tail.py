@@ -25,7 +25,7 @@ from itertools import count
 from typing import NamedTuple
 
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
-from broker.storage.format.header import HEADER_BYTES, NUMBER_MAX, ObjectHeader, ObjectKind, Position
+from broker.storage.format.header import HEADER_BYTES, KIND_AT, NUMBER_MAX, ObjectHeader, ObjectKind, Position
 from broker.storage.format.index import check_frame, decode_index
 from broker.storage.format.log_end import PROOF_BYTES, proves
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX, decode_head
@@ -35,9 +35,6 @@ from broker.storage.objectstore.unsynced import MARK, Mark, mark_failed, place_o
 from broker.storage.paths import ShardPaths, parse
 
 _log = logging.getLogger(__name__)
-
-_KIND_AT = 8
-"""Offset of the kind in the common header."""
 
 __all__ = ["Tail", "check_segment", "find_tail", "hide_torn", "log_tail", "repair_tail"]
 
@@ -75,20 +72,20 @@ def repair_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
             mark_failed(store.path_of(paths.logs))
         except OSError as error:
             raise StoreRefused(
-                f"{store.url}: {folder} cannot be synced: {error.strerror or error}: look after the disk") from error
+                f"{store.url}: {folder} cannot be synced: {error.strerror or error}: check the disk") from error
         tail = find_tail(store, paths)
     if tail is None:
         return None
     for key in tail.beyond:
         store.move_to_torn(key)
     if tail.beyond and not store.sync_folder(folder, ()):
-        raise StoreRefused(f"{store.url}: {folder} cannot be synced: look after the disk")
+        raise StoreRefused(f"{store.url}: {folder} cannot be synced: check the disk")
     if tail.failed:
         # The system may take for written what it could not write: only new files are certain to be on the disk.
         for key in tail.sound:
             store.replace_sync(key, [store.get_sync(key)])
         if not store.sync_folder(folder, ()):
-            raise StoreRefused(f"{store.url}: {folder} cannot be synced: look after the disk")
+            raise StoreRefused(f"{store.url}: {folder} cannot be synced: check the disk")
     try:
         remove_mark(store.path_of(paths.logs))
     except OSError as error:
@@ -129,7 +126,7 @@ def log_tail(tail: Tail | None, url: str) -> None:
     if tail is None:
         return
     if tail.end is not None:
-        _log.warning("%s: %s the log goes on to %s as far as it is sound, and %d objects beyond it, some of them torn "
+        _log.warning("%s: %s the log is sound up to %s, and %d objects beyond it, some of them torn "
                      "or missing, were set aside in .torn beside them", url, _why(tail), _before(tail.end),
                      len(tail.beyond))
     if tail.rebooted or tail.failed:
@@ -174,7 +171,7 @@ def find_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
             end = position
             break
         data = store.get_sync(key)
-        if data[_KIND_AT:_KIND_AT + 1] == bytes([ObjectKind.SEAL]):
+        if data[KIND_AT:KIND_AT + 1] == bytes([ObjectKind.SEAL]):
             break
         try:
             last_time_ns = max(last_time_ns, check_segment(data, position))

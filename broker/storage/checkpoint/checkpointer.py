@@ -39,7 +39,7 @@ from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import Buffers, StoreRefused, Transient
 from broker.storage.paths import ShardPaths
-from broker.storage.put import Fenced, describe, put_ours
+from broker.storage.put import Fenced, key_taken_error, put_ours
 from broker.storage.read.snapshot import Snapshot
 from broker.storage.state.applied import ShardState
 from broker.storage.state.pages import (
@@ -498,7 +498,7 @@ class Checkpointer(LogListener):
                 await asyncio.sleep(backoff.next())
                 continue
             if holder is not None:
-                raise describe(holder, key)
+                raise key_taken_error(holder, key)
             return
 
 

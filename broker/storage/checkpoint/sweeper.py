@@ -382,4 +382,4 @@ class Sweeper(LogListener):
         after the log has failed."""
         return await until_answered(
             ask, self._rng, lambda _: self._log.failure is not None,
-            lambda error: _log.warning("cannot tell yet what to delete: %s cannot be read: %s", what, error))
+            lambda error: _log.warning("cannot decide yet what to delete: %s cannot be read: %s", what, error))

@@ -41,7 +41,7 @@ from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import StoreError
 from broker.storage.paths import ShardPaths, StreamPaths
-from broker.storage.put import describe, put_ours
+from broker.storage.put import key_taken_error, put_ours
 from broker.storage.state.table import RunKey, log_keys, run_keys
 
 __all__ = ["Compactor"]
@@ -275,7 +275,7 @@ class Compactor(LogListener):
         async def put() -> None:
             holder = await put_ours(self._store, key, data, self._log.nonce)
             if holder is not None:
-                raise describe(holder, key)
+                raise key_taken_error(holder, key)
 
         try:
             await self._source.asked(put, f"put {key}")

@@ -26,7 +26,7 @@ from zlib import crc32
 
 from broker.storage.format.errors import Corrupt, VersionUnknown
 
-__all__ = ["EPOCH_MAX", "FORMAT_VERSION", "HEADER_BYTES", "NONCE_BYTES", "NUMBER_BITS", "NUMBER_MAX",
+__all__ = ["EPOCH_MAX", "FORMAT_VERSION", "HEADER_BYTES", "KIND_AT", "NONCE_BYTES", "NUMBER_BITS", "NUMBER_MAX",
            "UNFLAGGED_VERSION", "ObjectHeader", "ObjectKind", "Position", "key_position", "object_name", "position_key"]
 
 FORMAT_VERSION: Final = 4
@@ -39,6 +39,8 @@ UNFLAGGED_VERSION: Final = 1
 _SEGMENT_VERSION: Final = 2
 """In earlier releases, the version of a segment with ``landed``."""
 HEADER_BYTES: Final = 64
+KIND_AT: Final = 8
+"""The offset of the kind."""
 NONCE_BYTES: Final = 16
 EPOCH_MAX: Final = (1 << 32) - 1
 """Eight hexadecimal digits."""

@@ -18,7 +18,7 @@ from typing import Final
 
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import FormatError
-from broker.storage.format.header import ObjectHeader, ObjectKind, Position
+from broker.storage.format.header import KIND_AT, ObjectHeader, ObjectKind, Position
 from broker.storage.format.segment import HEAD_BYTES_MIN, PUTS_IN_FLIGHT_MAX, decode_landed
 
 __all__ = ["PROOF_BYTES", "is_being_copied", "landed_before", "proves"]
@@ -52,7 +52,7 @@ def landed_before(data: bytes, position: Position) -> int | None:
         landed = decode_landed(data, position) if kind == ObjectKind.SEGMENT else None
     except FormatError:
         # It is damaged. But that it is a segment proves that its put had begun.
-        if data[8:9] != bytes((ObjectKind.SEGMENT,)):
+        if data[KIND_AT:KIND_AT + 1] != bytes((ObjectKind.SEGMENT,)):
             return None
         landed = None
     if not position.number:

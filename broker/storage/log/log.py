@@ -40,13 +40,13 @@ from broker.storage.log.putter import Putter, Segment
 from broker.storage.log.segment_queue import SegmentQueue
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.timers import CommitTimers
-from broker.storage.log.waiters import ITEM_BYTES, Batch, Waiter, Waiters
+from broker.storage.log.waiters import ITEM_BYTES, Batch, Waiter, Waiters, resolve
 from broker.storage.objectstore.base import ObjectStore, StoreError, StoreFull
 from broker.storage.objectstore.reserving import ROOMY, StoreRoom
 from broker.storage.put import Fenced
 from broker.storage.state.applied import ShardState
 
-__all__ = ["Log", "resolve"]
+__all__ = ["Log"]
 
 _log = logging.getLogger(__name__)
 
@@ -527,8 +527,3 @@ class Log:
         if notify:
             for listener in self._listeners:
                 listener.log_failed(error)
-
-
-def resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -12,10 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from broker.storage.format.header import Position
-from broker.storage.log.log import resolve
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.owner import BlockOwner
-from broker.storage.log.waiters import Batch, Waiters
+from broker.storage.log.waiters import Batch, Waiters, resolve
 from broker.storage.log.writer import seal_block
 from broker.storage.state.applied import ShardState
 

@@ -22,10 +22,10 @@ from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.segment import HEAD_BYTES_MIN
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.settings import LogSettings
-from broker.storage.log.waiters import Waiter
+from broker.storage.log.waiters import Waiter, resolve
 from broker.storage.log.writer import Failure, SealedBlock, encode_segment, is_small, seal_block
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed, StoreError, StoreRefused, Transient
-from broker.storage.put import Fenced, describe, holder_of
+from broker.storage.put import Fenced, holder_of, key_taken_error
 from broker.storage.state.applied import ShardState
 
 __all__ = ["Putter", "Segment"]
@@ -149,7 +149,7 @@ class Putter:
         before, segment.before = segment.before, None
         if before is not None and not before.encoded:
             waiting = self._loop.create_future()
-            before.on_encoded = lambda: self._loop.call_soon_threadsafe(_resolve, waiting)
+            before.on_encoded = lambda: self._loop.call_soon_threadsafe(resolve, waiting)
             if not before.encoded:  # a thread may have encoded it in between
                 await waiting
 
@@ -178,7 +178,7 @@ class Putter:
                     # The key is taken; the writer of the object there is not known yet.
                     header = await holder_of(store, key)
                     if header.nonce != self._nonce or header.kind != ObjectKind.SEGMENT:
-                        raise describe(header, key) if header.kind != ObjectKind.SEAL else await self._fenced(
+                        raise key_taken_error(header, key) if header.kind != ObjectKind.SEAL else await self._fenced(
                             segment.position, key)
                 elif put_sync is not None and self._executor is None:
                     self._encode_and_put(segment, put_sync, key)
@@ -265,8 +265,3 @@ class Putter:
         except (StoreError, FormatError) as error:  # Only the message needs the name: we are fenced in any case.
             _log.info("the seal at %s does not name its sealer: %s", key, error)
         return Fenced(f"{by or 'another broker'} has taken the shard: {key} is a seal", by)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

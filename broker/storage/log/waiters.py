@@ -15,7 +15,7 @@ from typing import Any
 
 from broker.storage.log.owner import BlockOwner
 
-__all__ = ["ITEM_BYTES", "Batch", "Waiter", "Waiters"]
+__all__ = ["ITEM_BYTES", "Batch", "Waiter", "Waiters", "resolve"]
 
 _WAITER_BYTES = 400
 """Memory of a pending call, apart from the bytes in its arguments."""
@@ -130,6 +130,12 @@ class Waiters:
                     held -= _held_by(args)
             self.bytes -= held
         return kept
+
+
+def resolve(future: asyncio.Future[None]) -> None:
+    """Let a coroutine continue that waits for ``future``, unless it was cancelled."""
+    if not future.done():
+        future.set_result(None)
 
 
 def _held_by(args: tuple[Any, ...]) -> int:

@@ -339,7 +339,7 @@ class ShardState:
             self.unnamed.discard(key)
         left: list[Kept] = []
         below = _trimmed_below(blocks, core) if len(core.removed) > 1 else 0
-        # Expiry in a thousand steps would mark a thousand blocks that leave by the outcome.
+        # Skip ranges in blocks that leave by the outcome: a thousand steps of expiry would mark a thousand blocks.
         ranges = [removed for removed in core.removed if removed[1] >= below] if below else core.removed
         left += blocks.remove_all(ranges)
         for due in filter(None, (stream.expiries, stream.schedules)):

@@ -24,7 +24,7 @@ from broker.jetstream.stream.publish.headers import MSG_ID, as_stored, find
 from broker.storage.format.staged import staged_position
 from broker.storage.objectstore.base import StoreRefused
 from broker.storage.paths import StreamPaths
-from broker.storage.put import describe, put_ours, until_answered
+from broker.storage.put import key_taken_error, put_ours, until_answered
 from broker.storage.staging.run import Row, encode_run, in_blocks
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Spill:
         async def put() -> None:
             holder = await put_ours(log.store, key, data, log.nonce)
             if holder is not None:
-                raise describe(holder, key)
+                raise key_taken_error(holder, key)
 
         # A refusal ends the wait: until the batch is decided, all requests to the stream may wait, even a purge that
         # would make room.
