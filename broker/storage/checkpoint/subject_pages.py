@@ -173,8 +173,10 @@ class SubjectPager:
         return read
 
     async def _improve(self, stream: StreamState) -> int:
-        """Drop pages without live messages, and make pages with few live messages anew, some in each round. Returns:
-        the number of objects read."""
+        """Drop pages without live messages, and make pages with few live messages anew, some in each round.
+
+        Returns: the number of objects read.
+        """
         pages = stream.subjects
         if not pages:
             return 0
@@ -245,8 +247,10 @@ class SubjectPager:
         return read
 
     async def _rows_of(self, stream: StreamState, page: SubjectPage) -> SubjectRows | None:
-        """Return a page's rows. If the page is damaged or missing, drop it and those after it, to be made anew. Raises:
-        StoreError."""
+        """Return a page's rows. If the page is damaged or missing, drop it and those after it, to be made anew.
+
+        Raises: StoreError.
+        """
         ref, pages = page.place, stream.subjects
         try:
             data = await self._store.get(self._paths.pages(ref.position), ref.offset, ref.offset + ref.size)

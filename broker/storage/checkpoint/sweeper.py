@@ -5,7 +5,7 @@
     pages       no kept root needs any page of the object
     roots       they are older than the kept ones
     runs        they have no live block; they are never replayed, so no root needs them
-                (what an offline stream needs for its repair counts as a live block: see ``storage.state.held``)
+                (objects that an offline stream needs for its repair count as live blocks: see ``storage.state.held``)
     orphans     an earlier owner left them beyond its end, or put them without a root that names them; or they are runs
                 of ours that were not adopted. Orphans of earlier owners are searched for once, after our own first
                 root, in a background task, so that no round and no commit waits for the search
@@ -13,8 +13,7 @@
 A round releases everything that its oldest root no longer needs, in as many records as that takes. A freed segment
 waits for three roots after it, which an idle log would never get by itself, so freed segments start rounds:
 
-    a segment freed ──> a round a minute, until the oldest kept root is after it ──> released ──> grace ──> deleted,
-    recorded
+    segment freed ──> a round a minute, until the oldest kept root is after it ──> released ──> grace ──> deleted
 
 Segments that never had a block (heartbeats, records) start no round, since each round would leave another; they are
 released with the others.

@@ -80,8 +80,10 @@ class TablePage:
         return entries + self._added if self._added else entries
 
     def near(self, seq: int) -> Sequence[Kept]:
-        """Return some of the blocks, including the last one that begins at or before ``seq``, if any. Raises:
-        Corrupt."""
+        """Return some of the blocks, including the last one that begins at or before ``seq``, if any.
+
+        Raises: Corrupt.
+        """
         added = self._added
         return added if self.packed is None or (added and first_of(added[0]) <= seq) else self.packed.entries()
 
