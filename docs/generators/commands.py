@@ -1,6 +1,6 @@
-"""Writes docs/COMMANDS.md from what each command prints for --help: ``python docs/generators/commands.py``.
+"""Write docs/COMMANDS.md from the output of each command for --help: ``python docs/generators/commands.py``.
 
-A test compares the two, so a command or an option cannot appear without its line.
+A test compares the two, so that each command and each option is on the page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ PAGE = Path(__file__).resolve().parent.parent / "COMMANDS.md"
 
 HEAD = """# Command line
 
-Made by `docs/generators/commands.py` from what each command prints for `--help`; change the command instead.
+This page lists the commands with their options. `docs/generators/commands.py` makes it from the output of each command
+for `--help`.
 
 `jetblock` alone is the broker. Its flags are nats-server's, and a few of its own. [Settings](CONFIGURATION.md) lists
 the settings with their names in the environment and in files. The other commands work on a store. The exit status of
@@ -27,13 +28,13 @@ each command says how it ended.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return HEAD + "".join(f"\n## {' '.join(['jetblock', *words])}\n\n```text\n{printed(words)}\n```\n"
                           for words in commands())
 
 
 def commands() -> list[list[str]]:
-    """The words of each command after ``jetblock``: the broker itself, the commands that its help names, and theirs."""
+    """Return the words after ``jetblock`` of the broker, of the commands in its help, and of their own commands."""
     names = [name for line in re.findall(r"^ +jetblock (\w+(?: \| \w+)*) \[options\]", printed([]), re.MULTILINE)
              for name in line.split(" | ")]
     found: list[list[str]] = [[]]
@@ -45,7 +46,7 @@ def commands() -> list[list[str]]:
 
 
 def printed(words: list[str]) -> str:
-    """What the command prints for --help on a terminal of 100 columns."""
+    """Return the output of a command for --help on a terminal of 100 columns."""
     output = io.StringIO()
     with mock.patch.dict(os.environ, COLUMNS="100"), redirect_stdout(output):
         try:

@@ -81,10 +81,10 @@ class Area:
 
 @dataclass(frozen=True, order=True)
 class Shown:
-    """A test that shows a feature: a function, a whole module (no name), or data by name."""
+    """A test that shows a feature: a function, a whole module (without a name), or a row of data by name."""
 
     path: str
-    """From tests/."""
+    """Path relative to tests/."""
     name: str = ""
     data: bool = False
 

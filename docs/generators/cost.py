@@ -1,4 +1,4 @@
-"""Writes the table of docs/COST.md from ``broker.maintenance.cost``: ``python docs/generators/cost.py``.
+"""Write the table of docs/COST.md from ``broker.maintenance.cost``: ``python docs/generators/cost.py``.
 
 A test compares the two.
 """
@@ -19,7 +19,8 @@ LOADS: list[tuple[str, Load]] = [
     ("1 message/s", Load(messages=1)),
     ("1000 streams, 1 message/s each", Load(messages=1000, streams=1000)),
     ("the same, `commit_interval: 250ms`", Load(messages=1000, streams=1000, commit_interval_s=0.25)),
-    ("the same, 250 ms, `compaction: false`", Load(messages=1000, streams=1000, commit_interval_s=0.25, compaction=False)),
+    ("the same, 250 ms, `compaction: false`",
+     Load(messages=1000, streams=1000, commit_interval_s=0.25, compaction=False)),
     ("10 000 messages/s", Load(messages=10_000, streams=10)),
     ("50 000 messages/s, kept 7 days", Load(messages=50_000, streams=1, days=7)),
     ("50 000 messages/s, 7 days, 250 ms", Load(messages=50_000, streams=1, days=7, commit_interval_s=0.25)),
@@ -27,19 +28,20 @@ LOADS: list[tuple[str, Load]] = [
 
 
 def table() -> str:
-    """The rows, each a load, for a month."""
+    """Return the table: a row for a month of each load."""
     lines = ["| load | PUT | LIST | GET | written | stored | requests | storage | a month |",
              "|---|---:|---:|---:|---:|---:|---:|---:|---:|"]
     for name, load in LOADS:
         found = bill(load)
-        lines.append(f"| {name} | {count(round(found.puts))} | {count(round(found.lists))} | {count(round(found.gets))} | "
-                     f"{size(round(found.written))} | {size(round(found.stored))} | "
-                     f"${found.puts_dollars + found.gets_dollars:,.2f} | ${found.storage_dollars:,.2f} | ${found.dollars:,.2f} |")
+        requests = " | ".join(count(round(number)) for number in (found.puts, found.lists, found.gets))
+        lines.append(f"| {name} | {requests} | {size(round(found.written))} | {size(round(found.stored))} | "
+                     f"${found.puts_dollars + found.gets_dollars:,.2f} | ${found.storage_dollars:,.2f} | "
+                     f"${found.dollars:,.2f} |")
     return "\n".join(lines) + "\n"
 
 
 def page(text: str) -> str:
-    """The page with its table made anew."""
+    """Return the page with a new table."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}{table()}{END}{after}"

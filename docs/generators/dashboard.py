@@ -1,6 +1,7 @@
-"""Writes docs/grafana-dashboard.json: ``python docs/generators/dashboard.py``. A test compares the two.
+"""Write docs/grafana-dashboard.json: ``python docs/generators/dashboard.py``. A test compares the two.
 
-Rows answer questions in the order in which they come up: is it well, is it fast, is it the store, which stream.
+The rows answer an operator's questions in their usual order: is the broker healthy, is it fast, is the store slow,
+which stream is it.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ _ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
 
 
 def page() -> str:
-    """The dashboard as JSON."""
+    """Return the dashboard as JSON."""
     panels: list[dict[str, Any]] = []
     y = 0
     for row, shown in _ROWS:

@@ -49,7 +49,10 @@ def main(source: Path) -> None:
 
 
 def _name(constant: str) -> str:
-    """Return the Python name of a Go constant: ``JSConsumerWQRequiresExplicitAckErr`` is CONSUMER_WQ_REQUIRES_EXPLICIT_ACK."""
+    """Return the Python name of a Go constant.
+
+    ``JSConsumerWQRequiresExplicitAckErr`` becomes CONSUMER_WQ_REQUIRES_EXPLICIT_ACK.
+    """
     words = re.sub(r"^JS|(Err|Error)?F?$", "", constant.removesuffix("Err")).replace("UnSupport", "Unsupported")
     words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", words)
     return re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", words).upper()

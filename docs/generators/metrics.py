@@ -1,4 +1,4 @@
-"""Writes the table of metrics in docs/MONITORING.md: ``python docs/generators/metrics.py``. A test compares the two."""
+"""Write the table of metrics in docs/MONITORING.md: ``python docs/generators/metrics.py``. A test compares the two."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ BEGIN, END = "<!-- metrics: made by docs/generators/metrics.py -->\n", "<!-- end
 
 
 def page() -> str:
-    """The page with its table as it should be."""
+    """Return the page with a new table."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    lines += [f"| `{family.name}` | {family.kind} | {', '.join(f'`{label}`' for label in family.labels)} | {family.help} |"
-              for family in FAMILIES]
+    for family in FAMILIES:
+        labels = ", ".join(f"`{label}`" for label in family.labels)
+        lines.append(f"| `{family.name}` | {family.kind} | {labels} | {family.help} |")
     return before + BEGIN + "\n".join(lines) + "\n" + END + rest.partition(END)[2]
 
 

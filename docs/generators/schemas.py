@@ -2,8 +2,8 @@
 
     python docs/generators/schemas.py path/to/jsm.go/schemas > tests/jetstream/schemas.json
 
-Run it when those change; the output is committed. Of a schema only what can refuse a message is kept, and what several have in
-common is there once.
+Run it when those schemas change; the output is committed. It keeps only the keywords by which a schema can refuse a
+message. A part that several schemas share is written once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 SOURCE = "schemas/ of github.com/nats-io/jsm.go (Apache-2.0), by docs/generators/schemas.py; do not edit"
 FOLDERS = ("jetstream/api/v1/*_response.json", "jetstream/advisory/v1/*.json", "jetstream/metric/v1/*.json")
 KEYWORDS = frozenset({
-    "additionalProperties", "allOf", "const", "enum", "format", "items", "maxLength", "maximum", "minLength", "minimum", "oneOf",
-    "pattern", "patternProperties", "properties", "required", "type"})
-"""What can refuse a message: ``tests/jetstream/schemas.py`` looks at each. The others describe."""
+    "additionalProperties", "allOf", "const", "enum", "format", "items", "maxLength", "maximum", "minLength", "minimum",
+    "oneOf", "pattern", "patternProperties", "properties", "required", "type"})
+"""Keywords that can refuse a message: ``tests/jetstream/schemas.py`` checks each. The others only describe."""
 _NAMED = ("properties", "patternProperties")
 """Keywords whose members are names, not keywords."""
 _SHORT = 120
-"""Characters below which a schema is repeated rather than named."""
+"""Shorter schemas, in characters, are repeated instead of named."""
 
 
 def essential(schema: Any) -> Any:
-    """``schema`` without what only describes."""
+    """Return a schema without the keywords that only describe."""
     if isinstance(schema, list):
         return [essential(one) for one in schema]
     if not isinstance(schema, dict):
@@ -67,9 +67,11 @@ def main(source: Path) -> None:
     rows = {name: shared(schema, top=True) for name, schema in types.items()}
 
     def lines(table: dict[str, Any]) -> str:
-        return ",\n".join(f"{json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}" for name, row in table.items())
+        return ",\n".join(f"{json.dumps(name)}: {json.dumps(row, separators=(',', ':'))}"
+                          for name, row in table.items())
 
-    print(f'{{"source": {json.dumps(SOURCE)},\n"definitions": {{\n{lines(definitions)}}},\n"types": {{\n{lines(rows)}}}}}')
+    print(f'{{"source": {json.dumps(SOURCE)},\n"definitions": {{\n{lines(definitions)}}},\n'
+          f'"types": {{\n{lines(rows)}}}}}')
 
 
 if __name__ == "__main__":

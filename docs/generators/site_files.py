@@ -1,4 +1,4 @@
-"""The hook of mkdocs.yml: brings files outside docs/ into the site, and lists the decisions in its navigation.
+"""The hook of mkdocs.yml: adds files outside docs/ to the site, and the decisions to its navigation.
 
 The Markdown files link to one another as files of the repository, so that the links work in a checkout and on a code
 host. The site has the same files: docs/X is the page X, and any other file F that the navigation or a page names is
@@ -56,7 +56,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def turned(link: re.Match[str]) -> str:
         target = _page(_target(uri, link[2]))
-        if target not in files.src_uris:  # A folder. A code host lists its files; the site shows its first page.
+        if target not in files.src_uris:  # A folder: a code host lists its files, the site shows its first page.
             inside = sorted(name for name in files.src_uris if name.startswith(f"{target.rstrip('/')}/"))
             target = inside[0] if inside else target
         return f"{link[1]}{posixpath.relpath(target, posixpath.dirname(uri) or '.')}{link[3]}"
@@ -67,18 +67,18 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _links(uri: str, markdown: str) -> list[str]:
-    """The repository's files that a page links to."""
+    """Return the repository's files that a page links to."""
     return [_target(uri, link[2]) for part in _FENCE.split(markdown)[::2] for link in _LINK.finditer(part)]
 
 
 def _target(uri: str, link: str) -> str:
-    """The path from the repository's root of what a page links to."""
+    """Return the target of a page's link, as a path from the repository's root."""
     source = uri.removeprefix(OUTSIDE) if uri.startswith(OUTSIDE) else f"docs/{uri}"
     return posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
 
 
 def _page(target: str) -> str:
-    """Where the site has a file of the repository."""
+    """Return the site's path of a file of the repository."""
     return target.removeprefix("docs/") if target.startswith("docs/") else f"{OUTSIDE}{target}"
 
 

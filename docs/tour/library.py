@@ -1,12 +1,13 @@
 """The tour's job: every .py file of the running Python's standard library is one message of the stream LIBRARY.
 
-    python docs/tour/library.py publish                                    publish them, many in flight; safe to run again
-    python docs/tour/library.py read     [--filter lib.asyncio.> …]        read them back with a durable pull consumer
-    python docs/tour/library.py show lib.asyncio.events                    the last message of one subject
+    python docs/tour/library.py publish                              publish them, many in flight; safe to run again
+    python docs/tour/library.py read [--filter lib.asyncio.> …]      read them back with a durable pull consumer
+    python docs/tour/library.py show lib.asyncio.events              show the last message of one subject
 
-Each takes ``--url``, nats://127.0.0.1:4222 unless said. Subject ``lib.<dotted.path>``, payload the file's bytes, headers
-its size and SHA-256. The stream keeps the last message of each subject, so a file is stored once however often it is
-published; within a day its message id is enough for that. Uses nats-py only; nothing here depends on the server.
+Each command has the option ``--url`` (nats://127.0.0.1:4222 by default). A message has the subject
+``lib.<dotted.path>``, the file's bytes as payload, and their size and SHA-256 as headers. The stream keeps the last
+message of each subject, so a file is stored once however often it is published; within a day its message id ensures
+that. The program uses only nats-py, and works with any NATS server.
 """
 
 from __future__ import annotations
@@ -39,23 +40,24 @@ DIFFERS = 10058
 
 
 class Failed(Exception):
-    """Why a command could not be done, in words for its user."""
+    """A command failed; the text says why, for its user."""
 
 
 @dataclass(frozen=True)
 class File:
-    """One file as one message."""
+    """A message with the contents of one file."""
 
     subject: str
     data: bytes
 
     @property
     def headers(self) -> dict[str, str]:
-        return {"Size": str(len(self.data)), "SHA-256": hashlib.sha256(self.data).hexdigest(), "Nats-Msg-Id": self.subject}
+        digest = hashlib.sha256(self.data).hexdigest()
+        return {"Size": str(len(self.data)), "SHA-256": digest, "Nats-Msg-Id": self.subject}
 
 
 def files(root: pathlib.Path | None = None) -> list[File]:
-    """The library's files in order of their subjects; a few thousand, some of hundreds of kB."""
+    """Return the library's files in order of their paths: a few thousand, some of hundreds of kB."""
     root = root or pathlib.Path(sysconfig.get_paths()["stdlib"])
     found = {}
     for path in sorted(root.rglob("*.py")):
@@ -68,10 +70,10 @@ def files(root: pathlib.Path | None = None) -> list[File]:
     return list(found.values())
 
 
-async def connect(url: str, tell: Callable[[str], None] = lambda _: None) -> Client:
-    """A connection that rides over a broker's restarts, and says by ``tell`` when it has to wait for one.
+async def connect(url: str, report: Callable[[str], None] = lambda _: None) -> Client:
+    """Connect, and reconnect after each restart of the broker; ``report`` is called when the connection is lost.
 
-    Raises: Failed when nobody answers now.
+    Raises: Failed if no broker answers now.
     """
     why: list[Exception] = []
 
@@ -79,14 +81,14 @@ async def connect(url: str, tell: Callable[[str], None] = lambda _: None) -> Cli
         why.append(error)
 
     async def quiet(_: Exception) -> None:
-        """Losing the connection is part of the job; what matters is raised by the calls themselves."""
+        """Ignore a lost connection: calls raise the errors that matter."""
 
     async def lost() -> None:
         if not nc.is_closed:
-            tell(f"the connection to {url} is lost; waiting for it to come back")
+            report(f"the connection to {url} is lost; waiting for it to come back")
 
     try:
-        # The first attempt without patience: do not wait for a broker that was never there.
+        # The first attempt does not wait for a broker that was never there.
         await (await nats.connect(url, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0.1,
                                   connect_timeout=5, error_cb=first)).close()
     except (OSError, NatsError, ValueError) as error:
@@ -98,7 +100,7 @@ async def connect(url: str, tell: Callable[[str], None] = lambda _: None) -> Cli
 
 
 async def make_stream(js: JetStreamContext) -> None:
-    """The stream LIBRARY, also if an earlier run created it differently."""
+    """Create the stream LIBRARY, or update it if an earlier run created it with another configuration."""
     config = StreamConfig(name=STREAM, subjects=["lib.>"], max_msgs_per_subject=1, duplicate_window=DAY_SECONDS,
                           allow_direct=True)
     try:
@@ -111,7 +113,7 @@ async def make_stream(js: JetStreamContext) -> None:
 
 async def publish(nc: Client, todo: Iterable[File], *, in_flight: int = 200,
                   acked: Callable[[File, int, bool], None] | None = None, timeout: float = 5) -> dict[str, int]:
-    """Publish until each file has its PubAck, trying again under the same message id.
+    """Publish until each file has its PubAck; repeat a publish under the same message id.
 
     Returns each subject's sequence. ``acked(file, seq, duplicate)`` is called for each PubAck.
     """
@@ -124,9 +126,9 @@ async def publish(nc: Client, todo: Iterable[File], *, in_flight: int = 200,
             while file.subject not in seqs:
                 try:
                     ack = await js.publish(file.subject, file.data, headers=file.headers, timeout=timeout)
-                except BadRequestError:  # asking again would not help
+                except BadRequestError:  # a repetition would not help
                     raise
-                except (TimeoutError, NatsError, APIError):  # killed, or not yet back: the id makes it safe
+                except (TimeoutError, NatsError, APIError):  # the broker restarts: the id makes a repetition safe
                     await asyncio.sleep(0.05)
                     continue
                 seqs[file.subject] = ack.seq
@@ -139,22 +141,23 @@ async def publish(nc: Client, todo: Iterable[File], *, in_flight: int = 200,
 
 @dataclass
 class Reading:
-    """What one durable consumer has seen."""
+    """The messages that one durable consumer has received."""
 
     seqs: dict[str, int] = field(default_factory=dict)
     """Each subject's last sequence."""
     wrong: list[str] = field(default_factory=list)
     """Subjects of messages that differ from their own checksum or size."""
     moved: list[str] = field(default_factory=list)
-    """Subjects that came with a second sequence: they were published again meanwhile."""
+    """Subjects that came with a second sequence, because they were published again meanwhile."""
     acked_at: dict[int, float] = field(default_factory=dict)
     again: list[tuple[int, float | None]] = field(default_factory=list)
-    """(sequence, when it had been acked, or None) of each message that came more than once."""
+    """(sequence, time of its ack or None) of each message that came more than once."""
 
 
-async def read(nc: Client, durable: str, filters: list[str], expected: int, *, batch: int = 100, reading: Reading | None = None,
-               progress: Callable[[int], None] | None = None, ack_wait: float = 5) -> Reading:
-    """Read ``expected`` different messages with a durable pull consumer, checking each against its headers, and ack them."""
+async def read(nc: Client, durable: str, filters: list[str], expected: int, *, batch: int = 100,
+               reading: Reading | None = None, progress: Callable[[int], None] | None = None,
+               ack_wait: float = 5) -> Reading:
+    """Read ``expected`` different messages with a durable pull consumer; compare each with its headers, and ack it."""
     js = nc.jetstream()
     reading = reading or Reading()
     config = ConsumerConfig(durable_name=durable, ack_policy=AckPolicy.EXPLICIT, ack_wait=ack_wait,
@@ -179,7 +182,8 @@ async def read(nc: Client, durable: str, filters: list[str], expected: int, *, b
             seq, headers = msg.metadata.sequence.stream, msg.headers or {}
             if seq in reading.acked_at or msg.subject in reading.seqs:
                 reading.again.append((seq, reading.acked_at.get(seq)))
-            if headers.get("SHA-256") != hashlib.sha256(msg.data).hexdigest() or headers.get("Size") != str(len(msg.data)):
+            digest, size = hashlib.sha256(msg.data).hexdigest(), str(len(msg.data))
+            if (headers.get("SHA-256"), headers.get("Size")) != (digest, size):
                 reading.wrong.append(msg.subject)
             if reading.seqs.get(msg.subject, seq) != seq:
                 reading.moved.append(msg.subject)
@@ -187,7 +191,7 @@ async def read(nc: Client, durable: str, filters: list[str], expected: int, *, b
             try:
                 await msg.ack()
                 reading.acked_at[seq] = time.monotonic()
-            except NatsError:  # the connection went; the message comes again
+            except NatsError:  # the connection is lost; the message comes again
                 pass
         if progress:
             progress(len(reading.seqs))
@@ -196,7 +200,7 @@ async def read(nc: Client, durable: str, filters: list[str], expected: int, *, b
 
 
 async def publish_all(js: JetStreamContext, nc: Client) -> int:
-    """``publish``."""
+    """Run the command ``publish``."""
     began = time.perf_counter()
     todo = files()
     await make_stream(js)
@@ -208,19 +212,21 @@ async def publish_all(js: JetStreamContext, nc: Client) -> int:
     await publish(nc, todo, acked=count)
     size = sum(len(f.data) for f in todo)
     seconds = time.perf_counter() - began
-    print(f"{len(todo)} files, {size / 1e6:.1f} MB acknowledged in {seconds:.1f} s ({counts[True]} had been there before)")
+    print(f"{len(todo)} files, {size / 1e6:.1f} MB acknowledged in {seconds:.1f} s "
+          f"({counts[True]} had been there before)")
     return 0
 
 
 async def read_all(js: JetStreamContext, nc: Client, filters: list[str]) -> int:
-    """``read``."""
+    """Run the command ``read``."""
     began = time.perf_counter()
     wanted: set[str] = set()
     for one in filters or [">"]:
         info = await js.stream_info(STREAM, subjects_filter=one)
         found = info.state.subjects or {}
         if not found:
-            raise Failed(f"no subject of the stream {STREAM} matches {one}" if filters else f"the stream {STREAM} is empty")
+            raise Failed(f"no subject of the stream {STREAM} matches {one}" if filters
+                         else f"the stream {STREAM} is empty")
         wanted.update(found)
     durable = "tour-" + hashlib.sha256(repr(filters).encode()).hexdigest()[:8]
     try:
@@ -234,7 +240,7 @@ async def read_all(js: JetStreamContext, nc: Client, filters: list[str]) -> int:
 
 
 async def show(js: JetStreamContext, subject: str) -> int:
-    """``show``."""
+    """Run the command ``show``."""
     await js.stream_info(STREAM)
     try:
         last = await js.get_last_msg(STREAM, subject, direct=True)
@@ -245,8 +251,8 @@ async def show(js: JetStreamContext, subject: str) -> int:
 
 
 async def run(args: argparse.Namespace) -> int:
-    """One command; returns the exit status. Raises: Failed."""
-    nc = await connect(args.url, lambda told: print(told, file=sys.stderr))
+    """Run one command; return the exit status. Raises: Failed."""
+    nc = await connect(args.url, lambda text: print(text, file=sys.stderr))
     js = nc.jetstream()
     try:
         if args.what == "publish":
@@ -267,14 +273,15 @@ async def run(args: argparse.Namespace) -> int:
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line; ``--url`` stands before the command or behind it."""
+    """Parse the command line; ``--url`` is before the command or after it."""
     url = argparse.ArgumentParser(add_help=False)
-    url.add_argument("--url", default=argparse.SUPPRESS, help="of the broker; nats://127.0.0.1:4222 unless said")
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[url])
+    url.add_argument("--url", default=argparse.SUPPRESS, help="URL of the broker (default: nats://127.0.0.1:4222)")
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
+                                parents=[url])
     what = p.add_subparsers(dest="what", required=True)
     what.add_parser("publish", parents=[url])
     what.add_parser("read", parents=[url]).add_argument(
-        "--filter", nargs="+", metavar="SUBJECT", help="only these; * and > as in NATS")
+        "--filter", nargs="+", metavar="SUBJECT", help="read only these subjects; * and > as in NATS")
     what.add_parser("show", parents=[url]).add_argument("subject")
     args = p.parse_args(arguments)
     if "url" not in args:

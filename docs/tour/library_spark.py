@@ -1,10 +1,10 @@
-"""The tour's job on Spark: what does the standard library import most? Asked of the stored blocks of the stream LIBRARY.
+"""The tour's job on Spark: find the ten most imported modules in the stored blocks of the stream LIBRARY.
 
     python docs/tour/library_spark.py file:///path/to/data        no broker needed, and one may be running
     python docs/tour/library_spark.py s3://bucket/prefix          credentials from the AWS_* environment
 
-Counts lines and the ten most imported modules by SQL, then the same in plain Python over the files of this Python,
-and says whether both agree.
+The program counts lines and imports by SQL, then by plain Python in the files of this Python's library, and compares
+the results.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from jetblock.spark import builder_conf
 __all__ = ["Answer", "by_python", "by_sql", "main"]
 
 IMPORTS = r"^[ \t]*(?:import|from)[ \t]+([A-Za-z_][A-Za-z0-9_]*)"
-"""The first module that a line imports, whether or not it is code: what both sides can count alike."""
+"""The first module that a line imports, whether or not the line is code: both sides can count that."""
 
 
 class Answer(NamedTuple):
-    """files, bytes and lines (b"\\n") of the whole library; top: the ten most imported modules, with how often."""
+    """Number of files, bytes and lines (b"\\n") of the whole library, and the ten most imported modules with counts."""
 
     files: int
     bytes: int
@@ -39,7 +39,7 @@ class Answer(NamedTuple):
 
 
 def by_sql(spark: SparkSession, store: str) -> Answer:
-    """Ask the blocks below ``store``."""
+    """Count in the blocks of a store."""
     spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW library USING jetblock OPTIONS (store '{store}', stream 'LIBRARY')")
     # A cast to string leaves the bytes as they are: octet_length counts them.
     totals = spark.sql(r"""
@@ -55,7 +55,7 @@ def by_sql(spark: SparkSession, store: str) -> Answer:
 
 
 def by_python(contents: Iterable[bytes]) -> Answer:
-    """The same of the files themselves."""
+    """Count in the files themselves."""
     count = size = lines = 0
     modules: Counter[bytes] = Counter()
     pattern = re.compile(IMPORTS.encode(), re.MULTILINE)
@@ -70,7 +70,8 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("store", help="file:///DIR or s3://BUCKET/PREFIX, as the broker's --store")
     store = p.parse_args().store
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # Spark's workers: this Python, not the first python3 on PATH
+    # Spark's workers are to use this Python, not the first python3 on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     spark = SparkSession.builder.master("local[*]").config(map=builder_conf()).getOrCreate()
     began = time.perf_counter()
     found = by_sql(spark, store)

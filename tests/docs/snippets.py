@@ -1,4 +1,4 @@
-"""Runs the snippets of a Markdown page in order, as its reader types them, and compares what they print.
+"""Runs the snippets of a Markdown page in order, as its reader types them, and compares their output.
 
 The fences of a page differ by language:
 
@@ -8,7 +8,7 @@ The fences of a page differ by language:
     any, with title="NAME"       is saved as the file NAME
     others                       are only read
 
-A comment in the line above a fence says more:
+A comment in the line above a fence has these meanings:
 
     <!-- background -->          a broker: it runs until the next such snippet or the end of the page
     <!-- output -->              the output of the snippet before it; ``…`` is any text, a line of it any lines
@@ -46,7 +46,7 @@ _OF_MAKE = {"MAKEFLAGS", "MAKELEVEL", "MFLAGS", "MAKEOVERRIDES", "ARGS", "VENV",
 
 @dataclass(frozen=True)
 class Snippet:
-    """One fence of a page; ``line`` is the first line of its text."""
+    """A fence of a page; ``line`` is the first line of its text."""
 
     line: int
     language: str

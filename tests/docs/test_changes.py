@@ -18,7 +18,7 @@ KINDS = [kind["directory"]
 
 
 def faults(name: str, text: str) -> list[str]:
-    """Return what is wrong with a fragment."""
+    """Return the errors of a fragment."""
     found = []
     if not re.fullmatch(rf"[a-z0-9]+(-[a-z0-9]+)*\.({'|'.join(KINDS)})\.md", name):
         found.append(f"the name is not NAME.KIND.md, where KIND is one of {', '.join(KINDS)}")
@@ -33,7 +33,7 @@ def faults(name: str, text: str) -> list[str]:
 
 @pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.name)
 def test_fragments_are_well_formed(path: Path) -> None:
-    """Each is one paragraph of sentences, named by what it is about and by its kind; what it links to is there."""
+    """Each fragment is one paragraph of sentences; its name has a topic and a kind; the targets of its links exist."""
     text = path.read_text()
     assert faults(path.name, text) == []
     assert [target for target in re.findall(r"\]\(([^)#]+)", text) if not (ROOT / target).exists()] == []

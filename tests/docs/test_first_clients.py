@@ -1,4 +1,4 @@
-"""What a new user does first: the README's clients, run as they stand there, and what ``make run`` starts."""
+"""The first steps of a new user: the README's clients, run unchanged, and the broker of ``make run``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NATS_CLI = {"retention": "limits", "max_consumers": -1, "max_msgs_per_subject": 
             "duplicate_window": 120_000_000_000,
             "sealed": False, "deny_delete": False, "deny_purge": False, "allow_rollup_hdrs": False,
             "allow_direct": True, "mirror_direct": False}
-"""What `nats stream add --defaults` asks for, besides name and subjects."""
+"""The request of `nats stream add --defaults`, without name and subjects."""
 
 
 def in_readme(language: str) -> list[str]:
@@ -40,7 +40,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
 
 
 async def test_both_first_clients_on_one_broker(broker: BrokerProcess, capsys: pytest.CaptureFixture[str]) -> None:
-    """In either order: the streams of the two do not collide."""
+    """The two clients work in either order, because their streams do not overlap."""
     [first] = [snippet for snippet in in_readme("python") if "get_last_msg" in snippet]
     [commands] = [snippet for snippet in in_readme("sh") if "nats stream add" in snippet]
     _, _, _, stream, *rest = shlex.split(commands.splitlines()[0])
@@ -69,7 +69,7 @@ async def test_the_embedded_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("words", [(), ("HOST=192.0.2.7", "PORT=5000")])
 def test_make_run_listens_where_it_says(words: tuple[str, ...]) -> None:
-    """On this machine alone, where nobody needs a login; the address that is shown is the one of the command."""
+    """The broker listens on this machine only, because it needs no login, and the shown address is its address."""
     lines = subprocess.run(["make", "-n", "run", *words], capture_output=True, text=True, timeout=60, cwd=ROOT,
                            check=True).stdout.splitlines()
     shown = next(found for line in lines if (found := re.search(r"nats://([\d.]+):(\d+)", line)))

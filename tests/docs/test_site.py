@@ -1,4 +1,4 @@
-"""The site that ``make docs`` builds: it has no warnings, links lead somewhere, and the generated page is current."""
+"""The site of ``make docs``: its build has no warnings, its links work, and the command-line page is current."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/TROUBLESHOOTING.md: each text in it is one that the program prints, with a cause and a remedy."""
+"""docs/TROUBLESHOOTING.md: the program prints each of its texts, and each has a cause and a remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def printed() -> set[str]:
 
 
 def test_each_text_is_in_the_program(printed: set[str]) -> None:
-    """A text that was reworded, or is gone, has to change here, too."""
+    """A text that was reworded or deleted in the program must change on the page, too."""
     gone = [text for text, _ in ENTRIES if not any(text in known for known in printed)]
     assert gone == [], "docs/TROUBLESHOOTING.md explains texts that the program does not print"
 
@@ -32,7 +32,7 @@ def test_each_entry_has_a_cause_and_a_remedy() -> None:
 
 
 def test_texts_are_found_in_source(tmp_path: Path) -> None:
-    """What a program fills in is … in each kind of string; docstrings are no texts."""
+    """The values that a program fills in become … in each kind of string; docstrings do not count."""
     (tmp_path / "module.py").write_text(
         '"""A docstring."""\n'
         'log.info("took %d ms of %s", 1, 2)\n'

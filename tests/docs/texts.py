@@ -1,4 +1,4 @@
-"""The texts that the program can print: every string of its source, with ``…`` for what it fills in."""
+"""The texts that the program can print: every string of its source, with ``…`` for the values that it fills in."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 __all__ = ["texts_of"]
 
 _FILLED_IN = re.compile(r"%(?:\(\w+\))?[-#0-9.]*[sdrgxif]|\{\w+\}")
-"""What logging's ``%s`` and the error table's ``{err}`` leave open."""
+"""The places for values in logging's texts (``%s``) and in those of the error table (``{err}``)."""
 
 
 def texts_of(package: Path) -> set[str]:
-    """All strings of the package's modules, but docstrings."""
+    """Return all strings of the package's modules, except docstrings."""
     found = set()
     for path in package.rglob("*.py"):
         tree = ast.parse(path.read_text())

@@ -29,7 +29,7 @@ async def run_python(text: str, names: dict[str, Any]) -> None:
 
 
 async def main() -> None:
-    # Programs that a snippet starts, such as Spark's Java, write to the standard output, too: the answers have their own.
+    # Programs that a snippet starts, such as Spark's Java, write to standard output, so answers use a copy of it.
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)
         names: dict[str, Any] = {"__name__": "__main__"}
