@@ -1,6 +1,6 @@
-"""Rules of the protocol, each removed in turn to prove that the oracle notices. Only for tests.
+"""Rules of the protocol, each removed in turn to prove that the oracle detects it. Only for tests.
 
-Each entry patches one rule of the real engine; the text says which.
+Each entry patches one rule of the real engine; its text says which.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["RULES"]
 
 
 def ack_in_order(patch: pytest.MonkeyPatch) -> None:
-    """A put that landed is answered though an earlier one did not."""
+    """A stored put is answered though an earlier one was not stored."""
     put = Putter.put
 
     async def broken(self: Putter, segment: Segment) -> int:
@@ -48,7 +48,7 @@ def ack_in_order(patch: pytest.MonkeyPatch) -> None:
 
 
 def read_the_header(patch: pytest.MonkeyPatch) -> None:
-    """A refused put is taken for one that landed earlier."""
+    """A refused put is taken for one that was stored earlier."""
     holder_of = ownership.put_ours.__globals__["holder_of"]  # type: ignore[attr-defined]
 
     async def broken(store: ObjectStore, key: str) -> ObjectHeader:
@@ -67,7 +67,7 @@ def read_the_header(patch: pytest.MonkeyPatch) -> None:
 
 
 def seal_all(patch: pytest.MonkeyPatch) -> None:
-    """Only the epoch before one's own is sealed; of the others a look must do."""
+    """Only the epoch before one's own is sealed; for the others the next free number is read, without a seal."""
     seal_epoch = ownership._seal_epoch
 
     async def broken(store: ObjectStore, paths: ShardPaths, first: Position, known: int | None, epoch: int,
@@ -124,7 +124,8 @@ def keep_seals(patch: pytest.MonkeyPatch) -> None:
 
 
 def released(patch: pytest.MonkeyPatch) -> None:
-    """What a root covers is deleted at once, without a record of it in the log, and by who is no longer owner too."""
+    """The objects that a root covers are deleted at once, without a record of it in the log, and also by a former
+    owner."""
     async def broken(self: Sweeper, checkpointer: Checkpointer) -> None:
         state, kept = self._log.state, checkpointer.roots
         keep = frozenset().union(*(root.objects for root in kept))
@@ -144,7 +145,7 @@ def released(patch: pytest.MonkeyPatch) -> None:
 
 
 def applied_only(patch: pytest.MonkeyPatch) -> None:
-    """A root claims to hold what is in flight, not only what is persisted."""
+    """A root claims to contain puts in flight, not only persisted segments."""
     run = Checkpointer._round
 
     async def broken(self: Checkpointer, start: Position) -> None:
@@ -154,7 +155,7 @@ def applied_only(patch: pytest.MonkeyPatch) -> None:
 
 
 def dead_stays_dead(patch: pytest.MonkeyPatch) -> None:
-    """A run's block takes the place of others as it was made: what was removed since is back."""
+    """A run's block replaces others as it was made: messages removed since are back."""
     patch.setattr(applied, "dead_in", lambda ref, parts: None)
 
 
@@ -176,15 +177,14 @@ def own_runs_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 def bounded_window(patch: pytest.MonkeyPatch) -> None:
-    """Whoever seals takes the first number beyond the last segment that landed, as if no put before it could be
-    missing."""
+    """A new owner seals the first number beyond the last stored segment, as if no put before it could be missing."""
     patch.setattr(log_entries, "PUTS_IN_FLIGHT_MAX", 0)
     patch.setattr(log_entries, "_NEAR", (1,))
     patch.setattr(log_entries, "_GENTLE_NEAR", (1,))
 
 
 def end_is_the_end(patch: pytest.MonkeyPatch) -> None:
-    """What a fenced owner put beyond the end of its epoch is read with the rest of it."""
+    """A fenced owner's puts beyond the end of its epoch are read with the rest of it."""
     read = chain.Chain._epoch
 
     def broken(self: chain.Chain, epoch: int, number: int, end: int | None) -> Steps[int]:
@@ -198,8 +198,8 @@ def end_is_the_end(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(chain.Chain, "_epoch", broken)
 
 
-def landed_is_a_fact(patch: pytest.MonkeyPatch) -> None:
-    """A segment says that all before it had landed, whatever is in flight: a crash looks like a loss."""
+def stored_before_is_a_fact(patch: pytest.MonkeyPatch) -> None:
+    """A segment claims that all before it were stored, whatever is in flight: a crash looks like a loss."""
     begin = Log._begin
 
     def broken(self: Log, segment: Segment) -> None:
@@ -212,5 +212,5 @@ def landed_is_a_fact(patch: pytest.MonkeyPatch) -> None:
 RULES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     rule.__name__.replace("_", "-"): rule
     for rule in (ack_in_order, read_the_header, seal_all, relist, keep_seals, released, applied_only,
-                 dead_stays_dead, own_runs_stay, bounded_window, end_is_the_end, landed_is_a_fact)}
+                 dead_stays_dead, own_runs_stay, bounded_window, end_is_the_end, stored_before_is_a_fact)}
 

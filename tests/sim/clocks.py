@@ -1,17 +1,17 @@
-"""The clocks of a world's machines and of its store: each is right, or leaps, by seconds or ten years, for a second or
-for long.
+"""The clocks of a world's machines and of its store. Each is right, or leaps by seconds up to ten years, for a short or
+a long time.
 
-The world's own clock is the truth. A process reads its machine's through a ``GuardedClock``, whose second source is the
-Date of the store's answers, or else the time since boot.
+The world's own clock is the truth. A process reads its machine's through a ``GuardedClock``, whose second source is
+the Date of the store's answers, or else the time since boot.
 
     ahead, behind   one machine's wall clock, by minutes to ten years
-    small           one machine's, by so little that it is believed
+    small           one machine's, by so little that it is trusted
     store           the Date of the store's answers; the machines are right
     all             the world is suspended: each wall clock and the store agree that minutes have passed, none ran
 
-Not tried, since nothing can be done about it: a process that starts while the store's clock is wrong, or while its
-machine's is and the store has none; messages between a suspension and the store's next answer, whose times are those of
-before it.
+Three cases are not tried, since nothing can be done about them: a process that starts while the store's clock is wrong;
+one that starts while its machine's is wrong and the store has none; messages between a suspension and the store's next
+answer, whose times are those of before the suspension.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = ["Clocks"]
 SECOND = 1_000_000_000
 _LARGE = (180 * SECOND, 3600 * SECOND, 86_400 * SECOND, 10 * 365 * 86_400 * SECOND)
 _STORE_MORE_NS = 1000 * SECOND
-"""So that the store is never wrong by as much as a machine is before it has heard that the store is right again: two
-clocks that agree are believed."""
+"""Additional error of the store's clock, so that it is never as wrong as a machine that does not know yet that the
+store is right again: two clocks that agree are trusted."""
 _SUSPENDED_NS = 180 * SECOND
-"""Less than the windows and lifetimes that the oracles know: what a client asks for before it is decided after it."""
+"""Less than the windows and lifetimes in the oracles, since a request from before a suspension is decided after it."""
 _LEAPS = 0.08
-"""How many times as often as a step of a world a clock leaps."""
+"""Probability of a leap in each step of a world."""
 _STORE = "the store"
 _SWEEP_NS = 30 * SECOND
-"""What was decided to be deleted before a clock leapt may be deleted for so long."""
+"""Time for which a deletion that was decided before a leap may be carried out."""
 
 
 class Clocks:
-    """Args: ``dated``: whether the store's answers have a Date; ``counts``: how often which leap happened."""
+    """Args: ``dated``: whether the store's answers have a Date; ``counts``: the number of leaps of each kind."""
 
     def __init__(self, clock: ManualClock, loop: asyncio.AbstractEventLoop, rng: random.Random, counts: Counter[str], *,
                  dated: bool) -> None:
@@ -53,21 +53,21 @@ class Clocks:
         small_ns = rng.choice((1, 20)) * SECOND
         self._small = (small_ns, -small_ns)
         self.slack_ns = 2 * small_ns + 3 * SECOND
-        """How far two times may be apart that believed clocks showed at one instant."""
+        """Upper bound of the difference between two trusted clocks at one instant."""
         self._off_ns: defaultdict[str, int] = defaultdict(int)
-        """By machine: how far its wall clock is ahead."""
+        """Time by which a machine's wall clock is ahead, by machine."""
         self._store_off_ns = 0
         self._dates: dict[str, Callable[[], None]] = {}
-        """By machine: what tells its process the store's time."""
+        """Callbacks that give a process the store's time, by machine."""
         self._wrong_since_ns: dict[str, int] = {}
-        """By machine: since when its clock has not been what the store's is, by more than a minute."""
+        """Times since which a machine's clock has differed from the store's by more than a minute, by machine."""
         self._wrong_until_ns = 0
         self.suspended_ns = 0
-        """In sum. A clock that was wrong meanwhile may be behind by as much, and what was delivered be due later by
-        as much."""
+        """Sum of all suspensions. A clock that was wrong meanwhile may be behind by this time, and a delivery be due
+        later by it."""
 
-    def of(self, machine: str) -> tuple[GuardedClock, Callable[[], None]]:
-        """A new process's clock; and what notes the Date of an answer that comes in."""
+    def clock_of(self, machine: str) -> tuple[GuardedClock, Callable[[], None]]:
+        """Return a new process's clock, and a function that records the Date of an answer."""
         true = self._true
         dates: list[tuple[int, int]] = []
         if not self._dated:
@@ -86,20 +86,20 @@ class Clocks:
         clock.witness = witness_ns
         answered()
         self._dates[machine] = answered
-        _ = clock.trusted  # is asked first of all, as by StoreHost
+        _ = clock.trusted  # StoreHost also reads this first
         return clock, answered
 
     def may_delete(self, machine: str) -> bool:
-        """Return whether its clock may be believed, or was until just now."""
+        """Return whether the machine's clock may be trusted, or could be until just now."""
         now_ns = self._true.monotonic_ns()
         return all(now_ns - self._wrong_since_ns.get(whose, now_ns) <= _SWEEP_NS for whose in (machine, _STORE))
 
     def wrong_lately(self, ns: int) -> bool:
-        """Return whether any clock was wrong within the last ``ns``: what should have happened may be late."""
+        """Return whether any clock was wrong within the last ``ns``, so that events may be late."""
         return bool(self._wrong_since_ns) or self._true.monotonic_ns() - self._wrong_until_ns <= ns
 
     def perhaps_leap(self, machines: Sequence[str]) -> None:
-        """Now and then some clock leaps."""
+        """Let some clock leap, at random."""
         if self._rng.random() < _LEAPS:
             self._leap(self._rng.choice(machines))
 
@@ -127,8 +127,8 @@ class Clocks:
                 self._counts["clock right again"] += 1
                 self._loop.call_later(lasts_s, self._set, machine, 0)
 
-    def right(self) -> None:
-        """All are right from now on."""
+    def set_all_right(self) -> None:
+        """Make all clocks right from now on."""
         self._set_store(0)
         for machine in list(self._off_ns):
             self._set(machine, 0)

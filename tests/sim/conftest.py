@@ -20,8 +20,8 @@ import broker.storage.state.table as table
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Pages of a few blocks, so that every form of a checkpoint is met, nothing of them unpacked and no idle stream's
-    blocks kept for long; ceilings that a run of messages reaches."""
+    """Use pages of a few blocks, so that every form of a checkpoint occurs; unpack none of them, and keep no idle
+    stream's blocks for long. A run of messages reaches a ceiling."""
     make_small(monkeypatch)
     logging.disable(logging.CRITICAL)
     yield

@@ -1,6 +1,6 @@
 """An event loop in virtual time: if nothing is ready it moves the clock to the next timer, without waiting.
 
-It has no selector and no threads: the same program with the same seed runs the same way. Work for a thread runs
+The loop has no selector and no threads: the same program with the same seed runs the same way. Work for a thread runs
 in the loop, since virtual time does not wait for a real thread: minutes of it pass before a thread has run for a
 millisecond.
 """
@@ -23,13 +23,13 @@ from tests.manual_clock import ManualClock
 __all__ = ["SimLoop", "Stuck"]
 
 TURNS_MAX = 100_000
-"""Turns of the loop that the clock may stand still for: whoever takes more asks the same question for ever."""
+"""Upper bound of turns at one virtual time. A program that takes more turns repeats itself for ever."""
 ENDING_TURNS_MAX = 1000
-"""Turns of the loop within which cancelled tasks end."""
+"""Number of turns within which cancelled tasks end."""
 THREAD_SECONDS = (0.0, 0.0, 0.0, 0.001, 0.03, 0.5, 4.0)
-"""Virtual time that work in a thread takes to begin, and to tell its result: one of these each, at random."""
+"""Virtual times for work in a thread to begin, and to return its result: a random one of these each."""
 _RESOLUTION = 1e-9
-"""Seconds: a timer that is due by less is due."""
+"""Seconds: a timer that is due within this time is due."""
 
 
 class Stuck(AssertionError):
@@ -37,7 +37,7 @@ class Stuck(AssertionError):
 
 
 class _Call:
-    """What ``asyncio.Handle`` and ``asyncio.TimerHandle`` are to others."""
+    """A call, with the interface of ``asyncio.Handle`` and ``asyncio.TimerHandle``."""
 
     __slots__ = ("args", "at", "fn")
 
@@ -57,7 +57,8 @@ class _Call:
 
 
 class _Task(asyncio.Task[Any]):
-    """A set of tasks is walked in an order that their hashes give: here not by where they lie in memory."""
+    """A task whose hash is its number. A set of tasks is walked in an order that depends on their hashes, which must
+    not be their addresses in memory."""
 
     __slots__ = ("number",)
     number: int
@@ -73,9 +74,10 @@ class _Task(asyncio.Task[Any]):
 class SimLoop(asyncio.BaseEventLoop):
     """``asyncio`` with ``clock`` for time.
 
-    A turn is what it is in asyncio: the calls that were ready when it began. Timers of one instant go in the order in
-    which they were set. Calls do not run in a context of their own, since nothing here has context variables; this, and
-    calls as light as these, make a simulation a quarter cheaper.
+    A turn is defined as in asyncio: the calls that were ready when it began. Timers of one instant run in the order in
+    which they were set. Calls do not run in a context of their own, since the simulation has no context variables;
+    this,
+    and the light calls, make a simulation a quarter cheaper.
 
     Args: ``rng`` decides how long work in threads takes; None: it ends within a turn.
     """
@@ -85,11 +87,11 @@ class SimLoop(asyncio.BaseEventLoop):
         self.clock = clock
         self._rng = rng
         self.errors: list[dict[str, Any]] = []
-        """What the exception handler was told: a test fails when there is any."""
+        """Calls of the exception handler: a test fails if there is any."""
         self._calls: deque[_Call] = deque()
         self._timers: list[tuple[float, int, _Call]] = []
         self._timers_set = 0
-        self._still_turns = 0
+        self._turns_at_one_time = 0
         self.tasks_made = 0
         self.set_task_factory(lambda loop, work, **given: _Task(work, self, **given))
         self.set_exception_handler(lambda loop, context: self._failed(context))
@@ -106,7 +108,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any,  # type: ignore[override]
                              context: contextvars.Context | None = None) -> _Call:
         if self._thread_id not in (None, threading.get_ident()):  # type: ignore[attr-defined]
-            # When a thread gets here is chance, and so would be what happens from then on.
+            # The time at which a real thread calls is random, and so would be the further history.
             self.errors.append({"message": f"a thread calls {callback!r} in a simulation"})
         return self.call_soon(callback, *args)
 
@@ -123,8 +125,8 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def run_in_executor(self, executor: Executor | None, func: Callable[..., Any],  # type: ignore[override]
                         *args: Any) -> asyncio.Future[Any]:
-        """Call ``func`` in the loop. A call whose future is cancelled before it begins is not made, as in a pool of
-        threads; one that has begun runs to its end."""
+        """Call ``func`` in the loop. As in a pool of threads, a call whose future is cancelled before it begins is not
+        made; one that has begun runs to its end."""
         future = self.create_future()
 
         def run() -> None:
@@ -146,18 +148,18 @@ class SimLoop(asyncio.BaseEventLoop):
             self.call_soon(callback)
 
     def _run_once(self) -> None:
-        """One turn, for ``run_forever``."""
+        """Run one turn, for ``run_forever``."""
         calls, timers = self._calls, self._timers
         while timers and timers[0][2].fn is None:
             heappop(timers)
         if calls or self._stopping:  # type: ignore[attr-defined]
-            self._still_turns += 1
-            if self._still_turns > TURNS_MAX:
+            self._turns_at_one_time += 1
+            if self._turns_at_one_time > TURNS_MAX:
                 raise Stuck(f"{TURNS_MAX} turns, and no time has passed")
         elif timers:
             wait = timers[0][0] - self.time()
             if wait > 0:
-                self._still_turns = 0
+                self._turns_at_one_time = 0
                 self.clock.advance(int(wait * 1e9) + 1)
         else:
             raise Stuck("nothing will ever happen again")
@@ -176,9 +178,9 @@ class SimLoop(asyncio.BaseEventLoop):
                     self.call_exception_handler({"message": f"Exception in callback {fn!r}", "exception": error})
 
     def end(self) -> None:
-        """Cancel whatever runs until all of it has ended, and close.
+        """Cancel all tasks until all have ended, and close.
 
-        A task that is left goes with the garbage of a later test, where it can neither await anything nor raise.
+        A remaining task would be collected during a later test, where it can neither await anything nor raise.
         """
         for _ in range(ENDING_TURNS_MAX):
             if not (tasks := asyncio.all_tasks(self)):
@@ -194,17 +196,16 @@ class SimLoop(asyncio.BaseEventLoop):
         self._timers.clear()
 
     def _failed(self, context: dict[str, Any]) -> None:
-        # What a killed process was doing is never finished, and that is all this message says.
+        # A killed process's tasks are never finished, and this message says only that.
         if "was destroyed but it is pending" not in context["message"]:
             self.errors.append(context)
 
     def _asyncgen_finalizer_hook(self, agen: Any) -> None:
-        # Called by the garbage collector, whenever that may be: only what a killed process was in the middle of gets
-        # here.
+        # The garbage collector calls this at any time, only for generators of a killed process.
         pass
 
     def _asyncgen_firstiter_hook(self, agen: Any) -> None:
-        # asyncio keeps them all, to close them at its end.
+        # asyncio would keep all of them, to close them at its end.
         pass
 
     def _process_events(self, event_list: list[Any]) -> None:

@@ -1,7 +1,7 @@
 """Plausible bugs planted in the engine, to prove that the simulation detects them. Only for tests.
 
-``broken`` removes whole rules of the protocol; these are bugs of one line, each with a text that says what goes wrong.
-``log`` are detected by tests.sim.world (scripted streams), ``streams`` by tests.sim.streams.world (real ones).
+``broken`` removes whole rules of the protocol. These are bugs of one line, each with a text that describes its effect.
+The simulation of real streams (tests.sim.streams.world) or a scripted test detects them.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ __all__ = ["MUTATIONS", "SPECIAL"]
 
 
 def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
-    """What has nothing of its own to wait for waits for the oldest put in flight: a duplicate's PubAck comes too
-    early."""
+    """A caller that has nothing of its own to wait for waits for the oldest put in flight: a duplicate's PubAck comes
+    too early."""
     wait = Log.wait
 
     def broken(self: Log, fn: Callable[..., object], *args: Any, of: Any = None) -> None:
@@ -76,12 +76,12 @@ def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_muted(patch: pytest.MonkeyPatch) -> None:
-    """The owner does not fall silent past its lease."""
+    """The owner keeps answering past its lease."""
     patch.setattr(Log, "lease_expired", property(lambda self: False))
 
 
 def lease_from_end(patch: pytest.MonkeyPatch) -> None:
-    """The lease counts from when a put ended, whenever it began."""
+    """The lease counts from the end of a put, whenever the put began."""
     put = Putter.put
 
     async def broken(self: Putter, segment: Segment) -> int:
@@ -92,12 +92,12 @@ def lease_from_end(patch: pytest.MonkeyPatch) -> None:
 
 
 def orphans_prove_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """A put that landed beyond one that did not renews the lease."""
+    """A put that was stored behind a missing one renews the lease."""
     put = Putter.put
 
     async def put_all(self: Putter, segment: Segment) -> int:
         proved_ns = await put(self, segment)
-        if (log := _logs.get(self)) is not None:  # else it is a recovery's
+        if (log := _logs.get(self)) is not None:  # None: the putter belongs to a recovery.
             lease_expired = log.lease_expired
             log._lease.proved_ns = max(log._lease.proved_ns, proved_ns)
             if lease_expired and not log.lease_expired:
@@ -116,7 +116,7 @@ def orphans_prove_the_lease(patch: pytest.MonkeyPatch) -> None:
 
 
 def ours_by_nonce_alone(patch: pytest.MonkeyPatch) -> None:
-    """An object with our nonce is taken for what we put, whatever its kind."""
+    """An object with our nonce is taken for our put, whatever its kind."""
     async def broken(store: ObjectStore, key: str, data: Any, nonce: bytes) -> Any:
         try:
             await store.put(key, data)
@@ -130,7 +130,7 @@ def ours_by_nonce_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 def sweep_to_newest_root(patch: pytest.MonkeyPatch) -> None:
-    """Segments are let go up to the newest kept root, so that a damaged one has nothing to fall back to."""
+    """Segments are released up to the newest kept root, so that a damaged root has nothing to fall back to."""
     after_round, unneeded = Sweeper.after_round, Sweeper._unneeded
     newest: dict[Sweeper, Position] = {}
 
@@ -144,7 +144,7 @@ def sweep_to_newest_root(patch: pytest.MonkeyPatch) -> None:
 
 
 def serve_though_sealed(patch: pytest.MonkeyPatch) -> None:
-    """Recovery does not look whether our own epoch was sealed meanwhile."""
+    """Recovery does not check whether our own epoch was sealed meanwhile."""
     async def broken(store: ObjectStore, paths: Any, epoch: int, retry: Any = None) -> Any:
         return await recovery.run(recovery.replay(paths), store, retry)  # type: ignore[attr-defined]
 
@@ -152,7 +152,7 @@ def serve_though_sealed(patch: pytest.MonkeyPatch) -> None:
 
 
 def drop_by_name(patch: pytest.MonkeyPatch) -> None:
-    """The end of a stream frees its name, whoever has that by now."""
+    """The end of a stream frees its name, also if a newer stream has it."""
     drop = applied.ShardState._drop
 
     def broken(self: applied.ShardState, stream: StreamState) -> None:
@@ -186,7 +186,7 @@ def ceiling_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
 
 
 def redelivered_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
-    """A checkpoint forgets how often messages were delivered."""
+    """A checkpoint forgets the numbers of deliveries."""
     pack_later = ConsumerState.pack_later
 
     def broken(self: ConsumerState) -> Callable[[], list[Any]]:
@@ -198,7 +198,7 @@ def redelivered_lost_in_pages(patch: pytest.MonkeyPatch) -> None:
 
 
 def dead_bytes_wrong(patch: pytest.MonkeyPatch) -> None:
-    """A checkpoint forgets how many bytes of a block are dead."""
+    """A checkpoint forgets the dead bytes of a block."""
     pack = table.BlockEntry.pack
 
     def broken(self: table.BlockEntry) -> list[Any]:
@@ -211,7 +211,7 @@ def dead_bytes_wrong(patch: pytest.MonkeyPatch) -> None:
 
 
 def api_answers_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Answers of the API leave before what they tell is stored."""
+    """Answers of the API are sent before the state that they show is stored."""
     answer = Api._answer
 
     def broken(self: Api, request: Any, members: dict[str, Any], *, audited: bool, at_once: bool = False) -> None:
@@ -221,13 +221,13 @@ def api_answers_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def ids_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """After a restart no id is known."""
+    """No message id is known after a restart."""
     restore = Dedupe.restore
     patch.setattr(Dedupe, "restore", lambda self, ids, now_ns: restore(self, [], now_ns))
 
 
 def removals_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """What was removed by name is not written when many are at once: a purge comes back after a restart."""
+    """Ranges of removed messages are not written: a purge is undone by a restart."""
     remove = OpenBlock.remove
 
     def broken(self: OpenBlock[Any], first: int, last: int, *args: Any, **kwargs: Any) -> None:
@@ -238,12 +238,12 @@ def removals_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def double_ack_at_once(patch: pytest.MonkeyPatch) -> None:
-    """Lazy news count as stored: an ack is confirmed before it is."""
+    """Deferred changes count as stored: an ack is confirmed before it is."""
     patch.setattr(Log, "barrier", lambda self, owner=None: None)
 
 
 def update_not_recorded(patch: pytest.MonkeyPatch) -> None:
-    """An update is taken and never stored."""
+    """An update is accepted and never stored."""
     add = OpenBlock.add
 
     def broken(self: OpenBlock[Any], body: RecordBody) -> None:
@@ -268,17 +268,17 @@ def late_applied_pages(patch: pytest.MonkeyPatch) -> None:
 
 
 def removals_come_back(patch: pytest.MonkeyPatch) -> None:
-    """A live stream takes a run's block as it was made, with what was removed since."""
+    """A live stream uses a run's block as it was made, with messages removed since."""
     patch.setattr(adoption, "dead_in", lambda ref, parts: None)
 
 
-def streams_not_told(patch: pytest.MonkeyPatch) -> None:
-    """Live streams go on reading what compaction has replaced, and that is deleted."""
+def streams_not_notified(patch: pytest.MonkeyPatch) -> None:
+    """Live streams continue to read blocks that compaction has replaced, and that are deleted."""
     patch.setattr(Log, "notify_adopted", lambda self, adopted: [])
 
 
 def walks_interrupted(patch: pytest.MonkeyPatch) -> None:
-    """Blocks are replaced below an operation that walks through them."""
+    """Blocks are replaced during an operation that walks through them."""
     apply = adoption.apply_compaction
 
     def broken(stream: Any, adopted: Any) -> bool:
@@ -297,7 +297,7 @@ def ids_left_behind(patch: pytest.MonkeyPatch) -> None:
 
 
 def rounds_across_adoptions(patch: pytest.MonkeyPatch) -> None:
-    """A round copies one part of a table before blocks of it are replaced, and another after that."""
+    """A checkpoint copies one part of a table before blocks of it are replaced, and another part after that."""
     async def broken(self: Checkpointer, change: Callable[[], object]) -> None:
         change()
 
@@ -327,7 +327,7 @@ def request_gone_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def granted_again(patch: pytest.MonkeyPatch) -> None:
-    """A request that is found in the inbox again, since its owner died before it deleted it, is granted once more."""
+    """A request that is found in the inbox again, because its owner died before deleting it, is granted twice."""
     patch.setattr(Requests, "of", lambda self, request_id: None)
 
 
@@ -343,7 +343,7 @@ def summaries_forget_a_segment(patch: pytest.MonkeyPatch) -> None:
 
 
 def acks_held_back(patch: pytest.MonkeyPatch) -> None:
-    """A consumer stores nothing while one of its acked messages has to be read, and answers other acks all the same."""
+    """A consumer stores nothing while one of its acked messages must be read, but answers other acks."""
     pop_delta = Consumer.pop_delta
 
     def broken(self: Consumer) -> ConsumerDelta | None:
@@ -357,23 +357,23 @@ def acks_held_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def leavings_not_recorded(patch: pytest.MonkeyPatch) -> None:
-    """Nothing tells a restart of acked messages that have not left yet."""
+    """A restart does not know of acked messages that were not removed yet."""
     patch.setattr(Interest, "pop_changes", lambda self: {})
 
 
 def positions_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """How far sources have come is not stored: after a restart their messages come again."""
+    """The positions in sources are not stored: after a restart their messages come again."""
     patch.setattr(Positions, "pop_changes", lambda self: self.moved.clear() or {})
 
 
 def mirrors_miss_one(patch: pytest.MonkeyPatch) -> None:
-    """A mirror passes over the message after each batch."""
+    """A mirror skips the message after each batch."""
     next_seq = Mirror.next_seq
     patch.setattr(Mirror, "next_seq", lambda self, batch: next_seq(self, batch) + 1)
 
 
 def expiries_not_stored(patch: pytest.MonkeyPatch) -> None:
-    """After a restart messages with a TTL stay for ever."""
+    """Messages with a TTL stay for ever after a restart."""
     patch.setattr(MessageTtls, "record", lambda self, block: None)
 
 
@@ -384,7 +384,7 @@ def expires_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def markers_left_out(patch: pytest.MonkeyPatch) -> None:
-    """The last message of a subject expires without a trace."""
+    """The last message of a subject expires without a marker."""
     patch.setattr(stream_module, "delete_marker", lambda config: b"")
 
 
@@ -407,7 +407,7 @@ def fast_acks_at_once(patch: pytest.MonkeyPatch) -> None:
 
 
 def totals_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """A counter begins anew when its last message is not in memory."""
+    """A counter starts again if its last message is not in memory."""
     of = Totals.of
 
     def broken(self: Totals, subject: bytes) -> Total:
@@ -417,18 +417,18 @@ def totals_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def schedules_not_stored(patch: pytest.MonkeyPatch) -> None:
-    """A restart forgets what is scheduled."""
+    """A restart forgets the schedules."""
     patch.setattr(Scheduler, "record", lambda self: None)
 
 
 def schedules_twice(patch: pytest.MonkeyPatch) -> None:
-    """What a schedule publishes is stored though the schedule has gone meanwhile, or has published already."""
+    """The message of a schedule is stored though the schedule is gone meanwhile, or has published already."""
     next_of = Scheduler.next_of
     patch.setattr(Scheduler, "next_of", lambda self, subject: next_of(self, subject) or (0, 0))
 
 
 def served_too_early(patch: pytest.MonkeyPatch) -> None:
-    """A new owner does not wait until the one it deposed can answer no more."""
+    """A new owner does not wait until its predecessor can no longer answer."""
     async def broken(*_: object) -> bool:
         return True
 
@@ -436,7 +436,7 @@ def served_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def pages_swept_to_newest_root(patch: pytest.MonkeyPatch) -> None:
-    """Pages go that only older roots name, so that a damaged newest one has nothing to fall back to."""
+    """Pages that only older roots name are deleted, so that a damaged newest root has nothing to fall back to."""
     after_round = Sweeper.after_round
 
     async def broken(self: Sweeper, checkpointer: Checkpointer) -> None:
@@ -448,25 +448,25 @@ def pages_swept_to_newest_root(patch: pytest.MonkeyPatch) -> None:
 
 
 def clocks_believed(patch: pytest.MonkeyPatch) -> None:
-    """The wall clock is believed, wherever it leaps."""
+    """The wall clock is trusted, however it leaps."""
     patch.setattr(GuardedClock, "now_ns", lambda self: self._wall_ns())
     patch.setattr(GuardedClock, "trusted", True)
 
 
 def leaps_stamped(patch: pytest.MonkeyPatch) -> None:
-    """While the wall clock is wrong nothing expires, and messages are given its time."""
+    """Nothing expires while the wall clock is wrong, but messages get its time."""
     patch.setattr(GuardedClock, "now_ns", lambda self: self._wall_ns())
 
 
 def swept_by_wrong_clocks(patch: pytest.MonkeyPatch) -> None:
-    """Time goes on as it should while the wall clock is wrong, and so does deleting."""
+    """Virtual time stays right while the wall clock is wrong, but deleting continues."""
     trusted = GuardedClock.trusted
     patch.setattr(GuardedClock, "trusted",
                   property(lambda self: trusted.fget(self) or True))  # type: ignore[attr-defined]
 
 
 def never_right_again(patch: pytest.MonkeyPatch) -> None:
-    """A clock that was wrong once is not believed any more."""
+    """A clock that was wrong once is never trusted again."""
     trusted = GuardedClock.trusted
     wrong: set[int] = set()
 
@@ -481,7 +481,7 @@ def never_right_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def suspended_for_ever(patch: pytest.MonkeyPatch) -> None:
-    """A leap that the store's clock confirms is believed as little as any other."""
+    """A leap that the store's clock confirms is trusted as little as any other."""
     trust = GuardedClock._trust
 
     def broken(self: GuardedClock, wall_ns: int, elapsed_ns: int) -> bool:
@@ -499,7 +499,8 @@ MUTATIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
                      ceiling_lost_in_pages,
                      redelivered_lost_in_pages, dead_bytes_wrong, api_answers_at_once, ids_forgotten,
                      removals_forgotten,
-                     double_ack_at_once, update_not_recorded, late_applied_pages, removals_come_back, streams_not_told,
+                     double_ack_at_once, update_not_recorded, late_applied_pages, removals_come_back,
+                     streams_not_notified,
                      walks_interrupted, ids_left_behind, rounds_across_adoptions, half_adopted, request_gone_early,
                      granted_again, delivered_before_stored,
                      summaries_forget_a_segment, served_too_early, pages_swept_to_newest_root, acks_held_back,
@@ -512,4 +513,4 @@ SPECIAL = frozenset(("positions-forgotten", "mirrors-miss-one", "expiries-not-st
                      "markers-left-out",
                      "batches-in-two-segments", "fast-acks-at-once", "totals-forgotten", "schedules-not-stored",
                      "never-right-again", "suspended-for-ever"))
-"""Those that only worlds of special streams detect."""
+"""Mutations that only worlds of special streams detect."""

@@ -1,6 +1,7 @@
-"""What was acknowledged to clients, and whether a fresh reader of the store finds it.
+"""The acknowledgements that clients received, and the check that a fresh reader of the store finds them.
 
-The reader shares only the code of replay with the brokers; it takes no time, so it reads one state of the store.
+The reader shares only the code of replay with the brokers. It takes no virtual time, so it reads one state of the
+store.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ PATHS = ShardPaths(0)
 
 
 class Lost(AssertionError):
-    """The oracle's verdict."""
+    """A promise was broken."""
 
 
 class Oracle:
-    """What clients were told, and what they asked for."""
+    """The requests of clients and their acknowledgements."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
         self.offered: dict[tuple[int, int], set[bytes]] = {}
-        """(stream, seq) → payloads that some owner gave that sequence, acknowledged or not"""
+        """(stream, seq) → payloads that some owner gave that sequence, acknowledged or not."""
         self.acked: dict[tuple[int, int], bytes] = {}
         self.removing: set[tuple[int, int]] = set()
-        """A removal was asked for: the message may be there or not."""
+        """Messages whose removal was requested: they may be there or not."""
         self.removed: set[tuple[int, int]] = set()
-        """A removal was acknowledged: the message must be gone."""
+        """Messages whose removal was acknowledged: they must be gone."""
         self.streams: dict[int, str] = {}
-        """stream → "made", "going" or "gone", as acknowledged ("going": as asked for)"""
+        """stream → "made", "going" or "gone"; as acknowledged, but "going" as requested."""
         self.delivered: dict[int, int] = {}
-        """stream → highest delivered sequence of its consumer that was acknowledged"""
+        """stream → highest delivered sequence of its consumer that was acknowledged."""
         self.checks = 0
         self._read: dict[tuple[str, int], dict[int, bytes]] = {}
 
@@ -54,7 +55,7 @@ class Oracle:
                 raise Lost(f"sequence {seq} of stream {stream_id} names two messages: {other!r} and {payload!r}")
 
     def check(self) -> None:
-        """Read the store as somebody who just came, and compare."""
+        """Read the store as a fresh reader, and compare."""
         try:
             snapshot = run_blocking(replay(PATHS), self._get, self._list)
         except (FormatError, CutOff) as error:
@@ -64,11 +65,11 @@ class Oracle:
     def compare(self, state: ShardState) -> None:
         """Compare a replayed state with what was acknowledged."""
         self.checks += 1
-        for stream_id, word in self.streams.items():
+        for stream_id, status in self.streams.items():
             there = stream_id in state.streams
-            if word == "made" and not there:
+            if status == "made" and not there:
                 raise Lost(f"stream {stream_id}, whose creation was acknowledged, is not there at {state.position}")
-            if word == "gone" and there:
+            if status == "gone" and there:
                 raise Lost(f"stream {stream_id}, whose deletion was acknowledged, is there at {state.position}")
         live: dict[int, dict[int, bytes]] = {}
         for stream in state.streams.values():
@@ -96,12 +97,12 @@ class Oracle:
                                f"{consumer.delivered_sseq}")
 
     def live(self, stream: StreamState) -> dict[int, bytes]:
-        """The stream's messages, every one read."""
+        """Read all of the stream's messages."""
         return {seq: payload for entry in stream.blocks for seq, payload in self._payloads(stream, entry.ref).items()
                 if seq >= stream.first_seq and not entry.is_dead(seq)}
 
     def _checked(self, stream: StreamState) -> dict[int, bytes]:
-        """The same, and the invariants of the stream's state."""
+        """Return the stream's messages, after checking the invariants of its state."""
         messages = self.live(stream)
         if len(messages) != stream.msgs:
             raise Lost(f"{stream!r} holds {len(messages)} messages")
@@ -114,7 +115,7 @@ class Oracle:
     def _payloads(self, stream: StreamState, ref: BlockRef) -> dict[int, bytes]:
         key = block_key(PATHS, stream.account, stream.name, ref)
         if key not in self.store.objects:
-            raise Lost(f"{key}, which a live block lies in, is gone")
+            raise Lost(f"{key}, which has a live block, is missing")
         read = self._read.get((key, ref.core_offset))
         if read is None:
             data = self.store.objects[key]
@@ -132,7 +133,7 @@ class Oracle:
         return read
 
     def one_writer_each(self) -> None:
-        """Every object of an epoch's log, its pages and its roots carry the nonce of its claim."""
+        """Check that every object of an epoch's log, its pages and its roots have the nonce of its claim."""
         claims: dict[int, bytes] = {}
         for key, data in self.store.objects.items():
             parsed = parse(key)

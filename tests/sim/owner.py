@@ -1,4 +1,4 @@
-"""What runs on top of an owned shard: scripted streams, through the same BlockOwner interface as the broker's own."""
+"""The owner on top of a shard: scripted streams, through the same BlockOwner interface as the broker's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Owner"]
 
 
 class SimStream:
-    """A stream with one consumer: the least that exercises every outcome a block can carry."""
+    """A stream with one consumer: the minimum that exercises every outcome of a block."""
 
     def __init__(self, owner: Owner, stream_id: int, state: StreamState | None) -> None:
         self.owner = owner
@@ -34,7 +34,7 @@ class SimStream:
         if state is not None:
             consumer = state.consumers["c"]
             self.delivered, self.floor = consumer.delivered_sseq, consumer.floor_sseq
-        self._said = (self.delivered, self.floor)
+        self._recorded = (self.delivered, self.floor)
 
     def publish(self, payloads: list[bytes], now_ns: int) -> None:
         log, oracle = self.owner.log, self.owner.oracle
@@ -57,12 +57,12 @@ class SimStream:
         self._removed(gone)
 
     def trim(self, first_seq: int) -> None:
-        """Drop the oldest, by the outcome alone."""
+        """Drop the oldest messages, by the outcome alone."""
         gone = [seq for seq in self.live if seq < first_seq]
         if not gone:
             return
         self._removing(gone)
-        # An outcome alone is nothing to persist; what the real stream has then is the message that pushed these out.
+        # An outcome alone is not persisted; a real stream also has the message that pushed these out.
         self.owner.log.block(self).add_record(RecordKind.STREAM_UPDATE, {"config": {"trimmed": first_seq}})
         self._removed(gone)
 
@@ -79,9 +79,9 @@ class SimStream:
             log.wait(self.owner.when_alive, self._delivered, self.delivered)
 
     def sealing(self, block: OpenBlock[Any]) -> None:
-        before, (delivered, floor) = self._said, (self.delivered, self.floor)
+        before, (delivered, floor) = self._recorded, (self.delivered, self.floor)
         if before != (delivered, floor):
-            self._said = (delivered, floor)
+            self._recorded = (delivered, floor)
             new = list(range(max(before[0], floor) + 1, delivered + 1))
             block.add_record(RecordKind.CONSUMER_STATE, {
                 "n": "c", "d": [delivered, delivered, 1], "f": [floor, floor], "la": 1,
@@ -107,7 +107,7 @@ class SimStream:
 
 
 class Owner:
-    """What runs on top of an owned shard: streams, and a client that keeps them busy."""
+    """The owner of a shard: streams, and a client that keeps them busy."""
 
     def __init__(self, broker: Broker, shard: Shard) -> None:
         self.broker = broker
@@ -118,7 +118,7 @@ class Owner:
         self.streams = {s.stream_id: SimStream(self, s.stream_id, s) for s in shard.state.streams.values()}
 
     def when_alive(self, fn: Any, *args: Any) -> None:
-        """A reply: it reaches nobody when the broker is dead, and only says what the store then holds."""
+        """Call ``fn`` as a reply: it reaches nobody if the broker is dead, and states only what the store then has."""
         if self.broker.dead:
             return
         fn(*args)
@@ -134,7 +134,7 @@ class Owner:
                                                     "created_ns": 1})
         block.add_record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {}, "created_ns": 1})
         self.log.urgent()
-        # Said late, by an owner that was paused meanwhile, it does not undo what the next one said.
+        # A late reply of an owner that was paused meanwhile does not undo its successor's.
         self.log.wait(self.when_alive, self.oracle.streams.setdefault, stream.stream_id, "made")
 
     def delete(self, stream: SimStream) -> None:
@@ -145,16 +145,16 @@ class Owner:
         self.log.wait(self.when_alive, self.oracle.streams.__setitem__, stream.stream_id, "gone")
 
     async def work(self, until_ns: int) -> None:
-        """Keep busy until then, or until the log fails."""
+        """Do random operations until then, or until the log fails."""
         rng, clock, log = self.world.rng, self.world.clock, self.log
         while clock.monotonic_ns() < until_ns and log.failure is None:
             await self.broker.unpaused()
             for _ in range(rng.randint(1, 4)):
                 if log.room():
-                    self._something(rng)
+                    self._do_random_operation(rng)
             await asyncio.sleep(rng.choice((0.0, 0.003, 0.02, 0.1, 0.6)))
 
-    def _something(self, rng: random.Random) -> None:
+    def _do_random_operation(self, rng: random.Random) -> None:
         if not self.streams or (len(self.streams) < 4 and rng.random() < 0.03):
             self.create()
             return

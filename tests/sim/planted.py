@@ -1,5 +1,5 @@
-"""True if it was the oracle that noticed a planted bug, or the bug failed by itself, since the engine has changed
-below it."""
+"""The distinction between a planted bug that the oracle detects and one that fails by itself, because the engine has
+changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["outdated"]
 
 
 def outdated(error: BaseException | None) -> bool:
-    """Return whether ``error``, or what caused it, is about a name or a signature that a planted bug relies on."""
+    """Return whether ``error`` or one of its causes is about a name or a signature on which a planted bug relies."""
     while error is not None:
         frames = list(traceback.walk_tb(error.__traceback__))
         if (frames and isinstance(error, AttributeError | NameError | TypeError)

@@ -1,4 +1,4 @@
-"""One broker of the simulation: its processes, one after another, and its connection to the store."""
+"""A broker of the simulation: its processes, one after another, and its connection to the store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SECOND = 1_000_000_000
 
 
 class Broker:
-    """One process run after another, under one name."""
+    """Process runs, one after another, under one name."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -44,18 +44,18 @@ class Broker:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """A new process."""
+        """Start a new process."""
         self.dead = False
         world = self.world
         self.store = FaultyStore(world.shared, rng=random.Random(world.rng.getrandbits(64)), faults=world.faults)
-        self.store.before, self.store.after = self._passing, self._passed
+        self.store.before, self.store.after = self._before_operation, self._after_operation
         self.store.down = world.storms is not None and world.storms.raging
         if world.clocks is not None:
-            self.clock, self._answered = world.clocks.of(self.name)
+            self.clock, self._answered = world.clocks.clock_of(self.name)
         self._task = asyncio.get_running_loop().create_task(self._life(), name=self.name)
 
     def kill(self) -> None:
-        """kill -9: nothing that has not reached the store ever will, but for what is late in the network."""
+        """Kill the process as by kill -9: a request that has not reached the store never will, except for late puts."""
         self.dead = True
         assert self.store is not None
         assert self._task is not None
@@ -68,7 +68,7 @@ class Broker:
         self.resume()
 
     def pause(self) -> None:
-        """Stop at the next call of the store, there or back, and publish nothing."""
+        """Stop at the next call of the store, before or after it, and publish nothing."""
         if self._paused is None:
             self._paused = asyncio.Event()
 
@@ -81,7 +81,7 @@ class Broker:
         while self._paused is not None:
             await self._paused.wait()
 
-    async def _passing(self, operation: str, key: str) -> None:
+    async def _before_operation(self, operation: str, key: str) -> None:
         clocks = self.world.clocks
         if operation == "delete" and clocks is not None and not clocks.may_delete(self.name):
             self.world.verdict = Lost(f"{self.name} deletes {key}, and its clock is wrong")
@@ -89,7 +89,7 @@ class Broker:
             await self.world.storms.delay(operation)
         await self.unpaused()
 
-    async def _passed(self, operation: str, key: str) -> None:
+    async def _after_operation(self, operation: str, key: str) -> None:
         self._answered()
         await self.unpaused()
 

@@ -1,5 +1,5 @@
-"""A store's bad days: storms, in which it refuses every request of everybody for some seconds, and listings that take
-as long as a large bucket's do."""
+"""Faults of the whole store: storms, in which it refuses every request for some seconds, and listings as slow as a
+large bucket's."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.storage.objectstore.faulty import FaultyStore
 __all__ = ["Storms"]
 
 _STORMS = 0.03
-"""How many times as often as a step of a world a storm begins."""
+"""Probability of a storm in each step of a world."""
 
 
 class Storms:
-    """Args: ``stores``: everybody's connections, as of now; ``counts``: how many storms there were, and slow
+    """Args: ``stores``: the present connections of all brokers; ``counts``: the number of storms and of slow
     listings."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, rng: random.Random, counts: Counter[str],
@@ -30,19 +30,19 @@ class Storms:
         self._listing_s = rng.choice((0.0, 0.0, 1.0, 3.0))
 
     def perhaps_begin(self) -> None:
-        """Now and then a storm begins."""
+        """Begin a storm, at random."""
         if not self.raging and self._rng.random() < _STORMS:
             self._counts["storm"] += 1
             self._set(True)
             self._loop.call_later(self._rng.choice((1, 4, 10)), self._set, False)
 
     def end(self) -> None:
-        """All is well from now on."""
+        """End all storms and slow listings."""
         self._set(False)
         self._listing_s = 0.0
 
     async def delay(self, operation: str) -> None:
-        """Wait for as long as the store takes before it begins to answer."""
+        """Wait for the time that the store takes before it begins to answer."""
         if operation == "list" and self._listing_s:
             self._counts["slow listing"] += 1
             await asyncio.sleep(self._rng.random() * self._listing_s)

@@ -1,4 +1,4 @@
-"""The simulation's event loop: work for threads runs in it, so that neither its time nor its order is chance."""
+"""The simulation's event loop: work for threads runs in it, so that neither its time nor its order is random."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.sim.loop import SimLoop
 
 
 def test_virtual_time_waits_for_work_in_a_thread() -> None:
-    """The clock moves no further than the work is said to take, however long the machine needs for it."""
+    """The clock advances no further than the work's virtual time, however long the machine needs for it."""
     clock = ManualClock()
     loop = SimLoop(clock, random.Random(1))
 
@@ -28,7 +28,7 @@ def test_virtual_time_waits_for_work_in_a_thread() -> None:
 
 
 def test_each_seed_has_its_order() -> None:
-    """The same seed: the same order, in which not always the first to begin is the first to end."""
+    """A seed gives the same order each time, in which the first to begin is not always the first to end."""
     def order(seed: int) -> list[int]:
         loop = SimLoop(ManualClock(), random.Random(seed))
         done: list[int] = []
@@ -49,7 +49,7 @@ def test_each_seed_has_its_order() -> None:
 
 
 def test_work_that_fails_or_is_cancelled() -> None:
-    """An error of the work is the caller's; work that is cancelled before it begins is not done."""
+    """An error of the work reaches the caller; work that is cancelled before it begins is not done."""
     loop = SimLoop(ManualClock())
     done: list[int] = []
 
@@ -67,7 +67,7 @@ def test_work_that_fails_or_is_cancelled() -> None:
 
 
 def test_a_real_thread_is_an_error() -> None:
-    """Whatever a thread of its own calls in the loop makes a history that is not repeated."""
+    """A call from a real thread into the loop would make a history that cannot be repeated."""
     loop = SimLoop(ManualClock())
 
     async def main() -> None:

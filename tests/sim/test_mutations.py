@@ -15,7 +15,7 @@ from tests.runtime import test_shard_owner as shard_owner
 from tests.sim import mutations
 from tests.sim.mutations import MUTATIONS, SPECIAL
 from tests.sim.planted import outdated
-from tests.sim.streams import judge as stream_judge
+from tests.sim.streams import checker
 from tests.sim.streams.record import Lost
 from tests.sim.streams.world import FEATURES, World
 from tests.storage.compaction import test_compactor as compactor
@@ -28,14 +28,15 @@ KNOWN: dict[str, list[int]] = {
     "half-adopted": [14],
     "late-applied-pages": [179], "leaps-stamped": [10], "lease-from-end": [36], "never-muted": [72],
     "never-right-again": [10], "pages-swept-to-newest-root": [20], "redelivered-lost-in-pages": [27],
-    "request-gone-early": [9], "schedules-not-stored": [3], "streams-not-told": [331, 455], "suspended-for-ever": [1],
+    "request-gone-early": [9], "schedules-not-stored": [3], "streams-not-notified": [331, 455],
+    "suspended-for-ever": [1],
     "swept-by-wrong-clocks": [79], "totals-forgotten": [2], "wait-for-oldest": [17], "walks-interrupted": [23],
 }
-"""Mistakes that most seeds do without, with a seed that needs them, to be looked at first."""
+"""Seeds that detect a bug which most seeds miss; these are tried first."""
 
 RARE = {"ids-left-behind", "lease-from-end", "never-muted"}
-"""Those that would cost minutes where no seed is known, or were it to take another course: for the soak. Ids are looked
-for in blocks that compaction wrote only where a page of them is damaged, or what joined them was staged."""
+"""Bugs that would cost minutes where no seed is known, or if the seed's history changed: for the soak. Ids are searched
+in compacted blocks only if a page of them is damaged, or if the messages that joined were staged."""
 
 
 def _run(test: Callable[[pytest.MonkeyPatch], Coroutine[object, object, None]]) -> None:
@@ -54,14 +55,19 @@ STEP_BY_STEP: dict[str, Callable[[], object]] = {
     "schedules-twice": lambda: asyncio.run(scheduler.test_a_schedule_that_waits_for_others_fires_once(True)),
     "serve-though-sealed": partial(ownership.test_three_takers_pause_at_each_call, 30, 3),
 }
-"""Mistakes that hardly change a history of the worlds. The log has the end of a stream before what follows it, always;
-few puts land behind one that hangs, and soon after it; who owned an epoch seals it himself only when whoever took it
-from him died between two puts of a lost race; a taker who waited for the lease meets nobody who is about to serve, and
-few owners who wake just then; their streams have too few blocks for a table of several pages; few are killed while the
-head of an acked message is being loaded; and few publishes of a schedule wait for so long."""
+"""Scripted tests for bugs that hardly change a history of the worlds, for these reasons:
+
+- the log always has the end of a stream before what follows it;
+- few puts are stored behind one that hangs, and soon after it;
+- an owner seals its own epoch only if its successor died between two puts of a lost race;
+- a broker that waited for the lease meets no process that is about to serve, and few owners that wake just then;
+- the streams have too few blocks for a table of several pages;
+- few brokers are killed while the head of an acked message is being loaded;
+- few publishes of a schedule wait for so long.
+"""
 
 
-def noticed(mutation: str, seed: int) -> bool:
+def detected(mutation: str, seed: int) -> bool:
     world = {"special"} if mutation in SPECIAL else set()
     try:
         World(seed, features=FEATURES | world).run()
@@ -76,25 +82,25 @@ def noticed(mutation: str, seed: int) -> bool:
 @pytest.mark.parametrize("mutation", [
     pytest.param(mutation, marks=pytest.mark.soak if mutation in RARE else ())
     for mutation in sorted(MUTATIONS.keys() - STEP_BY_STEP.keys())])
-def test_the_oracle_notices(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one bug planted some promise is broken, and the oracle says so."""
+def test_the_oracle_detects(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One planted bug breaks some promise, and the oracle reports it."""
     MUTATIONS[mutation](monkeypatch)
-    if not any(noticed(mutation, seed) for seed in [*KNOWN.get(mutation, ()), *range(300)]):
-        pytest.fail(f"nothing was noticed of {mutation}")
+    if not any(detected(mutation, seed) for seed in [*KNOWN.get(mutation, ()), *range(300)]):
+        pytest.fail(f"{mutation} was not detected")
 
 
 @pytest.mark.parametrize("mutation", sorted(STEP_BY_STEP))
-def test_a_test_notices(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same for a bug that only a scripted course of events reaches."""
+def test_a_scripted_test_detects(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scripted test detects a bug that only its course of events reaches."""
     STEP_BY_STEP[mutation]()
     MUTATIONS[mutation](monkeypatch)
     with pytest.raises((AssertionError, LookupError, ValueError)):
         STEP_BY_STEP[mutation]()
 
 
-def test_a_bug_that_fails_by_itself_is_not_noticed() -> None:
-    """What a planted bug relies on may be gone from the engine: that is no verdict of the oracle, wherever it was
-    caught."""
+def test_a_bug_that_fails_by_itself_is_not_detected() -> None:
+    """A planted bug may rely on a part of the engine that is gone. Its error is no verdict of the oracle, wherever it
+    was caught."""
     def raised(code: str, file: str) -> Lost:
         try:
             try:
@@ -108,4 +114,4 @@ def test_a_bug_that_fails_by_itself_is_not_noticed() -> None:
     assert outdated(raised("len.gone", mutations.__file__))
     assert outdated(raised("len(1, 2)", mutations.__file__))
     assert not outdated(raised("int('x')", mutations.__file__))
-    assert not outdated(raised("len.gone", stream_judge.__file__))
+    assert not outdated(raised("len.gone", checker.__file__))

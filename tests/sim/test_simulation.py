@@ -1,4 +1,4 @@
-"""The real engine in virtual time on a faulty store: whatever happens, a fresh reader finds what was acknowledged.
+"""The real engine in virtual time on a faulty store: in every history, a fresh reader finds what was acknowledged.
 
 Run one seed again: ``pytest tests/sim -k 'seed and 17'``, or ``World(17).run()``. ``tests.sim.world`` lists the faults
 that are survived; ``tests.sim.broken`` the rules that are removed on purpose.
@@ -18,7 +18,7 @@ from tests.sim.world import World
 
 SEEDS = 60
 COUNTED_SEEDS = (*range(8), 9, 10, 13, 15, 16, 19, 21, 22)
-"""Those of them that run where their faults are counted, and for longer."""
+"""Seeds that run where their faults are counted, and for longer."""
 SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000")) // 5
 
 
@@ -35,7 +35,8 @@ def run(seed: int, **settings: int) -> World:
 
 @pytest.mark.parametrize("seed", sorted(set(range(SEEDS)).difference(COUNTED_SEEDS)))
 def test_nothing_acknowledged_is_lost(seed: int) -> None:
-    """Three brokers without patience, killed and paused anywhere, on a store that fails in every way it may."""
+    """Three brokers that do not wait for the lease are killed and paused anywhere, on a store that fails in every
+    allowed way."""
     run(seed, seconds=60)
 
 
@@ -43,13 +44,13 @@ def test_nothing_acknowledged_is_lost(seed: int) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(1000, 1000 + SOAK_SEEDS, 100))
 def test_nothing_acknowledged_is_lost_soak(first: int) -> None:
-    """The same, for longer, with up to five brokers."""
+    """Nothing is lost in longer runs with up to five brokers."""
     for seed in range(first, first + 100):
         run(seed, brokers=2 + seed % 4, seconds=180)
 
 
 def test_a_seed_is_a_history() -> None:
-    """Same seed, same digest of every object, reply and instant; another seed, another."""
+    """A seed gives the same digest of every object, reply and instant each time; another seed gives another."""
     digests = [World(seed, seconds=40).run() for seed in (3, 3, 4)]
     assert digests[0] == digests[1] != digests[2]
 
@@ -78,16 +79,15 @@ def test_the_seeds_cause_every_fault() -> None:
 
 
 KNOWN = {"relist": [427], "bounded-window": [36]}
-"""Rules that most seeds do without, with a seed that needs them: looked at first, and in the soak. What they rule out
-has a test of its own each, step by step: ``tests/cluster/test_ownership.py`` and
-``tests/storage/checkpoint/test_sweeper.py``."""
+"""Seeds that need a rule which most seeds miss, tried first, and in the soak. Each history that the rule excludes has
+its own scripted test: ``tests/cluster/test_ownership.py`` and ``tests/storage/checkpoint/test_sweeper.py``."""
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rule", [
     pytest.param(rule, marks=pytest.mark.soak if rule in KNOWN else ()) for rule in sorted(RULES)])
-def test_the_oracle_notices(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one rule of the protocol removed, some seed loses a message, and the oracle says so."""
+def test_the_oracle_detects(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some seed loses a message without one rule of the protocol, and the oracle reports it."""
     RULES[rule](monkeypatch)
     for seed in (*KNOWN.get(rule, ()), *range(300)):
         try:
@@ -96,4 +96,4 @@ def test_the_oracle_notices(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
             if outdated(error):
                 raise
             return
-    pytest.fail(f"nothing was noticed without the rule {rule}")
+    pytest.fail(f"no seed needed the rule {rule}")

@@ -1,5 +1,4 @@
-"""Atomic batches that go to the store while they arrive, in the simulation: what its oracle of batches says stays
-true."""
+"""Atomic batches that go to the store while they arrive, in the simulation: the promises of its oracle hold."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from tests.sim.streams.world import FEATURES, World
 
 SEEDS = 5
 BUSY_SEED = 2
-"""A world in which 30 runs of batches are encoded in threads."""
+"""The seed of a world in which 30 runs of batches are encoded in threads."""
 
 
 def world(seed: int) -> World:
@@ -35,7 +34,7 @@ def make_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic, "SPILL_BYTES", 300)
 
 
-def test_what_was_told_of_them_stays_true(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_to_batches_stay_true(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers are killed, stopped and paused between any two of their steps; some batches are committed, and some
     dropped."""
     ended: Counter[bool] = Counter()
@@ -53,20 +52,20 @@ def test_what_was_told_of_them_stays_true(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_seed_is_a_history_in_each_process() -> None:
-    """Two processes whose strings have different hashes play the same history, though batches are encoded in
+    """Two processes whose strings have different hashes have the same history, though batches are encoded in
     threads."""
     environments = [{**os.environ, "PYTHONHASHSEED": hash_seed} for hash_seed in ("1", "2")]
     players = [subprocess.Popen([sys.executable, "-m", __name__], cwd=Path(__file__).parents[2], env=environment,
                                 stdout=subprocess.PIPE, text=True) for environment in environments]
-    told = [player.communicate()[0].split() for player in players]
+    shown = [player.communicate()[0].split() for player in players]
     assert [player.returncode for player in players] == [0, 0]
-    (digest, count), other = told
+    (digest, count), other = shown
     assert other == [digest, count]
     assert int(count) >= 20
 
 
 def _play() -> None:
-    """Print the digest of a world, and how many runs of batches it wrote."""
+    """Print the digest of a world, and the number of runs of batches that it wrote."""
     runs = 0
     write = Spill.write
 

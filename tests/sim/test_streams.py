@@ -1,4 +1,4 @@
-"""The real JetStream in virtual time on a faulty store: whatever happens, what clients were told stays true.
+"""The real JetStream in virtual time on a faulty store: in every history, the answers that clients received stay true.
 
 Run one seed again: ``pytest tests/sim/test_streams.py -k 'true and 17'``, or ``World(17).run()``.
 ``tests.sim.streams.world`` lists the faults that are survived.
@@ -17,7 +17,7 @@ from tests.sim.streams.world import FEATURES, World
 
 SEEDS = 240
 COUNTED_SEEDS = 30
-"""The first of them, which run where their faults are counted."""
+"""Number of the first seeds, which run where their faults are counted."""
 SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000"))
 RETENTION_SEEDS = 20
 SPECIAL_SEEDS = 10
@@ -25,8 +25,8 @@ SPECIAL_SOAK_SEEDS = 1000
 
 
 @pytest.mark.parametrize("first", range(COUNTED_SEEDS, SEEDS, 10))
-def test_what_was_told_stays_true(first: int) -> None:
-    """Streams and consumers of every kind, brokers killed, stopped and paused, settings changed on the way."""
+def test_answers_stay_true(first: int) -> None:
+    """Worlds have streams and consumers of every kind; brokers are killed, stopped and paused, and settings changed."""
     for seed in range(first, first + 10):
         World(seed).run()
 
@@ -34,22 +34,22 @@ def test_what_was_told_stays_true(first: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(10_000, 10_000 + SOAK_SEEDS, 100))
-def test_what_was_told_stays_true_soak(first: int) -> None:
-    """The same, for longer."""
+def test_answers_stay_true_soak(first: int) -> None:
+    """Answers stay true in longer runs."""
     for seed in range(first, first + 100):
         World(seed, steps=180).run()
 
 
 @pytest.mark.parametrize("first", range(0, RETENTION_SEEDS, 10))
-def test_what_consumers_wait_for_stays(first: int) -> None:
-    """The same for work queues and interest streams alone: what nobody has acked is there, what was acked is not."""
+def test_messages_stay_while_consumers_wait_for_them(first: int) -> None:
+    """Work queues and interest streams have every message that some consumer has not acked, and none that all have
+    acked."""
     for seed in range(first, first + 10):
         World(seed, features=FEATURES | {"retention"}).run()
 
 
 def test_special_streams_keep_their_promises() -> None:
-    """Mirrors and sources, message TTLs, batches, counters and schedules, each with an oracle of its own, and each
-    in use."""
+    """Mirrors and sources, message TTLs, batches, counters and schedules are used, each with its own oracle."""
     counts: Counter[str] = Counter()
     for seed in range(SPECIAL_SEEDS):
         world = World(seed, steps=60, features=FEATURES | {"special"})
@@ -63,14 +63,14 @@ def test_special_streams_keep_their_promises() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("world", ["retention", "special"])
 @pytest.mark.parametrize("first", range(10_000, 10_000 + SPECIAL_SOAK_SEEDS, 100))
-def test_worlds_of_their_own_soak(world: str, first: int) -> None:
-    """The same for longer, of work queues and interest streams too."""
+def test_special_worlds_soak(world: str, first: int) -> None:
+    """Special worlds, and those of work queues and interest streams, keep their promises in longer runs."""
     for seed in range(first, first + 100):
         World(seed, steps=180, features=FEATURES | {world}).run()
 
 
 def test_streams_that_are_deleted_after_the_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Requests may be carried out late: then the streams that the world asks for go, or are replaced, while it asks."""
+    """Requests may be carried out late: then streams are deleted or replaced while the world asks for them."""
     owner_of = calm._owner
 
     async def owner(world: World) -> Process:
@@ -90,14 +90,15 @@ def test_streams_that_are_deleted_after_the_faults(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_seed_is_a_history() -> None:
-    """Same seed, same digest of every object, answer, delivery and instant; another seed, another."""
+    """A seed gives the same digest of every object, answer, delivery and instant each time; another seed gives
+    another."""
     digests = [World(seed, steps=60).run() for seed in (5, 5, 6)]
     assert digests[0] == digests[1] != digests[2]
 
 
 @pytest.mark.timeout(600)
 def test_the_seeds_cause_every_fault() -> None:
-    """The same; and in a few seeds there is everything that the world is made of."""
+    """A few seeds cause every fault, and have every part of the world."""
     counts: Counter[str] = Counter()
     kinds: set[str] = set()
     for seed in range(COUNTED_SEEDS):
@@ -112,8 +113,8 @@ def test_the_seeds_cause_every_fault() -> None:
     assert counts["delivered"] > 2000
     assert counts["epochs"] > 60
     for what in ("duplicate", "refused", "read", "kill", "stop", "pause", "damaged", "days", "adopted", "storm",
-                 "slow listing",
-                 "clock ahead", "clock behind", "clock right again", "clock small", "clock all", "clock store"):
+                 "slow listing", "clock ahead", "clock behind", "clock right again", "clock small", "clock all",
+                 "clock store"):
         assert counts[what] >= 5, what
     assert counts["pause past the lease"]
     assert counts["adopted while blocks are compacted"]

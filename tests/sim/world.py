@@ -1,17 +1,18 @@
 """A seeded simulation: one store, several brokers that may all believe they own it, and an oracle that reads it afresh.
 
-The brokers run the real engine: ownership, recovery, log, checkpoints, sweeping, and with odd seeds compaction.
+The brokers run the real engine: ownership, recovery, log, checkpoints, sweeping, and for every second seed compaction.
 Simulated around it:
 
-    Network     each broker's connection to the store, which refuses, loses answers, is slow, and lets puts land late,
-                also after the broker's death (FaultyStore); a broker can be paused there for longer than any sweep
-    Owner       streams that publish, remove, trim and keep a consumer, through the same BlockOwner interface as the
+    Network     each broker's connection to the store, which refuses, loses answers, is slow, and lets puts take effect
+                late, also after the broker's death (FaultyStore); a broker can be paused there longer than any sweep
+    Owner       streams that publish, remove, trim and have a consumer, through the same BlockOwner interface as the
                 broker's own streams
-    Oracle      what was acknowledged, and whether a fresh reader of the store finds it
+    Oracle      the acknowledgements, and the check that a fresh reader of the store finds them
 
-Faults that must be survived: any number of impatient brokers, killed at any await, paused at any store call, any
-order of late puts, sweeps without grace, clocks that leap; a store that refuses everything for a while, or is slow to
-list (``tests.sim.storms``). Not survived, and not tried: a store that loses or changes what it acknowledged.
+These faults must be survived: any number of brokers that do not wait for the lease, killed at any await, paused at any
+store call; any order of late puts; sweeps without grace; clocks that leap; a store that refuses everything for a while,
+or is slow to list (``tests.sim.storms``). A store that loses or changes what it acknowledged is not survived, and not
+tried.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SECOND = 1_000_000_000
 
 
 class World:
-    """One run of one seed."""
+    """A run of one seed."""
 
     def __init__(self, seed: int, *, brokers: int = 3, seconds: int = 90, fault_factor: float | None = None) -> None:
         self.seed = seed
@@ -61,9 +62,9 @@ class World:
         self.streams = 0
         self.epochs: dict[int, str] = {}
         self.deleted = 0
-        """Objects swept."""
+        """Number of swept objects."""
         self.counts: Counter[str] = Counter()
-        """How often a clock leapt, and how; storms, and slow listings."""
+        """Number of leaps of clocks, by kind; of storms, and of slow listings."""
         self.clocks: Clocks | None = None
         if seed % 3 == 0:
             self.clocks = Clocks(self.clock, self.loop, random.Random(seed), self.counts, dated=True)
@@ -72,19 +73,20 @@ class World:
             self.storms = Storms(self.loop, random.Random(seed), self.counts,
                                  lambda: [broker.store for broker in self.brokers if broker.store is not None])
         self.verdict: Lost | None = None
-        """What was noticed on the way."""
+        """The first broken promise that was detected during the run."""
         self.injected: set[str] = set()
         """Kinds of fault that happened."""
         self._payload = 0
         self._digest = hashlib.sha256()
 
     def run(self) -> str:
-        """Run to the end; returns a digest of all that happened. Raises: Lost, and whatever else went wrong."""
+        """Run to the end; return a digest of the whole history. Raises: Lost, and any other error."""
         try:
             self.loop.run_until_complete(self._main())
             if self.loop.errors:
                 context = self.loop.errors[0]
-                raise Lost(f"the loop's exception handler was called: {context['message']}") from context.get("exception")
+                raise Lost(f"the loop's exception handler was called: {context['message']}"
+                           ) from context.get("exception")
             if self.verdict is not None:
                 raise self.verdict
             self.oracle.check()
@@ -98,11 +100,11 @@ class World:
             self.loop.end()
 
     def note(self, *what: Any) -> None:
-        """Part of the digest."""
+        """Add an event to the digest."""
         self._digest.update(repr((self.clock.monotonic_ns(), what)).encode())
 
     def opened(self, broker: Broker, epoch: int, state: ShardState) -> None:
-        """A broker recovered: what he will serve is compared too."""
+        """Record that a broker recovered, and compare the state that it will serve."""
         if epoch in self.epochs:
             raise Lost(f"epoch {epoch} was opened by {self.epochs[epoch]} and by {broker.name}")
         self.epochs[epoch] = broker.name
@@ -110,7 +112,7 @@ class World:
         end = state.position
         newest = max(self.epochs)
         if newest == epoch:
-            # Nobody opened a later epoch, so what was acknowledged until now must be in there.
+            # No later epoch was opened, so the state must contain everything acknowledged until now.
             self.oracle.compare(state)
         assert end.epoch == epoch
 
@@ -157,7 +159,7 @@ class World:
                 self.oracle.check()
         for broker in self.brokers:
             broker.kill()
-        # What is late in the network lands, and is checked after.
+        # Puts that are late in the network take effect, and are checked afterwards.
         for broker in self.brokers:
             assert broker.store is not None
             await broker.store.late_puts_done()

@@ -1,5 +1,5 @@
-"""Batches: an atomic one is there whole, in one piece, or not at all; of a fast-ingest batch there are its first
-messages.
+"""Batches: an atomic one is stored whole and in one piece, or not at all; of a fast-ingest batch the first messages
+are.
 
     atomic    committed at once or in two parts, abandoned, with a message left out, or with one that is refused
     fast      in one or several parts, with gaps that end it or do not, ended by a commit or not at all
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from broker.jetstream.bus import Msg
     from broker.storage.state.stream import StreamState
+    from tests.sim.streams.checker import Message
     from tests.sim.streams.client import Client
-    from tests.sim.streams.judge import Message
     from tests.sim.streams.world import World
 
 __all__ = ["Batches"]
 
 
 class _Atomic:
-    """Messages that belong together."""
+    """An atomic batch: its messages, which belong together."""
 
     def __init__(self, rows: list[Publish]) -> None:
         self.rows = rows
@@ -36,7 +36,7 @@ class _Atomic:
             row.refused = True
 
     def answered(self, record: StreamRecord, answer: dict[str, Any], epoch: int) -> None:
-        """The commit was answered."""
+        """Record the answer to the commit."""
         if "error" in answer:
             for row in self.rows:
                 record.pub_ack(row, answer, epoch)
@@ -47,8 +47,8 @@ class _Atomic:
         for seq, row in enumerate(self.rows, answer["seq"] - count + 1):
             record.pub_ack(row, {"stream": record.name, "seq": seq}, epoch)
 
-    def judge(self, record: StreamRecord, messages: dict[int, Message], now_ns: int) -> None:
-        """What was seen of it must be all of it. Raises: Lost."""
+    def check(self, record: StreamRecord, messages: dict[int, Message], now_ns: int) -> None:
+        """Check that all messages of the batch are there if any was seen. Raises: Lost."""
         firsts = {row.seq - at for at, row in enumerate(self.rows) if row.seq}
         if len(firsts) > 1:
             raise Lost(f"{record}: the batch {self.rows} is in pieces: {[row.seq for row in self.rows]}")
@@ -67,10 +67,10 @@ class _Fast:
         self.gap_ok = gap_ok
         self.rows: dict[int, Publish] = {}
         self.stored = 0
-        """All up to this place are stored, it was said."""
+        """All messages up to this place are stored, as an answer stated."""
 
     def answered(self, record: StreamRecord, place: int, answer: dict[str, Any]) -> None:
-        """An answer to the message at ``place`` came."""
+        """Record an answer to the message at ``place``."""
         if answer.get("type") == "ack":
             self.stored = max(self.stored, answer["seq"])
         elif answer.get("type") == "err":
@@ -84,10 +84,10 @@ class _Fast:
             self.stored = max(self.stored, answer["count"])
             last = self.rows.get(answer["count"])
             if last is not None and not last.refused:
-                record.names(answer["seq"], last.payload, "the end of a batch says that")
+                record.record_payload(answer["seq"], last.payload, "the end of a batch:")
 
-    def judge(self, record: StreamRecord, messages: dict[int, Message], now_ns: int) -> None:
-        """Its messages stand in their order, without others missing before them. Raises: Lost."""
+    def check(self, record: StreamRecord, messages: dict[int, Message], now_ns: int) -> None:
+        """Check that the batch's messages are in order, and that none before them is missing. Raises: Lost."""
         places = [place for place, row in self.rows.items() if row.seq]
         seqs = [self.rows[place].seq for place in places]
         if seqs != sorted(seqs):
@@ -101,7 +101,7 @@ class _Fast:
 
 
 class Batches(Special):
-    """See above."""
+    """The family of atomic and fast-ingest streams."""
 
     kinds = ("atomic", "fast")
     stay = kept = ("fast",)
@@ -109,7 +109,7 @@ class Batches(Special):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._batches: dict[int, list[_Atomic | _Fast]] = {}
-        """By stream."""
+        """Batches by stream."""
         self._fast: dict[bytes, tuple[StreamRecord, _Fast]] = {}
 
     def publish(self, record: StreamRecord, client: Client) -> None:
@@ -120,12 +120,12 @@ class Batches(Special):
         else:
             self._publish_fast(record, client)
 
-    def judge(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
+    def check(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
         for batch in self._batches.get(record.stream_id, ()):
-            batch.judge(record, messages, now_ns)
+            batch.check(record, messages, now_ns)
 
     def _row(self, record: StreamRecord) -> Publish:
-        row = Publish(subject_of(record.kind, self.rng).encode(), b"p%d" % self.world.number(),
+        row = Publish(subject_of(record.kind, self.rng).encode(), b"p%d" % self.world.next_number(),
                       self.world.clock.now_ns())
         row.answers = False
         record.send(row)
@@ -142,20 +142,20 @@ class Batches(Special):
             self.world.counts["committed"] += "error" not in answer
 
         reply = client.requests.reply(answered)
-        batch_id, ops, count = b"b%d" % self.world.number(), [], len(batch.rows)
+        batch_id, ops, count = b"b%d" % self.world.next_number(), [], len(batch.rows)
         for place, row in enumerate(batch.rows, 1):
             headers = b"Nats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n" % (batch_id, place)
             if place == count:
                 headers += b"Nats-Batch-Commit: 1\r\n"
             ops.append(_op(row.subject, reply if place == count else b"", headers, row.payload))
         draw = rng.random()
-        if draw < 0.1:  # abandoned
+        if draw < 0.1:  # abandoned: the commit is missing
             del ops[-1]
             batch.refuse()
-        elif draw < 0.2 and count > 2:  # one was lost on the way
+        elif draw < 0.2 and count > 2:  # a message was lost on the way
             del ops[rng.randrange(1, count - 1)]
             batch.refuse()
-        elif draw < 0.3:  # the last one is refused
+        elif draw < 0.3:  # the last message is refused
             row = batch.rows[-1]
             ops[-1] = _op(row.subject, reply, headers + b"Nats-Expected-Last-Msg-Id: none\r\n", row.payload)
             batch.refuse()
@@ -165,7 +165,7 @@ class Batches(Special):
         rng = self.rng
         batch = _Fast(rng.random() < 0.5)
         self._batches.setdefault(record.stream_id, []).append(batch)
-        batch_id = b"f%d" % self.world.number()
+        batch_id = b"f%d" % self.world.next_number()
         self._fast[batch_id] = record, batch
         ops: list[Msg] = []
         count, ends = rng.choice((1, 2, 6, 15)), rng.random() < 0.8
@@ -180,7 +180,7 @@ class Batches(Special):
         self._send(client, ops, lambda: None)
 
     def _send(self, client: Client, ops: list[Msg], unsent: Callable[[], None]) -> None:
-        """At once, or in two parts: the second one only if the broker still serves then."""
+        """Send at once, or in two parts: the second one only if the broker then serves."""
         rng, process = self.rng, client.process
         first = rng.randint(1, len(ops)) if ops and rng.random() < 0.4 and not self.world.calm else len(ops)
         client.requests.route(ops[:first])
@@ -203,7 +203,7 @@ class Batches(Special):
                 batch_id, _, _, place, _, _ = subject.removeprefix(b"_F.").split(b".")
                 record, batch = self._fast[batch_id]
                 self.world.note("answer", subject, body)
-                self.world.judged(batch.answered, record, int(place), error_of(body[hlen:]))
+                self.world.run_check(batch.answered, record, int(place), error_of(body[hlen:]))
 
         client.process.router.subscribe(b"_F.>", answered)
 

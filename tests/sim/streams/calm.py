@@ -1,7 +1,8 @@
-"""After all faults: one live broker on a live store. What must come true within a stated time, and what must be left.
+"""The checks after all faults have ended, with one live broker on a live store: progress within a stated time, and no
+leftovers.
 
     serves       a broker answers for each stream within PROGRESS_SECONDS of virtual time
-    limits       hold in the store, whatever the broker was killed in the middle of
+    limits       hold in the store, at whatever point the broker was killed
     consumers    have delivered each live message that matches
     quiet        without streams the store has a bounded number of objects, and nothing waits in the broker
 """
@@ -12,8 +13,8 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tests.sim.streams.judge import Message
-from tests.sim.streams.record import ConsumerRecord, Lost, StreamRecord, gets
+from tests.sim.streams.checker import Message
+from tests.sim.streams.record import ConsumerRecord, Lost, StreamRecord, matches_filter
 from tests.sim.streams.until import PROGRESS_SECONDS, until
 from tests.sim.streams.usage import MOVING
 
@@ -28,20 +29,20 @@ SECOND = 1_000_000_000
 QUIET_SECONDS = 120
 """Time within which deleted objects leave the store."""
 OBJECTS_LEFT = 96
-"""Objects in a store without streams, beside those that each epoch leaves for ever: a claim, seals, its first entry.
-Most are segments since the oldest root that is kept: rounds came late while the faults lasted."""
+"""Upper bound of objects in a store without streams, beside those that each epoch leaves for ever: a claim, seals, its
+first entry. Most are segments since the oldest root that is kept, because checkpoints came late during the faults."""
 _OBJECTS_AN_EPOCH = 3
 _GONE: dict[str, Any] = {"gone": True}
 
 
 async def restore_and_check(world: World) -> None:
-    """End all faults, then check that the promises come true. Raises: Lost."""
+    """End all faults, then check that the promises hold. Raises: Lost."""
     world.calm = True
     if world.clocks is not None:
-        world.clocks.right()
+        world.clocks.set_all_right()
     if world.storms is not None:
         world.storms.end()
-    await asyncio.sleep(0)  # what was to strike at this instant has
+    await asyncio.sleep(0)  # Events of this instant happen before the check.
     for at, process in enumerate(world.processes):
         if process.dead or process.ended:
             await process.kill()
@@ -50,68 +51,70 @@ async def restore_and_check(world: World) -> None:
         process.store.faults = process.store.faults.scaled(0.0)
         process.resume()
     owner = await _owner(world)
-    records = await _known(world, owner)
-    await _publishes(world, owner, records)
+    records = await _existing(world, owner)
+    await _check_publishing(world, owner, records)
     for special in dict.fromkeys(world.specials.values()):
-        await special.settled(owner)
+        await special.check_end(owner)
     for record in records:
         for consumer in list(record.consumers.values()):
-            await _drained(world, owner, record, consumer)
-    await until(world, lambda: not _unwaited(world), lambda: f"acked messages leave: {_unwaited(world)}")
-    await until(world, lambda: _asked(owner, "INFO", None), "the account's INFO is answered")
-    # What is trimmed may have to be read before.
-    await until(world, lambda: not _over(records, world.look()), lambda: "limits hold: " + _over(records, world.look()))
+            await _check_delivered(world, owner, record, consumer)
+    await until(world, lambda: not _unneeded(world), lambda: f"acked messages leave: {_unneeded(world)}")
+    await until(world, lambda: _ask(owner, "INFO", None), "the account's INFO is answered")
+    # Messages that exceed a limit may have to be read before their removal.
+    await until(world, lambda: not _over_limit(records, world.check_store()),
+                lambda: "limits hold: " + _over_limit(records, world.check_store()))
     if world.empties:
-        await _quiet(world, owner, records)
+        await _check_empty(world, owner, records)
 
 
 async def _owner(world: World) -> Process:
-    """The broker that serves, and stays."""
+    """Return the broker that serves, once it is the only one and keeps the shard."""
     def serving() -> Process | None:
         found = [p for p in world.processes if p.serving and p.shard is not None and p.shard.log.failure is None
                  and not p.shard.log.lease_expired]
         return found[0] if len(found) == 1 else None
 
     found = await until(world, serving, "a broker serves")
-    # Whoever was late in the network is no longer.
+    # A put that was late in the network arrives in this time.
     await asyncio.sleep(30)
     return found if found.serving else await until(world, serving, "a broker serves")
 
 
-async def _known(world: World, owner: Process) -> list[StreamRecord]:
-    """The streams that are there, each of them answering."""
+async def _existing(world: World, owner: Process) -> list[StreamRecord]:
+    """Return the records of the existing streams; each stream must answer."""
     records = []
     for name in list(owner.streams()):
-        shown = await until(world, lambda name=name: _shown(owner, name), f"{name} shows itself, or is gone")
+        shown = await until(world, lambda name=name: _ask_info(owner, name), f"{name} shows itself, or is gone")
         if shown is _GONE:
             continue
         stream = owner.streams()[name]
-        record = world.records.get(stream.stream_id) or world.appeared(owner, stream)
+        record = world.records.get(stream.stream_id) or world.stream_appeared(owner, stream)
         state = shown["state"]
-        # The broker's own advisories and what is too old come and go while it counts.
+        # The broker's own advisories, and messages that expire, change while it counts.
         if sum(state.get("subjects", {}).values()) != state["messages"] and record.kind not in MOVING:
             raise Lost(f"{record} shows {state}")
         record.shown = shown["config"]
-        if record.word in ("asked", "going"):
-            record.word = "made"
+        if record.status in ("asked", "going"):
+            record.status = "made"
         records.append(record)
     return records
 
 
-async def _shown(owner: Process, name: str) -> dict[str, Any] | None:
-    """The answer to STREAM.INFO, once it is about the stream that the broker lists; until then None.
+async def _ask_info(owner: Process, name: str) -> dict[str, Any] | None:
+    """Return the answer to STREAM.INFO if it is about the stream that the broker lists, else None.
 
-    A request from before the end of the faults may still be carried out late. Returns ``_GONE`` if one deleted the
-    stream.
+    A request from before the end of the faults may be carried out late. Returns ``_GONE`` if one deleted the stream.
     """
-    answer = await _asked(owner, f"STREAM.INFO.{name}", {"subjects_filter": ">"})
+    answer = await _ask(owner, f"STREAM.INFO.{name}", {"subjects_filter": ">"})
     if (stream := owner.streams().get(name)) is None:
         return _GONE
-    return answer if answer is not None and answer["config"]["metadata"]["life"] == stream.config.metadata["life"] else None
+    if answer is None or answer["config"]["metadata"]["life"] != stream.config.metadata["life"]:
+        return None
+    return answer
 
 
-async def _publishes(world: World, owner: Process, records: list[StreamRecord]) -> None:
-    """Each stream takes or refuses a message."""
+async def _check_publishing(world: World, owner: Process, records: list[StreamRecord]) -> None:
+    """Check that each stream accepts or refuses a message."""
     for record in records:
         if record.kind != "audit":
             owner.client.publish(record)
@@ -121,51 +124,52 @@ async def _publishes(world: World, owner: Process, records: list[StreamRecord]) 
                  lambda: f"publishes are answered: {[m for m in publishing if not (m.seq or m.refused)]}")
 
 
-async def _drained(world: World, owner: Process, record: StreamRecord, consumer: ConsumerRecord) -> None:
-    """The consumer has delivered everything, and what it delivered was taken for acked."""
+async def _check_delivered(world: World, owner: Process, record: StreamRecord, consumer: ConsumerRecord) -> None:
+    """Check that the consumer has delivered everything, and that its acks were accepted."""
     name = consumer.name
-    hands_over = "deliver_subject" not in consumer.config
+    pulls = "deliver_subject" not in consumer.config
     suspended_ns = world.clocks.suspended_ns if world.clocks is not None else 0
     end_ns = world.clock.monotonic_ns() + PROGRESS_SECONDS * SECOND + suspended_ns
     while True:
-        if hands_over:
+        if pulls:
             owner.client.consumers.pull_from(record, name, 100)
         await asyncio.sleep(1.0)
-        shown = await until(world, lambda: _asked(owner, f"CONSUMER.INFO.{record.name}.{name}", None),
+        shown = await until(world, lambda: _ask(owner, f"CONSUMER.INFO.{record.name}.{name}", None),
                              f"consumer {name} of {record} shows itself")
-        # What had its last delivery stays pending for ever.
+        # A message that had its last delivery stays pending for ever.
         if not shown["num_pending"] and (not shown["num_ack_pending"] or consumer.config["max_deliver"] > 0):
             break
         if world.clock.monotonic_ns() >= end_ns:
-            raise Lost(f"{record}: consumer {name} has not delivered what it owes: {shown}")
-    messages = world.look().get(record.stream_id, {})
-    owed = [seq for seq, message in messages.items() if consumer.wants(message.subject) and consumer.begins_at_all
+            raise Lost(f"{record}: consumer {name} has messages left to deliver: {shown}")
+    messages = world.check_store().get(record.stream_id, {})
+    due = [seq for seq, message in messages.items() if consumer.wants(message.subject) and consumer.begins_at_all
             and not record.ended(seq, world.clock.now_ns())]
-    missed = sorted(set(owed) - record.seen[name])
+    missed = sorted(set(due) - record.seen[name])
     if missed and not record.memory:
         raise Lost(f"{record}: consumer {name} never delivered {missed}")
 
 
-def _unwaited(world: World) -> str:
-    """A message of a work queue or interest stream that no consumer waits for, "" for none.
+def _unneeded(world: World) -> str:
+    """Return a message of a work queue or interest stream that no consumer waits for, "" for none.
 
-    As on nats-server, one that a consumer has passed over since it is not the last of its subject may stay.
+    As on nats-server, a message that a consumer has skipped, because it is not the last of its subject, may stay.
     """
-    found = world.look()
-    assert world.judge.state is not None
-    for stream in world.judge.state.streams.values():
+    found = world.check_store()
+    assert world.checker.state is not None
+    for stream in world.checker.state.streams.values():
         retention = stream.config.get("retention", "limits")
         for seq, message in found[stream.stream_id].items() if retention != "limits" else ():
-            getting = [consumer for consumer in stream.consumers.values() if gets(consumer.config, message.subject)]
+            getting = [consumer
+                       for consumer in stream.consumers.values() if matches_filter(consumer.config, message.subject)]
             waits = any(seq > consumer.delivered_sseq or seq in consumer.pending or seq in consumer.redelivered
                         or consumer.config["deliver_policy"] == "last_per_subject" for consumer in getting)
             if not waits and (getting or retention == "interest"):
-                return f"{stream!r}: {seq}, of those that get it by {[consumer.name for consumer in getting]}"
+                return f"{stream!r}: {seq}, which no consumer waits for, of {[consumer.name for consumer in getting]}"
     return ""
 
 
-def _over(records: list[StreamRecord], found: dict[int, dict[int, Message]]) -> str:
-    """The first stream that holds more than it may, "" when none does."""
+def _over_limit(records: list[StreamRecord], found: dict[int, dict[int, Message]]) -> str:
+    """Return the first stream that exceeds a limit, "" if none does."""
     for record in records:
         messages, config = found.get(record.stream_id), record.shown
         if messages is None:
@@ -179,25 +183,25 @@ def _over(records: list[StreamRecord], found: dict[int, dict[int, Message]]) -> 
     return ""
 
 
-async def _quiet(world: World, owner: Process, records: list[StreamRecord]) -> None:
-    """Delete everything, wait, and count what is left."""
+async def _check_empty(world: World, owner: Process, records: list[StreamRecord]) -> None:
+    """Delete everything, wait, and count the remaining objects."""
     for record in records:
-        await until(world, lambda name=record.name: _asked(owner, f"STREAM.DELETE.{name}", None),
+        await until(world, lambda name=record.name: _ask(owner, f"STREAM.DELETE.{name}", None),
                     f"{record} is deleted")
-        record.word = "gone"
+        record.status = "gone"
     await asyncio.sleep(QUIET_SECONDS)
-    world.look()
+    world.check_store()
     left = len(world.shared.objects)
     bound = OBJECTS_LEFT + _OBJECTS_AN_EPOCH * len([key for key in world.shared.objects if "/epochs/" in key])
     if left > bound:
-        raise Lost(f"{left} objects are left of nothing, {bound} may be")
+        raise Lost(f"{left} objects are left without streams, at most {bound} may be")
     assert owner.shard is not None
     log = owner.shard.log
     await until(world, lambda: not (log.tail_bytes or log.waiting_bytes), "an idle log holds nothing")
 
 
-async def _asked(owner: Process, subject: str, body: Any) -> dict[str, Any] | None:
-    """The answer to a request, None for an error or none within 10 s."""
+async def _ask(owner: Process, subject: str, body: Any) -> dict[str, Any] | None:
+    """Return the answer to a request; None for an error, or for no answer within 10 s."""
     future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
     owner.client.requests.request(subject, body, lambda answer: future.done() or future.set_result(answer))
     try:

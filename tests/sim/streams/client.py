@@ -1,7 +1,7 @@
 """A client of the broker that serves: requests through the bus, as from a connection, and their answers.
 
-Each request has its own reply subject. Answers go into the record of the stream that the request was about; a request
-without one stays open for ever, since the broker may have died before or after it carried it out.
+Each request has its own reply subject. Its answer is recorded for the stream of the request. A request without an
+answer stays open for ever, since the broker may have died before or after it carried the request out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Client"]
 
 
 class Client:
-    """What clients do to one process run of a broker, while it serves."""
+    """The operations of clients on one process run of a broker, while it serves."""
 
     def __init__(self, world: World, process: Process) -> None:
         self.world = world
@@ -35,20 +35,20 @@ class Client:
         for special in dict.fromkeys(world.specials.values()):
             special.listen(self)
 
-    # What is done at random.
+    # Random operations.
 
-    def something(self) -> None:
-        """One operation."""
+    def do_random_operation(self) -> None:
+        """Perform one operation."""
         rng, world = self.rng, self.world
         records = self._records()
         if not records or (len(records) < len(world.kinds) and rng.random() < 0.08):
             self.create(rng.choice(world.kinds))
             return
         record = rng.choice(records)
-        if record.word == "asked":
+        if record.status == "asked":
             self.confirm(record)
-        elif record.word == "going":
-            # What is asked for now may reach the next stream of this name.
+        elif record.status == "going":
+            # A request sent now may reach the next stream of this name.
             if rng.random() < 0.2:
                 self.delete(record)
             return
@@ -68,7 +68,7 @@ class Client:
         elif draw < 0.79:
             self.purge(record)
         elif draw < 0.87:
-            self.consumers.something(record)
+            self.consumers.do_random_operation(record)
         elif draw < 0.93:
             self.get(record)
         elif draw < 0.96:
@@ -79,13 +79,13 @@ class Client:
             self.delete(record)
 
     def _records(self) -> list[StreamRecord]:
-        """Of the streams that this broker has now."""
+        """Return the records of the streams that this broker has now."""
         found = []
         for stream in self.process.streams().values():
             record = self.world.records.get(stream.stream_id)
             if record is None:
-                # Whoever asked for it was not answered; it is there all the same.
-                record = self.world.appeared(self.process, stream)
+                # The request to create the stream was not answered, but the stream exists.
+                record = self.world.stream_appeared(self.process, stream)
             found.append(record)
         return found
 
@@ -96,21 +96,21 @@ class Client:
 
         def answered(answer: dict[str, Any]) -> None:
             for record in self.world.records.values():
-                if "error" not in answer and record.life == _life(answer) and record.word == "asked":
-                    record.word = "made"
+                if "error" not in answer and record.life == _life(answer) and record.status == "asked":
+                    record.status = "made"
 
         if kind not in self.process.streams():
             self.requests.request(f"STREAM.CREATE.{kind}", config, answered)
 
     def _new(self, kind: str) -> dict[str, Any]:
-        """A configuration that tells this incarnation from the others of its name."""
-        return {"name": kind, **STREAMS[kind], "metadata": {"life": str(self.world.number())}}
+        """Return a configuration that distinguishes this incarnation from others of its name."""
+        return {"name": kind, **STREAMS[kind], "metadata": {"life": str(self.world.next_number())}}
 
     def confirm(self, record: StreamRecord) -> None:
-        """It is there, and nobody was told: ask."""
+        """Ask whether the stream exists, because its creation was not answered."""
         def answered(answer: dict[str, Any]) -> None:
-            if "error" not in answer and record.word == "asked" and record.life == _life(answer):
-                record.word = "made"
+            if "error" not in answer and record.status == "asked" and record.life == _life(answer):
+                record.status = "made"
 
         self.requests.request(f"STREAM.INFO.{record.name}", None, answered)
 
@@ -130,41 +130,41 @@ class Client:
                 if answer["error"]["err_code"] not in NOT_AVAILABLE:
                     record.configs.remove(config)
                 else:
-                    record.updates_in_doubt = record.updates_asked
-            elif not record.updates and number > record.updates_in_doubt:
+                    record.updates_uncertain = record.updates_asked
+            elif not record.updates and number > record.updates_uncertain:
                 record.config = config
-            self.requests.strike(0.3)
+            self.requests.maybe_kill(0.3)
 
         self.requests.request(f"STREAM.UPDATE.{record.name}", config, answered)
 
     def delete(self, record: StreamRecord, then: Callable[[], object] | None = None) -> None:
         def answered(answer: dict[str, Any]) -> None:
             if "error" not in answer:
-                record.word = "gone"
+                record.status = "gone"
                 if then is not None:
                     then()
 
-        record.word = "going"
+        record.status = "going"
         self.requests.request(f"STREAM.DELETE.{record.name}", None, answered)
         if self.rng.random() < 0.7:
-            # Behind it in the same lane: one name, two incarnations.
+            # The request follows in the same lane, so that one name has two incarnations.
             self.requests.request(f"STREAM.CREATE.{record.name}", self._new(record.kind), lambda _: None)
 
     def info(self, record: StreamRecord) -> None:
-        """Ask for the stream's state; its answer waits until what it shows is stored."""
-        word = record.word
+        """Ask for the stream's state; the answer waits until that state is stored."""
+        status = record.status
 
         def answered(answer: dict[str, Any]) -> None:
             if "error" in answer:
-                if answer["error"]["err_code"] == 10059 and word == record.word == "made" and not record.memory:
+                if answer["error"]["err_code"] == 10059 and status == record.status == "made" and not record.memory:
                     raise Lost(f"{record} was not found")
                 return
             state = answer["state"]
             if record.life != _life(answer):
                 return
-            if record.word == "made":
+            if record.status == "made":
                 record.stored.update(mine)
-            if state["last_seq"] < high and record.word == "made" and not record.asynchronous:
+            if state["last_seq"] < high and record.status == "made" and not record.asynchronous:
                 raise Lost(f"{record} ends at {state['last_seq']}, {high} was acknowledged before")
 
         high = record.high
@@ -175,7 +175,7 @@ class Client:
     # Messages.
 
     def publish(self, record: StreamRecord) -> None:
-        """Something, as is usual for streams of its kind."""
+        """Publish in the way of the stream's kind."""
         special = self.world.specials.get(record.kind)
         if special is not None:
             special.publish(record, self)
@@ -183,13 +183,13 @@ class Client:
             self.publish_run(record)
 
     def publish_run(self, record: StreamRecord) -> None:
-        """A run of messages, as one read of a connection brings it."""
+        """Publish a run of messages, as one read of a connection brings them."""
         rng, ops = self.rng, []
         kind = record.kind
         if kind == "audit":
             return
         for _ in range(rng.choice((1, 1, 3, 8))):
-            number = self.world.number()
+            number = self.world.next_number()
             message = Publish(subject_of(kind, rng).encode(), b"p%d" % number, self.world.clock.now_ns())
             headers = self._headers(record, message, number)
             block = b"NATS/1.0\r\n" + b"".join(b"%b: %b\r\n" % pair for pair in headers) + b"\r\n" if headers else b""
@@ -211,7 +211,7 @@ class Client:
             return
         record.pub_ack(message, answer, self.process.epoch)
         if answer.get("duplicate"):
-            self.requests.strike(0.2)
+            self.requests.maybe_kill(0.2)
         self.world.counts["duplicate" if answer.get("duplicate") else "acked"] += "error" not in answer
 
     def _headers(self, record: StreamRecord, message: Publish, number: int) -> list[tuple[bytes, bytes]]:
@@ -219,7 +219,7 @@ class Client:
         if STREAMS[record.kind].get("duplicate_window", 0) >= 3600 * SECOND and rng.random() < 0.3:
             message.msg_id = b"i%d" % number
             if record.used_ids and rng.random() < 0.4:
-                # A publisher that was not answered in time sends again.
+                # A publisher that was not answered in time sends the message again.
                 message.msg_id = rng.choice(record.used_ids[-3:] if rng.random() < 0.6 else record.used_ids)
             record.used_ids.append(message.msg_id)
             headers.append((b"Nats-Msg-Id", message.msg_id))
@@ -243,7 +243,7 @@ class Client:
             return
         seq = self.rng.choice(sorted(record.named)[-20:])
         removal = record.remove(Removal(seqs=frozenset((seq,))))
-        self.requests.request(f"STREAM.MSG.DELETE.{record.name}", {"seq": seq}, self._removes(record, removal))
+        self.requests.request(f"STREAM.MSG.DELETE.{record.name}", {"seq": seq}, self._on_removed(record, removal))
 
     def purge(self, record: StreamRecord) -> None:
         rng = self.rng
@@ -261,15 +261,15 @@ class Client:
             body["keep"] = rng.randint(1, 5)
         certain = 0 if "keep" in body else high if below is None else min(high, below - 1)
         removal = record.remove(Removal(body.get("filter", "").encode(), below, certain))
-        self.requests.request(f"STREAM.PURGE.{record.name}", body, self._removes(record, removal))
+        self.requests.request(f"STREAM.PURGE.{record.name}", body, self._on_removed(record, removal))
 
-    def _removes(self, record: StreamRecord, removal: Removal) -> Answered:
+    def _on_removed(self, record: StreamRecord, removal: Removal) -> Answered:
         def answered(answer: dict[str, Any]) -> None:
             if "error" in answer:
-                # Not available: the request may have failed half-way, and what it took stays taken.
+                # Not available: the request may have failed half-way, and what it removed stays removed.
                 if answer["error"]["err_code"] not in NOT_AVAILABLE:
                     record.withdraw(removal)
-            elif record.word == "made":
+            elif record.status == "made":
                 removal.answered = True
         return answered
 
@@ -279,26 +279,26 @@ class Client:
         if self.rng.random() < 0.5 and record.named:
             seq = self.rng.choice(sorted(record.named)[-20:])
             publish = record.acked.get(seq)
-            wanted = publish is not None and not record.asynchronous and record.word == "made"
+            wanted = publish is not None and not record.asynchronous and record.status == "made"
 
             def answered(answer: dict[str, Any]) -> None:
                 if "error" not in answer:
                     self._read(record, answer)
                 elif (answer["error"]["err_code"] == 10037 and wanted and publish is not None and not record.memory
                         and not record.may_be_gone(seq, publish.subject, self.world.clock.now_ns())
-                        and record.word == "made"):
+                        and record.status == "made"):
                     raise Lost(f"{record}: {seq}, acknowledged {publish}, was not found")
 
             self.requests.request(f"STREAM.MSG.GET.{record.name}", {"seq": seq}, answered)
             return
         subject = subject_of(record.kind, self.rng)
-        # What was acknowledged before it was asked must be seen: the last one or a later one.
+        # A message that was acknowledged before the request must be seen: the last one or a later one.
         last = max((seq for seq, p in record.acked.items() if p.subject == subject.encode()
                     and not record.may_be_gone(seq, p.subject, now_ns)), default=0)
-        word = record.word
+        status = record.status
 
         def last_found(answer: dict[str, Any]) -> None:
-            if word != "made" or record.word != "made":
+            if status != "made" or record.status != "made":
                 return
             if "error" not in answer:
                 self._read(record, answer)
@@ -311,16 +311,16 @@ class Client:
         self.requests.request(f"STREAM.MSG.GET.{record.name}", {"last_by_subj": subject}, last_found)
 
     def _read(self, record: StreamRecord, answer: dict[str, Any]) -> None:
-        if record.word != "made":
+        if record.status != "made":
             return
         message = answer["message"]
-        record.names(message["seq"], base64.b64decode(message.get("data", "")), "a client's")
+        record.record_payload(message["seq"], base64.b64decode(message.get("data", "")), "a client's read of")
         if (special := self.world.specials.get(record.kind)) is not None:
             special.read(record, message)
         self.world.counts["read"] += 1
 
 
 def _life(answer: dict[str, Any]) -> str:
-    """Which incarnation an answer is about."""
+    """Return the incarnation that an answer is about."""
     life: str = answer["config"]["metadata"]["life"]
     return life

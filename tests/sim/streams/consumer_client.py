@@ -1,4 +1,4 @@
-"""What clients do with consumers: make them, look at them, pull from them, and answer what is delivered."""
+"""The operations of clients on consumers: create, inspect, pull, and answer deliveries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ConsumerClient"]
 
 
 class ConsumerClient:
-    """What clients do with the consumers of one process run of a broker, and what they are sent."""
+    """The operations of clients on the consumers of one process run of a broker, and its deliveries."""
 
     def __init__(self, requests: Requests) -> None:
         self.requests = requests
@@ -27,10 +27,11 @@ class ConsumerClient:
         router = requests.process.router
         router.subscribe(b"_D.>", self._on_delivery)
         for name in STREAMS:
-            router.subscribe(b"_P.%b" % name.encode(), self._on_delivery)  # a push consumer does not wait for wildcards
+            # A push consumer finds no interest in a wildcard that does not name its subject.
+            router.subscribe(b"_P.%b" % name.encode(), self._on_delivery)
 
-    def something(self, record: StreamRecord) -> None:
-        """Make one, remove one, or look at one."""
+    def do_random_operation(self, record: StreamRecord) -> None:
+        """Create, delete or inspect a consumer."""
         rng = self.rng
         name = rng.choice(self.world.consumers)
         known = record.consumers.get(name)
@@ -41,7 +42,7 @@ class ConsumerClient:
             record.consumer_ends[name] += 1
             self.requests.request(f"CONSUMER.DELETE.{record.name}.{name}", None, lambda _: None)
         else:
-            self.look_at(record, known)
+            self.inspect(record, known)
 
     def _create_consumer(self, record: StreamRecord, name: str) -> None:
         given = dict(CONSUMERS[name])
@@ -53,26 +54,26 @@ class ConsumerClient:
         config = {"durable_name": name, **given}
         if "deliver_subject" in config:
             config["deliver_subject"] = config["deliver_subject"].format(stream=record.name)
-        word, ends = record.word, record.consumer_ends[name]
+        status, ends = record.status, record.consumer_ends[name]
 
         def answered(answer: dict[str, Any]) -> None:
-            if "error" in answer or word != "made" or record.word != "made" or name in record.consumers:
+            if "error" in answer or status != "made" or record.status != "made" or name in record.consumers:
                 return
             if ends != record.consumer_ends[name]:
-                return  # its end was asked for behind this request
+                return  # A deletion was requested after this request.
             record.consumers[name] = ConsumerRecord(name, answer["config"], self.world.clock.now_ns())
 
         self.requests.request(f"CONSUMER.DURABLE.CREATE.{record.name}.{name}",
                               {"stream_name": record.name, "config": config}, answered)
 
-    def look_at(self, record: StreamRecord, consumer: ConsumerRecord,
+    def inspect(self, record: StreamRecord, consumer: ConsumerRecord,
                 then: Callable[[dict[str, Any]], object] | None = None) -> None:
-        """CONSUMER.INFO: the answer waits until what was delivered so far is stored."""
+        """Request CONSUMER.INFO: the answer waits until the deliveries so far are stored."""
         counts = dict(consumer.served_by(self.process.epoch))
         delivered = max(counts, default=0)
 
         def answered(answer: dict[str, Any]) -> None:
-            if record.consumers.get(consumer.name) is not consumer or record.word != "made":
+            if record.consumers.get(consumer.name) is not consumer or record.status != "made":
                 return
             if "error" in answer:
                 if answer["error"]["err_code"] == 10014:
@@ -81,21 +82,21 @@ class ConsumerClient:
             if answer["delivered"]["stream_seq"] < delivered:
                 raise Lost(f"{record}: consumer {consumer.name} shows {answer}, {delivered} was delivered before")
             if not (record.memory or record.asynchronous):
-                consumer.keeps(counts, delivered)
-                self.requests.strike(0.05)
+                consumer.record_stored(counts, delivered)
+                self.requests.maybe_kill(0.05)
             if then is not None:
                 then(answer)
 
         self.requests.request(f"CONSUMER.INFO.{record.name}.{consumer.name}", None, answered)
 
     def pull(self, record: StreamRecord) -> None:
-        """Ask a consumer for messages."""
+        """Send a pull request to a consumer."""
         names = [name for name, consumer in record.consumers.items() if "deliver_subject" not in consumer.config]
         if names:
             self.pull_from(record, self.rng.choice(names), self.rng.choice((1, 5, 20)))
 
     def pull_from(self, record: StreamRecord, name: str, batch: int) -> None:
-        reply = b"_D.%d" % self.world.number()
+        reply = b"_D.%d" % self.world.next_number()
         body = json.dumps({"batch": batch, "expires": 2 * SECOND}).encode()
         self.requests.route([(f"$JS.API.CONSUMER.MSG.NEXT.{record.name}.{name}".encode(), reply, 0, body)])
 
@@ -109,41 +110,42 @@ class ConsumerClient:
             name, consumer_name, count, seq = tokens[2], tokens[3], int(tokens[4]), int(tokens[5])
             self.world.note("delivery", reply, body)
             self.world.counts["delivered"] += 1
-            record, certain = self._told_of(name, body[hlen:])
+            record, certain = self._stream_of(name, body[hlen:])
             if record is None or not record.memory:
-                self.world.judged(self.requests.fresh, self.world.answered_epoch, body)
+                self.world.run_check(self.requests.fresh, self.world.answered_epoch, body)
             consumer = None
             if record is not None and certain:
-                self.world.judged(record.names, seq, body[hlen:], "a delivery's")
+                self.world.run_check(record.names, seq, body[hlen:], "a delivery of")
             if record is not None:
                 record.seen[consumer_name].add(seq)
-            if record is not None and record.word == "made" and certain:
+            if record is not None and record.status == "made" and certain:
                 consumer = record.consumers.get(consumer_name)
             if record is None or consumer is None:
                 if record is not None:
                     record.answered[consumer_name].add(seq)
-                self.world.loop.call_soon(self._say, reply, b"", b"+ACK")
+                self.world.loop.call_soon(self._send, reply, b"", b"+ACK")
             else:
-                self.world.judged(consumer.delivered, seq, count, self.process.epoch)
+                self.world.run_check(consumer.delivered, seq, count, self.process.epoch)
                 self._ack(record, consumer, reply, seq)
 
-    def _told_of(self, name: str, payload: bytes) -> tuple[StreamRecord | None, bool]:
-        """Which stream a delivery is from, and whether that is certain.
+    def _stream_of(self, name: str, payload: bytes) -> tuple[StreamRecord | None, bool]:
+        """Return the record of the stream that a delivery is from, and whether that is certain.
 
-        Its subject has the name alone, which a younger one may bear by now; and what the broker itself said may have
-        been said to several.
+        Its subject has only the name, which a younger stream may have by now. A message of the broker itself may have
+        gone to
+        several streams.
         """
         stream = self.process.js.accounts["$G"].streams.get(name)
         if stream is None:
             return None, False
-        record = self.world.records.get(stream.stream_id) or self.world.appeared(self.process, stream)
+        record = self.world.records.get(stream.stream_id) or self.world.stream_appeared(self.process, stream)
         sent_to = self.world.sent_to.get(payload)
         if sent_to is None or record.kind in self.world.specials:
             return record, sum(1 for other in self.world.records.values() if other.name == name) == 1
         return (record, True) if sent_to is record else (None, False)
 
     def _ack(self, record: StreamRecord, consumer: ConsumerRecord, subject: bytes, seq: int) -> None:
-        """Answer a delivery, a moment later, in one of the ways there are."""
+        """Answer a delivery a moment later, in one of the possible ways."""
         draw, reply = self.rng.random(), b""
         body = b"+ACK"
         if self.world.calm or draw < 0.55 or 0.75 <= draw < 0.77 or consumer.config["ack_policy"] == "none":
@@ -156,7 +158,7 @@ class ConsumerClient:
                 covered = [s for s in consumer.counts if s <= seq]
 
             def answered(_: dict[str, Any]) -> None:
-                # An async stream answers for acks, too, before they are stored.
+                # An async stream answers acks, too, before they are stored.
                 if not (record.memory or record.asynchronous):
                     consumer.acked.update(covered)
                 if record.kind == "queue":
@@ -174,8 +176,8 @@ class ConsumerClient:
             body = b"+WPI"
         else:
             return
-        self.world.loop.call_soon(self._say, subject, reply, body)
+        self.world.loop.call_soon(self._send, subject, reply, body)
 
-    def _say(self, subject: bytes, reply: bytes, body: bytes) -> None:
+    def _send(self, subject: bytes, reply: bytes, body: bytes) -> None:
         if not self.process.dead and self.process.serving:
             self.requests.route([(subject, reply, 0, body)])

@@ -4,7 +4,7 @@
              └──────┐                                              mirror, sum: nothing is removed by name; no stream is
     other ── one subject ───> sum      and messages of its own                  deleted, so a name is one stream
 
-What the store has of a copy has been told to whoever reads it, so it stays.
+Whoever reads a copy may have seen each of its stored messages, so these stay.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from tests.sim.streams.until import until
 
 if TYPE_CHECKING:
     from broker.storage.state.stream import StreamState
+    from tests.sim.streams.checker import Message
     from tests.sim.streams.client import Client
-    from tests.sim.streams.judge import Message
     from tests.sim.streams.process import Process
     from tests.sim.streams.world import World
 
@@ -29,17 +29,17 @@ _FILTERED = "other.1"
 
 
 class _Copy(StreamRecord):
-    """A mirror, or a stream with sources."""
+    """The record of a mirror, or of a stream with sources."""
 
     def __init__(self, stream_id: int, kind: str, config: dict[str, Any], world: World) -> None:
         super().__init__(stream_id, kind, config)
         self._sent_to = world.sent_to
         self._places: dict[bytes, int] = {}
-        """Payload to its sequence here."""
+        """Sequence in this copy by payload."""
 
-    def names(self, seq: int, payload: bytes, where: str) -> None:
+    def record_payload(self, seq: int, payload: bytes, where: str) -> None:
         if payload in self.sent:
-            super().names(seq, payload, where)
+            super().record_payload(seq, payload, where)
             return
         known = self.named.setdefault(seq, payload)
         if known != payload:
@@ -50,15 +50,15 @@ class _Copy(StreamRecord):
         if origin is None or origin.kind not in ("origin", "other"):
             raise Lost(f"{self}: {where} {seq} reads {payload!r}, which nobody published to its origins")
         if self.kind == "mirror":
-            origin.names(seq, payload, "its mirror's")
+            origin.record_payload(seq, payload, "in its mirror")
 
     def stays(self, seq: int, publish: Publish) -> None:
-        """A message was seen in the store."""
+        """Record that a message was seen in the store."""
         self.acked[seq] = publish
 
 
 class Copies(Special):
-    """See above."""
+    """The family of mirrors, sources and their origins."""
 
     kinds = stay = ("origin", "other", "mirror", "sum")
     kept = ("mirror", "sum")
@@ -71,7 +71,7 @@ class Copies(Special):
         if record.kind != "mirror":
             client.publish_run(record)
 
-    def judge(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
+    def check(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
         if not isinstance(record, _Copy):
             return
         came: dict[bytes, int] = {}
@@ -86,17 +86,17 @@ class Copies(Special):
                 continue
             name, number = (header_block.get(message.body[:message.hlen], b"Nats-Stream-Source")
                             or b"- 0").split(b" ")[:2]
-            origin.names(int(number), message.payload, f"{record}'s")
+            origin.record_payload(int(number), message.payload, f"in {record}")
             if name.decode() != origin.name or came.get(name, 0) >= int(number):
-                raise Lost(f"{record}: {seq} is said to be {name!r} {number!r}, after {came}")
+                raise Lost(f"{record}: {seq} has the source {name!r} {number!r}, after {came}")
             came[name] = int(number)
 
-    async def settled(self, owner: Process) -> None:
+    async def check_end(self, owner: Process) -> None:
         await until(self.world, lambda: not self._missing(), lambda: f"copies are complete: {self._missing()}")
 
     def _missing(self) -> str:
-        """What a copy has not got yet, "" for nothing."""
-        found = self.world.look()
+        """Return a message that a copy lacks, "" for none."""
+        found = self.world.check_store()
         live = {record.kind: found[record.stream_id] for record in self.world.records.values()
                 if record.stream_id in found}
         if "mirror" in live:

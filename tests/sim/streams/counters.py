@@ -1,7 +1,7 @@
 """Counters: a total is the sum of the increments that were acknowledged, and of some of those that were not answered.
 
-Each publish adds a power of four of its own to its subject. So a total tells which publishes are in it, and whether one
-of them is in it twice.
+Each publish adds its own power of four to its subject. So a total shows which publishes are in it, and whether one of
+them is in it twice.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from tests.sim.streams.usage import subject_of
 
 if TYPE_CHECKING:
     from broker.storage.state.stream import StreamState
+    from tests.sim.streams.checker import Message
     from tests.sim.streams.client import Client
-    from tests.sim.streams.judge import Message
 
 __all__ = ["Counters"]
 
 
 class _Counter(StreamRecord):
-    """What was added, and what the totals say. Publishes are known by the text of their increments, not by a
-    payload."""
+    """The record of a counter: increments and totals. Publishes are identified by the text of their increments, not by
+    a payload."""
 
-    def names(self, seq: int, payload: bytes, where: str) -> None:
+    def record_payload(self, seq: int, payload: bytes, where: str) -> None:
         known = self.named.setdefault(seq, payload)
         if known != payload:
             raise Lost(f"{self}: sequence {seq} names two totals: {known!r}, and {where} {payload!r}")
 
     def added(self, publish: Publish, answer: dict[str, Any], epoch: int) -> None:
-        """The answer to an increment came."""
+        """Record the answer to an increment."""
         if "error" in answer:
             publish.refused = True
             return
         publish.seq = seq = answer["seq"]
         self.newest_epoch = max(self.newest_epoch, epoch)
         self.high = max(self.high, seq)
-        self.names(seq, b'{"val":"%b"}' % answer["val"].encode(), "a PubAck's")
+        self.record_payload(seq, b'{"val":"%b"}' % answer["val"].encode(), "a PubAck of")
         self.acked[seq] = publish
         self.acked_by[seq] = epoch
 
 
 class Counters(Special):
-    """See above."""
+    """The family of counters."""
 
     kinds = stay = kept = ("counter",)
 
@@ -69,7 +69,7 @@ class Counters(Special):
         record.added(publish, answer, client.process.epoch)
         self.world.counts["incremented"] += "error" not in answer
 
-    def judge(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
+    def check(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
         totals: defaultdict[bytes, list[tuple[int, int]]] = defaultdict(list)
         for seq, message in sorted(messages.items()):
             totals[message.subject].append((seq, int(json.loads(message.payload)["val"])))
@@ -83,6 +83,7 @@ class Counters(Special):
                     raise Lost(f"{record}: {seq} adds {added} to the total of {subject!r}")
                 publish = publishes[place]
                 if publish.refused or publish.seq not in (0, seq) or record.acked.get(seq, publish) is not publish:
-                    raise Lost(f"{record}: {seq} adds what became {publish.seq}, or was refused: {publish.refused}")
+                    raise Lost(f"{record}: {seq} adds an increment that became {publish.seq}, or was refused: "
+                               f"{publish.refused}")
                 publish.seq = seq
                 record.acked[seq] = publish

@@ -1,11 +1,11 @@
-"""TTLs: a message is there until its time has come, and soon after that no more; the last one of its subject leaves a
+"""TTLs: a message exists until its time has come, and is removed soon after; the last one of its subject leaves a
 marker.
 
-    ttl       each message with a TTL of its own, or none           marked    the same, with delete markers, one message
-              a subject
+    ttl       each message with its own TTL, or none
+    marked    the same, with delete markers, and one message a subject
 
-How late a message may leave is bounded by what has to be read and stored for that: strictly once all faults have
-stopped.
+An owner may have to read and store before it can remove a message, so the delay is bounded strictly only once all
+faults have ended.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from tests.sim.streams.until import until
 
 if TYPE_CHECKING:
     from broker.storage.state.stream import StreamState
-    from tests.sim.streams.judge import Message
+    from tests.sim.streams.checker import Message
     from tests.sim.streams.process import Process
 
 __all__ = ["Lifetimes"]
 
 SECOND = 1_000_000_000
 _READ_LATE_NS = 60 * SECOND
-"""How long after its time a message may be read: an owner may have to read the store first, with slow and failing
-answers."""
+"""Time after its end within which a message may be read: an owner may have to read the store first, with slow and
+failing answers."""
 _LATE_NS = 10 * SECOND
-"""The same once all is well."""
+"""The same bound after all faults have ended."""
 _MARKER_NS = 3600 * SECOND
 _TTLS = ("1", "2s", "5", "30s", "1h", "never")
 
 
 class _Marked(StreamRecord):
-    """A stream in which markers may come up, which nobody published and which have no payload."""
+    """A stream that may have markers, which nobody published and which have no payload."""
 
-    def names(self, seq: int, payload: bytes, where: str) -> None:
+    def record_payload(self, seq: int, payload: bytes, where: str) -> None:
         if payload:
-            super().names(seq, payload, where)
+            super().record_payload(seq, payload, where)
         elif self.named.setdefault(seq, payload) != payload:
             raise Lost(f"{self}: sequence {seq} names {self.named[seq]!r}, and, {where}, a marker")
 
 
 class Lifetimes(Special):
-    """See above."""
+    """The family of streams with TTLs."""
 
     kinds = ("ttl", "marked")
     kept = ("marked",)
@@ -70,11 +70,11 @@ class Lifetimes(Special):
         ended_ns = _ended_ns(base64.b64decode(message.get("hdrs", "")), time_ns)
         now_ns = self.world.clock.now_ns()
         if self.world.clocks is not None and self.world.clocks.wrong_lately(_READ_LATE_NS):
-            return  # nothing expires meanwhile
+            return  # nothing expires while a clock is wrong
         if ended_ns is not None and now_ns > ended_ns + _READ_LATE_NS + record.slack_ns:
             raise Lost(f"{record}: {message['seq']} was read {(now_ns - ended_ns) / 1e9:.0f} s past its end")
 
-    def judge(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
+    def check(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
         last: dict[bytes, int] = {}
         for seq, message in sorted(messages.items()):
             if message.payload:
@@ -85,20 +85,20 @@ class Lifetimes(Special):
             elif not _marker(message):
                 raise Lost(f"{record}: {seq} is empty, and no marker")
 
-    async def settled(self, owner: Process) -> None:
-        await asyncio.sleep(20)  # some of what was published last expires
+    async def check_end(self, owner: Process) -> None:
+        await asyncio.sleep(20)  # The messages published last begin to expire.
         await until(self.world, lambda: not self._late(), lambda: f"expired messages leave: {self._late()}")
-        found = self.world.look()
+        found = self.world.check_store()
         for record in self.world.records.values():
             if record.kind in self.kinds:
                 self.world.counts["ended"] += sum(record.ended(seq, self.world.clock.now_ns()) for seq in record.acked)
-            if record.kind == "marked" and record.stream_id in found and record.word == "made":
+            if record.kind == "marked" and record.stream_id in found and record.status == "made":
                 self._check_markers(record, found[record.stream_id])
 
     def _late(self) -> str:
-        """A message that should be gone, "" for none."""
+        """Return a message that should be gone, "" for none."""
         now_ns = self.world.clock.now_ns()
-        for stream_id, messages in self.world.look().items():
+        for stream_id, messages in self.world.check_store().items():
             record = self.world.records.get(stream_id)
             for seq, message in messages.items() if record is not None and record.kind in self.kinds else ():
                 ended_ns = _ended_ns(message.body[:message.hlen], message.time_ns)
@@ -107,7 +107,8 @@ class Lifetimes(Special):
         return ""
 
     def _check_markers(self, record: StreamRecord, messages: dict[int, Message]) -> None:
-        """Each subject whose last message has expired, within the time of a marker, has one. Raises: Lost."""
+        """Check that each subject whose last message has expired, within the time of a marker, has a marker. Raises:
+        Lost."""
         now_ns, slack_ns = self.world.clock.now_ns(), record.slack_ns
         of: defaultdict[bytes, list[Publish]] = defaultdict(list)
         for publish in record.sent.values():
@@ -125,7 +126,7 @@ class Lifetimes(Special):
 
 
 def _lasts_ns(ttl: bytes) -> int | None:
-    """How long a message with this TTL stays; None: for ever."""
+    """Return the time for which a message with this TTL stays; None: for ever."""
     if ttl == b"never":
         return None
     text = ttl.decode()
@@ -136,7 +137,7 @@ def _lasts_ns(ttl: bytes) -> int | None:
 
 
 def _ended_ns(headers: bytes, time_ns: int) -> int | None:
-    """When a message expires, None: never."""
+    """Return the time at which a message expires; None: never."""
     ttl = header_block.get(headers, b"Nats-TTL") if headers else None
     lasts_ns = _lasts_ns(ttl) if ttl else None
     return None if lasts_ns is None else time_ns + lasts_ns

@@ -1,7 +1,7 @@
-"""One process's connection to the store, over a malicious network: late puts land at the worst time.
+"""One process's connection to the store, over a malicious network: late puts take effect at the worst time.
 
-A late put lands when its time has come, or, at random, right before another process's put of the same key: a conflict
-of two writers that would hardly ever happen by chance.
+A late put takes effect when its time has come, or, at random, right before another process's put of the same key. Such
+a conflict of two writers would hardly ever happen by chance.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tests.storage.objectstore.faulty import Faults, FaultyStore
 __all__ = ["Connection", "Late"]
 
 Late = defaultdict[str, list[asyncio.Event]]
-"""Key to what makes its late puts land."""
+"""Events by key; each makes one late put take effect."""
 
 
 class Connection(FaultyStore):
-    """A FaultyStore whose late puts may be hurried; ``late`` is shared by all of a world."""
+    """A FaultyStore whose late puts may be hurried; ``late`` is shared by all connections of a world."""
 
     def __init__(self, inner: ObjectStore, *, rng: random.Random, faults: Faults, late: Late) -> None:
         super().__init__(inner, rng=rng, faults=faults)
@@ -37,19 +37,19 @@ class Connection(FaultyStore):
     async def _put_late(self, key: str, data: Buffers) -> None:
         event = asyncio.Event()
         self.late[key].append(event)
-        landing = asyncio.create_task(super()._put_late(key, data))
+        applying = asyncio.create_task(super()._put_late(key, data))
         hurried = asyncio.create_task(event.wait())
         try:
-            await asyncio.wait((landing, hurried), return_when=asyncio.FIRST_COMPLETED)
-            if not landing.done():
-                landing.cancel()
-                await asyncio.gather(landing, return_exceptions=True)
-                await self._land(key, data)
+            await asyncio.wait((applying, hurried), return_when=asyncio.FIRST_COMPLETED)
+            if not applying.done():
+                applying.cancel()
+                await asyncio.gather(applying, return_exceptions=True)
+                await self._apply(key, data)
         finally:
             hurried.cancel()
 
-    async def _land(self, key: str, data: Buffers) -> None:
+    async def _apply(self, key: str, data: Buffers) -> None:
         try:
             await self.inner.put(key, data)
         except StoreError:
-            pass  # nobody is left to tell
+            pass  # the caller is gone

@@ -38,7 +38,7 @@ SECOND = 1_000_000_000
 
 
 class Process:
-    """From start to kill or clean end. ``serving`` while it has the shard, as far as it knows."""
+    """A process run from its start to its kill or clean end. ``serving`` while it has the shard, as far as it knows."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -46,20 +46,21 @@ class Process:
         self.dead = self.ended = False
         self.serving = False
         self.freezes = self.thaws = False
-        """True if a pause begins when the next put has landed, before its answer; whether it ends once another
-        answers."""
+        """``freezes``: a pause begins when the next put has been stored, before its answer. ``thaws``: the pause ends
+        once another process answers."""
         self.epoch = 0
         self.shard: Shard | None = None
         self.rng = random.Random(world.rng.getrandbits(64))
         self.store = Connection(world.shared, rng=random.Random(world.rng.getrandbits(64)), faults=world.faults,
                                 late=world.late)
-        self.store.before, self.store.after = self._passing, self._passed
-        self.clock, self._answered = world.clocks.of(name) if world.clocks is not None else (world.clock, _nothing)
+        self.store.before, self.store.after = self._before_operation, self._after_operation
+        self.clock, self._answered = world.clocks.clock_of(name) if world.clocks is not None else (world.clock,
+                                                                                                   _nothing)
         self.store.down = world.storms is not None and world.storms.raging
         self.rightful_ns = 0
-        """From then on nobody else may answer, as far as our take-over promises that."""
+        """The time from which nobody else may answer, as far as the take-over promises that."""
         self.put_ns = -1
-        """When a put of ours landed last."""
+        """The time of the last stored put of this process."""
         self.router = Router(self.clock, random.Random(self.rng.getrandbits(64)), world.loop.call_soon)
         self.js = JetStream(self.clock, random.Random(self.rng.getrandbits(64)))
         self.js.add_account("$G", self.router)
@@ -68,19 +69,19 @@ class Process:
         self._me = Identity(name, self.rng.randbytes(NONCE_BYTES))
         self._paused: asyncio.Event | None = None
         self._paused_ns = 0
-        self._burial: asyncio.Task[None] | None = None
+        self._cleaning_up: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
         self._clean = False
         self.js.listen()
         self._task = world.loop.create_task(self._live(), name=name)
-        self._task.add_done_callback(world.ended)
+        self._task.add_done_callback(world.process_ended)
 
     def streams(self) -> dict[str, Stream]:
-        """Its live streams by name; none while it does not serve."""
+        """Return its live streams by name; none while it does not serve."""
         return self.js.accounts["$G"].streams if self.serving and not self.dead else {}
 
     def pause(self) -> None:
-        """The store answers nothing, and hears nothing, until ``resume``; clients are served on."""
+        """Let the store neither answer nor receive anything until ``resume``; clients are served meanwhile."""
         if self._paused is None:
             self._paused = asyncio.Event()
             self._paused_ns = self.world.clock.monotonic_ns()
@@ -95,32 +96,33 @@ class Process:
             self.thaws = False
 
     def stop(self) -> None:
-        """Ask for a clean end; ``ended`` says that it came."""
+        """Request a clean end; ``ended`` becomes true with it."""
         self._clean = True
         self._over.set()
 
-    def strike(self) -> None:
-        """kill -9, at once: what has not reached the store never will, but for what is late in the network."""
+    def kill_now(self) -> None:
+        """Kill the process at once, as by kill -9: a request that has not reached the store never will, except for late
+        puts."""
         if self.dead:
             return
         self.dead = True
         self.serving = False
         self.store.halt()
-        self.world.died(self)
+        self.world.process_died(self)
         if self.shard is not None:
             self.shard.log.fail(Fenced("killed"), notify=False)
         self._task.cancel()
         self.resume()
-        self._burial = self.world.loop.create_task(self._bury(), name=f"bury {self.name}")
+        self._cleaning_up = self.world.loop.create_task(self._clean_up(), name=f"clean up {self.name}")
 
     async def kill(self) -> None:
-        """``strike``, and wait until nothing is left of it."""
-        self.strike()
-        assert self._burial is not None
-        await self._burial
+        """Kill the process, and wait until all its tasks have ended."""
+        self.kill_now()
+        assert self._cleaning_up is not None
+        await self._cleaning_up
 
-    async def _bury(self) -> None:
-        """End the timers and tasks that a dead process would not have, but the loop shares."""
+    async def _clean_up(self) -> None:
+        """End the timers and tasks that a dead process would not have, but that share the loop."""
         await asyncio.gather(self._task, return_exceptions=True)
         await self.js.close()
         await self.js.stop()
@@ -130,9 +132,9 @@ class Process:
     def _clock_trusted(self) -> bool:
         return not isinstance(self.clock, GuardedClock) or self.clock.trusted
 
-    async def _passing(self, operation: str, key: str) -> None:
+    async def _before_operation(self, operation: str, key: str) -> None:
         if operation == "delete" and self.world.clocks is not None and not key.startswith(PATHS.requests):
-            self.world.judged(self._may_delete, key)
+            self.world.run_check(self._may_delete, key)
         if self.world.storms is not None:
             await self.world.storms.delay(operation)
         await self._unpaused()
@@ -145,7 +147,7 @@ class Process:
         if self.world.clocks is not None and not self.world.clocks.may_delete(self.name):
             raise Lost(f"{self.name} deletes {key}, and its clock is wrong")
 
-    async def _passed(self, operation: str, key: str) -> None:
+    async def _after_operation(self, operation: str, key: str) -> None:
         self._answered()
         if operation == "put":
             self.put_ns = self.world.clock.monotonic_ns()
@@ -158,20 +160,20 @@ class Process:
         world, rng, lost = self.world, self.rng, 0
         while not self._clean:
             try:
-                patient = not world.leased or rng.random() < 0.85
+                waits = not world.leased or rng.random() < 0.85
                 watched = None
                 if world.leased:
                     watched = await wait_for_lease(self.store, PATHS, self._me, self.clock, rng, world.lease_ns,
-                                                   silence_ns=world.lease_ns << min(lost, 4) if patient else 1)
-                    watched = watched._replace(silent=watched.silent and patient)
+                                                   silence_ns=world.lease_ns << min(lost, 4) if waits else 1)
+                    watched = watched._replace(silent=watched.silent and waits)
                 taken = await take_shard(self.store, PATHS, self._me, self.clock, rng, watched, world.lease_ns)
-                if "patience" not in world.features:
+                if "lease wait" not in world.features:
                     self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
                 self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, self.clock, rng,
                                               world.settings(), began_ns=taken.began_ns,
                                               serve_from_ns=taken.serve_from_ns, clock_trusted=self._clock_trusted)
                 if self.shard.log.lease_expired:
-                    # What comes to life now would find that it may not read (as ShardOwner has it).
+                    # An owner that starts to serve now would find that it may not read, as in ShardOwner.
                     await self.shard.log.persisted()
                 lost = 0
                 await self._serve(self.shard)
@@ -187,11 +189,12 @@ class Process:
         self.epoch = shard.log.epoch
         world.opened(self, shard.state)
         shard.log.listen(Listening(log_failed=lambda _: self._over.set()))
-        patient = RetryingStore(self.store, clock=self.clock, rng=self.rng, give_up_ns=15 * SECOND)
-        reader = BlockReader(patient, self.cache, shard.key_of, PATHS)
+        retrying = RetryingStore(self.store, clock=self.clock, rng=self.rng, give_up_ns=15 * SECOND)
+        reader = BlockReader(retrying, self.cache, shard.key_of, PATHS)
         try:
             if world.staging is not None:
-                await self.js.open(0, shard.log, reader, inbox=world.staging.settings, release_runs=shard.sweeper.release_runs)
+                await self.js.open(0, shard.log, reader, inbox=world.staging.settings,
+                                   release_runs=shard.sweeper.release_runs)
             else:
                 await self.js.open(0, shard.log, reader)
             self.serving = True
@@ -210,7 +213,7 @@ class Process:
                 await self.js.close()
                 await shard.abandon()
                 self.cache.clear()
-                self.world.died(self)
+                self.world.process_died(self)
                 self._over.clear()
                 self.shard = None
 

@@ -1,13 +1,13 @@
-"""The requests of clients and their answers, by which ``judge`` decides.
+"""The requests of clients and their answers, with which ``checker`` compares the store.
 
-Nothing here looks into a broker or the store. A request succeeds, is refused, or is not answered, and then it may or
-may not have happened, at any time from then on. So of each message we know whether it
+This module reads neither a broker nor the store. A request succeeds, is refused, or is not answered; in the last case
+it may or may not have taken effect, at any later time. So we know of each message whether it
 
     must be there       its PubAck came, and no request was made that removes it
     must be gone        a removal that covers it was answered
     may be either       everything else
 
-and which message each sequence names: that never changes.
+and which message each sequence names, which never changes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any
 
 from broker.protocol.subject import matches
 
-__all__ = ["ConsumerRecord", "Lost", "Publish", "Removal", "StreamRecord", "error_of", "gets"]
+__all__ = ["ConsumerRecord", "Lost", "Publish", "Removal", "StreamRecord", "error_of", "matches_filter"]
 
 SECOND = 1_000_000_000
 
 
 class Lost(AssertionError):
-    """The verdict: a promise was broken."""
+    """A promise was broken."""
 
 
 class Publish:
-    """One message that a client sent. ``seq`` once it is known, ``refused`` once that is."""
+    """A message that a client sent. ``seq`` is set once it is known, ``refused`` once the message is refused."""
 
     __slots__ = ("answers", "asked_ns", "ends_ns", "expected_last", "expected_subject", "msg_id", "payload", "refused",
                  "rollup", "seq", "subject")
@@ -47,17 +47,18 @@ class Publish:
         self.answers = True
         """True if the client waits for its PubAck."""
         self.ends_ns = 0
-        """When it may leave by itself; 0: never."""
+        """The time at which the message may expire; 0: never."""
 
     def __repr__(self) -> str:
-        return f"{self.payload.decode()} on {self.subject.decode()}" + (f" id {self.msg_id.decode()}" * bool(self.msg_id))
+        ids = f" id {self.msg_id.decode()}" if self.msg_id else ""
+        return f"{self.payload.decode()} on {self.subject.decode()}{ids}"
 
 
 class Removal:
-    """Something that a client asked for, and that takes messages out.
+    """A client's request that removes messages.
 
-    ``wanted`` b"" means every subject. ``below`` is a bound on what it may take, ``certain`` the highest sequence that
-    it has taken for certain once ``answered``; ``seqs``: these alone.
+    ``wanted`` b"" means every subject. ``below`` bounds the sequences that it may remove. ``certain`` is the highest
+    sequence that it has certainly removed once ``answered``. ``seqs``: only these sequences.
     """
 
     __slots__ = ("answered", "below", "certain", "seqs", "wanted")
@@ -70,12 +71,12 @@ class Removal:
         self.seqs = seqs
         self.answered = False
 
-    def may_take(self, seq: int, subject: bytes) -> bool:
+    def may_remove(self, seq: int, subject: bytes) -> bool:
         if self.seqs is not None:
             return seq in self.seqs
         return (self.below is None or seq < self.below) and self._matches(subject)
 
-    def has_taken(self, seq: int, subject: bytes) -> bool:
+    def has_removed(self, seq: int, subject: bytes) -> bool:
         if not self.answered:
             return False
         if self.seqs is not None:
@@ -87,24 +88,24 @@ class Removal:
 
 
 class ConsumerRecord:
-    """One durable consumer, from the answer to its creation until its deletion is asked for."""
+    """A durable consumer, from the answer to its creation until its deletion is requested."""
 
     def __init__(self, name: str, config: dict[str, Any], made_ns: int = 0) -> None:
         self.name = name
         self.made_ns = made_ns
-        """When its creation was answered."""
+        """The time at which its creation was answered."""
         self.config = config
         self.counts: dict[int, int] = {}
-        """Sequence to how often the client saw it delivered by the owner of ``epoch``."""
+        """Sequence to the number of deliveries that the client saw from the owner of ``epoch``."""
         self.epoch = 0
         self.kept_counts: dict[int, int] = {}
-        """The same, as of the last answer that waited for them to be stored."""
+        """The same numbers, as of the last answer that waited for their storage."""
         self.kept_delivered = 0
         self.acked: set[int] = set()
-        """Acks that were answered: never again pending, never delivered again."""
+        """Sequences whose acks were answered: never again pending, never delivered again."""
 
     def served_by(self, epoch: int) -> dict[int, int]:
-        """``counts`` as this owner must know them: what another did may have been lost with him."""
+        """Return ``counts`` as this owner must know them: those of another owner may have been lost with it."""
         if epoch != self.epoch:
             self.epoch = epoch
             self.counts = {}
@@ -115,59 +116,61 @@ class ConsumerRecord:
             raise Lost(f"consumer {self.name}: {seq} was acked, and the ack answered, and it is delivered again")
         kept = self.kept_counts.get(seq, 0)
         if count <= kept:
-            raise Lost(f"consumer {self.name}: delivery {count} of {seq} comes again, {kept} were stored")
+            raise Lost(f"consumer {self.name}: delivery {count} of {seq} is repeated, {kept} were stored")
         if (most := self.config.get("max_deliver", -1)) > 0 and count > most:
-            raise Lost(f"consumer {self.name}: {seq} was delivered {count} times, at most {most} are asked for")
+            raise Lost(f"consumer {self.name}: {seq} was delivered {count} times, at most {most} are allowed")
         counts = self.served_by(epoch)
         counts[seq] = max(count, counts.get(seq, 0))
 
     @property
     def begins_at_all(self) -> bool:
-        """Return whether it delivers whatever lives."""
+        """True if it delivers every live message."""
         return self.config.get("deliver_policy", "all") == "all"
 
-    def keeps(self, counts: dict[int, int], delivered: int) -> None:
-        """An answer came that waited for ``counts`` and ``delivered`` to be stored."""
+    def record_stored(self, counts: dict[int, int], delivered: int) -> None:
+        """Record an answer that waited until ``counts`` and ``delivered`` were stored."""
         self.kept_counts.update(counts)
         self.kept_delivered = max(self.kept_delivered, delivered)
 
     def wants(self, subject: bytes) -> bool:
-        return gets(self.config, subject)
+        return matches_filter(self.config, subject)
 
 
 class StreamRecord:
-    """One incarnation of a stream. ``word`` is "asked", "made", "going" or "gone"."""
+    """An incarnation of a stream. ``status`` is "asked" (requested), "made", "going" (its deletion is requested) or
+    "gone"."""
 
     def __init__(self, stream_id: int, kind: str, config: dict[str, Any]) -> None:
         self.stream_id = stream_id
         self.kind = kind
         self.name: str = config["name"]
         self.life: str = config["metadata"]["life"]
-        """What tells it from others of its name, in the eyes of a client."""
-        self.word = "asked"
+        """The value that distinguishes it from others of its name for a client."""
+        self.status = "asked"
         self.slack_ns = 0
-        """How far the brokers' clocks may be from each other's, and from the clients'."""
+        """Upper bound of the difference between the brokers' clocks, and between them and the clients'."""
         self.suspended_ns: Callable[[], int] = lambda: 0
-        """By how much a message's time may lie before its publish, at most: a broker that does not believe its clocks
-        does not notice that it was suspended. Once it believes them, the message is as much nearer to its end."""
+        """Upper bound of the time by which a message's time may lie before its publish. A broker that does not trust
+        its clocks does not notice that it was suspended. Once it trusts them, the message is closer to its end by that
+        time."""
         self.memory = config.get("storage") == "memory"
         self.epoch = 0
-        """Of who had it first."""
+        """The epoch of its first owner."""
         self.asynchronous = config.get("persist_mode") == "async"
         self.captures = kind in ("audit", "echo")
-        """True if it gets messages that no client sent it."""
+        """True if it gets messages that no client sent to it."""
         self.configs = [config]
-        """Every configuration asked for so far that was not refused, the first at creation."""
+        """Every configuration that was requested and not refused, the one at creation first."""
         self.config: dict[str, Any] | None = None
-        """The one that was answered last, while nothing else was asked for since."""
+        """The last configuration that was answered, if no other was requested since."""
         self.updates = 0
-        """Updates that were asked for and not answered."""
+        """Updates that were requested and not answered."""
         self.updates_asked = 0
-        self.updates_in_doubt = 0
-        """How many had been asked for when one was answered that it could not be stored in time: it may have been,
-        behind them."""
+        self.updates_uncertain = 0
+        """The number of updates requested when one was answered that it could not be stored in time: it may have been
+        stored after them."""
         self.shown: dict[str, Any] = {}
-        """The configuration that the broker showed in the end."""
+        """The configuration that the broker showed at the end."""
         self.sent: dict[bytes, Publish] = {}
         self.by_subject: defaultdict[bytes, list[Publish]] = defaultdict(list)
         self.acked: dict[int, Publish] = {}
@@ -175,29 +178,29 @@ class StreamRecord:
         self.ids: dict[bytes, int] = {}
         """Message id to the sequence that was answered for it."""
         self.named: dict[int, bytes] = {}
-        """Sequence to the payload that somebody saw there."""
+        """Sequence to the payload that was seen there."""
         self.removals: list[Removal] = []
         self.consumers: dict[str, ConsumerRecord] = {}
         self.consumer_ends: Counter[str] = Counter()
-        """Consumer's name to how often its deletion was asked for."""
+        """Consumer's name to the number of requests to delete it."""
         self.seen: defaultdict[str, set[int]] = defaultdict(set)
         """Consumer's name to the sequences that it ever delivered."""
         self.stored: set[int] = set()
-        """Of an async stream: sequences that are in the store for certain."""
+        """Sequences of an async stream that are certainly in the store."""
         self.acked_by: dict[int, int] = {}
-        """Sequence to the epoch of who answered for it."""
+        """Sequence to the epoch of the owner that answered for it."""
         self.newest_epoch = 0
-        """Of whoever answered for it last: what is not stored dies with him."""
+        """The epoch of the owner that answered last: what is not stored dies with that owner."""
         self.answered: defaultdict[str, set[int]] = defaultdict(set)
-        """Consumer's name to the sequences that clients acked, whether or not that reached the broker."""
+        """Consumer's name to the sequences that clients acked, whether or not the ack reached the broker."""
         self._excused: set[int] = set()
         self.high = 0
-        """The highest sequence that any client was told."""
+        """The highest sequence that any client received."""
 
     def __repr__(self) -> str:
         return f"stream {self.name} {self.stream_id:x}"
 
-    # What was asked.
+    # Requests.
 
     def send(self, publish: Publish) -> None:
         self.sent[publish.payload] = publish
@@ -208,13 +211,13 @@ class StreamRecord:
         return removal
 
     def withdraw(self, removal: Removal) -> None:
-        """It was refused."""
+        """Remove a request that was refused."""
         self.removals.remove(removal)
 
-    # What was told.
+    # Answers.
 
-    def names(self, seq: int, payload: bytes, where: str) -> None:
-        """Somebody saw ``payload`` at ``seq``."""
+    def record_payload(self, seq: int, payload: bytes, where: str) -> None:
+        """Record that ``payload`` was seen at ``seq``. Raises: Lost."""
         known = self.named.setdefault(seq, payload)
         if known != payload:
             raise Lost(f"{self}: sequence {seq} names two messages: {known!r}, and {where} {payload!r}")
@@ -230,7 +233,7 @@ class StreamRecord:
             publish.seq = seq
 
     def pub_ack(self, publish: Publish, answer: dict[str, Any], epoch: int) -> None:
-        """The answer to a publish came."""
+        """Record the answer to a publish. Raises: Lost."""
         if "error" in answer:
             publish.refused = True
             if publish.seq:
@@ -242,28 +245,29 @@ class StreamRecord:
         if answer.get("duplicate"):
             self._duplicate(publish, seq)
             return
-        self.names(seq, publish.payload, "a PubAck says that")
+        self.record_payload(seq, publish.payload, "a PubAck of")
         self.acked[seq] = publish
         self.acked_by[seq] = epoch
         if publish.msg_id:
             first = self.ids.setdefault(publish.msg_id, seq)
             window_ns = self.configs[0].get("duplicate_window", 0)
-            if first != seq and publish.asked_ns - self.acked[first].asked_ns < window_ns - self.slack_ns and not self.may_be_gone(
-                    first, self.acked[first].subject, publish.asked_ns):
+            first_row = self.acked[first] if first != seq else publish
+            within_window = publish.asked_ns - first_row.asked_ns < window_ns - self.slack_ns
+            if first != seq and within_window and not self.may_be_gone(first, first_row.subject, publish.asked_ns):
                 raise Lost(f"{self}: {publish} was stored as {seq}, though {first} has this id")
             self.ids[publish.msg_id] = seq
         if publish.expected_last is not None and publish.expected_last != seq - 1:
             raise Lost(f"{self}: {publish} expected the last sequence {publish.expected_last} and became {seq}")
         if publish.expected_subject is not None:
-            between = [other
-                       for other in self.by_subject[publish.subject] if publish.expected_subject < other.seq < seq]
+            between = [other for other in self.by_subject[publish.subject]
+                       if publish.expected_subject < other.seq < seq]
             if any(not self.may_be_gone(other.seq, other.subject, publish.asked_ns) for other in between):
                 raise Lost(f"{self}: {publish} expected {publish.expected_subject} and became {seq} after {between}")
         if publish.rollup:
             self.remove(Removal(publish.subject if publish.rollup == "sub" else b"", seq, seq - 1)).answered = True
 
     def _duplicate(self, publish: Publish, seq: int) -> None:
-        """``seq`` has the id of ``publish``, or had it: its own PubAck may have been lost with a broker."""
+        """Record that ``seq`` has or had the id of ``publish``: its own PubAck may have been lost with a broker."""
         publish.refused = True
         if publish.seq:
             raise Lost(f"{self}: {publish} was called a duplicate of {seq}, and is there")
@@ -277,24 +281,24 @@ class StreamRecord:
         if not unknown:
             raise Lost(f"{self}: {publish} was called a duplicate of {seq}, and nobody sent that")
         if len(unknown) == 1:
-            self.names(seq, unknown[0].payload, "a duplicate says that")
+            self.record_payload(seq, unknown[0].payload, "a duplicate of")
             self.acked[seq] = unknown[0]
 
-    # What follows.
+    # Conclusions.
 
     def may_be_gone(self, seq: int, subject: bytes, now_ns: int) -> bool:
-        """Return whether something was asked for that may have removed an acknowledged message."""
+        """Return whether a request may have removed an acknowledged message."""
         if seq in self._excused:
             return True
         if self.asynchronous and seq not in self.stored and self.acked_by.get(seq) != self.newest_epoch:
             return True
-        if self._something_takes(seq, subject, now_ns):
+        if self._may_be_removed(seq, subject, now_ns):
             self._excused.add(seq)
             return True
         return False
 
-    def _consumers_leave(self, seq: int) -> bool:
-        """Return whether the stream may have removed, or never stored, a message since nobody waits for it."""
+    def _no_consumer_waits(self, seq: int) -> bool:
+        """Return whether the stream may have removed, or never stored, a message because no consumer waits for it."""
         retention = self.configs[0].get("retention")
         if retention == "workqueue":
             return any(seq in answered for answered in self.answered.values())
@@ -309,22 +313,22 @@ class StreamRecord:
         policy = consumer.config["ack_policy"]
         return (policy == "explicit" and seq not in answered) or (policy == "all" and seq > max(answered, default=0))
 
-    def _something_takes(self, seq: int, subject: bytes, now_ns: int) -> bool:
-        if self._consumers_leave(seq) or self.ended(seq, now_ns):
+    def _may_be_removed(self, seq: int, subject: bytes, now_ns: int) -> bool:
+        if self._no_consumer_waits(seq) or self.ended(seq, now_ns):
             return True
-        if any(removal.may_take(seq, subject) for removal in self.removals):
+        if any(removal.may_remove(seq, subject) for removal in self.removals):
             return True
         if any(not p.refused and (not p.seq or p.seq > seq) for p in self.sent.values()
                if p.rollup and (p.rollup == "all" or p.subject == subject)):
             return True
-        return any(self._limits_take(config, seq, subject, now_ns) for config in self.configs)
+        return any(self._limits_may_remove(config, seq, subject, now_ns) for config in self.configs)
 
     def ended(self, seq: int, now_ns: int) -> bool:
-        """Return whether the time of an acknowledged message has come."""
+        """Return whether an acknowledged message has reached its end."""
         publish = self.acked.get(seq)
         return publish is not None and 0 < publish.ends_ns <= now_ns + self.slack_ns + self.suspended_ns()
 
-    def _limits_take(self, config: dict[str, Any], seq: int, subject: bytes, now_ns: int) -> bool:
+    def _limits_may_remove(self, config: dict[str, Any], seq: int, subject: bytes, now_ns: int) -> bool:
         if age_ns := config.get("max_age"):
             publish = self.acked.get(seq)
             if publish is None or now_ns - publish.asked_ns >= age_ns - self.slack_ns - self.suspended_ns():
@@ -341,17 +345,17 @@ class StreamRecord:
         return sum(1 for p in publishes if not p.refused and (not p.seq or p.seq > seq))
 
     def must_be_gone(self, seq: int, subject: bytes) -> bool:
-        return any(removal.has_taken(seq, subject) for removal in self.removals)
+        return any(removal.has_removed(seq, subject) for removal in self.removals)
 
 
-def gets(consumer: dict[str, Any], subject: bytes) -> bool:
+def matches_filter(consumer: dict[str, Any], subject: bytes) -> bool:
     """Return whether a consumer of this configuration gets messages of ``subject``."""
     wanted = consumer.get("filter_subject", "")
     return not wanted or matches(wanted.encode(), subject)
 
 
 def error_of(answer: bytes) -> dict[str, Any]:
-    """An answer as JSON; what is no JSON (429) is a refusal."""
+    """Parse an answer; text that is not JSON (429) is a refusal."""
     try:
         value: dict[str, Any] = json.loads(answer)
     except ValueError:

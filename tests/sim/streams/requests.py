@@ -1,8 +1,7 @@
-"""How a client speaks to whichever broker serves: requests through the bus, as a connection's would come, and their
-answers.
+"""A client's requests to the broker that serves: through the bus, as a connection's would come, and their answers.
 
-Each request carries a reply subject of its own. One that is not answered stays open for ever, since the broker may have
-died before or after it did what was asked.
+Each request has its own reply subject. One that is not answered stays open for ever, since the broker may have died
+before or after it carried the request out.
 """
 
 from __future__ import annotations
@@ -23,13 +22,14 @@ __all__ = ["NOT_AVAILABLE", "SECOND", "Answered", "Requests"]
 
 SECOND = 1_000_000_000
 NOT_AVAILABLE = frozenset((10008, 10167))
-"""Errors that say nothing about the state: not now."""
+"""Errors of unavailability, which do not depend on the state."""
 
 Answered = Callable[[dict[str, Any]], None]
 
 
 class Requests:
-    """What clients ask of one process run of a broker, while it serves; also the ``Source`` of what they publish."""
+    """The requests of clients to one process run of a broker, while it serves; also the ``Source`` of their
+    publishes."""
 
     headers = True
     no_echo = False
@@ -43,8 +43,8 @@ class Requests:
         self.process = process
         self.rng: random.Random = world.rng
         self.open: dict[bytes, tuple[Answered, int, int]] = {}
-        """By reply subject: who takes the answer; when it was asked, the newest epoch that rightfully had answered
-        anybody, and the newest that had at all."""
+        """By reply subject: the callback for the answer; and, at the time of the request, the newest epoch that had
+        rightfully answered anybody, and the newest that had answered at all."""
         process.router.subscribe(b"_R.>", self._on_answer)
 
     def identity(self) -> dict[str, Any]:
@@ -55,21 +55,21 @@ class Requests:
     def hold(self) -> None: ...
     def release(self) -> None: ...
 
-    def strike(self, probability: float) -> None:
-        """What was just said depends on the store: now is the moment to see whether it is there."""
+    def maybe_kill(self, probability: float) -> None:
+        """Kill the process at random, because the last answer depends on the store, which must have it."""
         if self.rng.random() < probability and not self.world.calm:
-            self.world.loop.call_soon(self.process.strike)
+            self.world.loop.call_soon(self.process.kill_now)
 
     def request(self, subject: str, body: Any, answered: Answered, inbox: bytes = b"_R") -> None:
-        """Ask the API."""
+        """Send a request to the API."""
         reply = self.reply(answered, inbox)
         data = json.dumps(body).encode() if body is not None else b""
         self.route([(f"$JS.API.{subject}".encode(), reply, 0, data)])
 
     def reply(self, answered: Answered, inbox: bytes = b"_R", fresh: bool = True) -> bytes:
-        """A new reply subject, whose answer ``answered`` gets."""
-        reply = b"%b.%d" % (inbox, self.world.number())
-        # Memory's streams belong to a process run, whoever owns the shard.
+        """Return a new reply subject, whose answer goes to ``answered``."""
+        reply = b"%b.%d" % (inbox, self.world.next_number())
+        # A memory stream belongs to a process run, whoever owns the shard.
         self.open[reply] = answered, self.world.answered_epoch if fresh else 0, self.world.newest_epoch
         return reply
 
@@ -82,19 +82,20 @@ class Requests:
         for subject, _, hlen, body in ops[start:end]:
             waiting = self.open.pop(subject, None)
             if waiting is None:
-                self.world.judged(_twice, subject, body)
+                self.world.run_check(_twice, subject, body)
                 continue
             answered, since, newest = waiting
             answer = error_of(body[hlen:])
             if answer.get("error", {}).get("err_code") not in NOT_AVAILABLE:
-                self.world.judged(self.fresh, since, body)
+                self.world.run_check(self.check_fresh, since, body)
             self.world.note("answer", subject, body)
             self.world.counts["refused" if "error" in answer else "answered"] += 1
             if newest <= self.process.epoch:
-                self.world.judged(answered, answer)
+                self.world.run_check(answered, answer)
 
-    def fresh(self, since: int, what: bytes) -> None:
-        """It was asked when the epoch ``since`` had answered somebody: an earlier one must not answer any more."""
+    def check_fresh(self, since: int, what: bytes) -> None:
+        """Check that the epoch ``since``, which had answered somebody before the request, is not newer than the one
+        that answers."""
         epoch = self.process.epoch
         if since > epoch:
             raise Lost(f"at {self.world.clock.monotonic_ns() / 1e9:.3f} {self.process.name} answers from epoch {epoch} "

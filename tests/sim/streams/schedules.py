@@ -1,5 +1,5 @@
-"""Message schedules: each is carried out once, not before its time, and once all is well soon after it; then it is
-gone."""
+"""Message schedules: each is carried out once, not before its time, and soon after it once all faults have ended. Then
+it is gone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.sim.streams.usage import subject_of
 
 if TYPE_CHECKING:
     from broker.storage.state.stream import StreamState
+    from tests.sim.streams.checker import Message
     from tests.sim.streams.client import Client
-    from tests.sim.streams.judge import Message
     from tests.sim.streams.process import Process
 
 __all__ = ["Schedules"]
@@ -24,14 +24,14 @@ _TARGETS = b"schedule.t."
 
 
 class _Scheduled(StreamRecord):
-    """A stream in which a payload comes twice: as a schedule, and as what it publishes."""
+    """A stream in which a payload occurs twice: as a schedule, and as the message that it publishes."""
 
     def __init__(self, stream_id: int, kind: str, config: dict[str, Any]) -> None:
         super().__init__(stream_id, kind, config)
         self.carried_out: dict[bytes, int] = {}
         """Payload to the sequence that its schedule published."""
 
-    def names(self, seq: int, payload: bytes, where: str) -> None:
+    def record_payload(self, seq: int, payload: bytes, where: str) -> None:
         known = self.named.setdefault(seq, payload)
         if known != payload:
             raise Lost(f"{self}: sequence {seq} names two messages: {known!r}, and {where} {payload!r}")
@@ -46,7 +46,7 @@ class _Scheduled(StreamRecord):
 
 
 class Schedules(Special):
-    """See above."""
+    """The family of scheduled streams."""
 
     kinds = stay = kept = ("schedule",)
 
@@ -56,7 +56,7 @@ class Schedules(Special):
     def publish(self, record: StreamRecord, client: Client) -> None:
         ops = []
         for _ in range(self.rng.choice((1, 1, 3))):
-            number, now_ns = self.world.number(), self.world.clock.now_ns()
+            number, now_ns = self.world.next_number(), self.world.clock.now_ns()
             due = now_ns // SECOND + self.rng.choice((-5, 1, 2, 5, 20))
             publish = Publish(b"schedule.q.%d" % number, b"p%d" % number, now_ns)
             publish.ends_ns = due * SECOND
@@ -68,7 +68,7 @@ class Schedules(Special):
             ops.append((publish.subject, reply, len(block), block + publish.payload))
         client.requests.route(ops)
 
-    def judge(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
+    def check(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
         assert isinstance(record, _Scheduled)
         for seq, message in messages.items():
             publish = record.sent[message.payload]
@@ -97,12 +97,12 @@ class Schedules(Special):
             if publish.payload not in here:
                 raise Lost(f"{record}: the schedule {publish} is lost, and was not carried out")
 
-    async def settled(self, owner: Process) -> None:
+    async def check_end(self, owner: Process) -> None:
         await until(self.world, lambda: not self._late(), lambda: f"schedules are carried out: {self._late()}")
 
     def _late(self) -> str:
-        """A schedule that is still there, "" for none."""
-        for stream_id, messages in self.world.look().items():
+        """Return a schedule that was not carried out yet, "" for none."""
+        for stream_id, messages in self.world.check_store().items():
             record = self.world.records.get(stream_id)
             for seq, message in messages.items() if isinstance(record, _Scheduled) else ():
                 if not message.subject.startswith(_TARGETS):

@@ -1,11 +1,11 @@
-"""Streams that clients use in ways of their own, each family with an oracle of its own.
+"""Families of streams that clients use in special ways, each with its own oracle.
 
     copies       mirrors and sources of other streams             lifetimes    TTLs of messages, delete markers
     batches      atomic and fast-ingest                           counters     totals of increments
     schedules    messages that the stream publishes later
 
-A world has some of these families, or none. What is common to all streams (messages stay, sequences name one message,
-consumers deliver everything) is judged as ever; a family adds what else it promises.
+A world has some of these families, or none. The common promises of all streams (messages stay, sequences name one
+message, consumers deliver everything) are checked as usual; a family adds its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.sim.streams.record import Publish, StreamRecord
 
 if TYPE_CHECKING:
     from broker.storage.state.stream import StreamState
+    from tests.sim.streams.checker import Message
     from tests.sim.streams.client import Client
-    from tests.sim.streams.judge import Message
     from tests.sim.streams.process import Process
     from tests.sim.streams.world import World
 
@@ -25,11 +25,11 @@ __all__ = ["Special"]
 
 
 class Special:
-    """One family in one world.
+    """A family in one world.
 
     Attributes:
-        kinds: its streams, all of which its worlds have. stay: those that nobody deletes.
-        kept: those whose messages nobody removes by name.
+        kinds: its streams, all of which its worlds have. stay: streams that nobody deletes.
+        kept: streams whose messages nobody removes by name.
     """
 
     kinds: tuple[str, ...] = ()
@@ -41,25 +41,25 @@ class Special:
         self.rng = world.rng
 
     def record(self, stream_id: int, kind: str, config: dict[str, Any]) -> StreamRecord:
-        """What clients know of a stream."""
+        """Return an empty record of a stream."""
         return StreamRecord(stream_id, kind, config)
 
     def listen(self, client: Client) -> None:
-        """A process has begun: subscribe to what clients are sent."""
+        """Subscribe to the messages for clients, when a process has begun."""
 
     def publish(self, record: StreamRecord, client: Client) -> None:
-        """Publish something to the stream."""
+        """Publish to the stream in the family's way."""
         client.publish_run(record)
 
     def headers(self, record: StreamRecord, message: Publish) -> list[tuple[bytes, bytes]]:
-        """Headers of a message of ``Client.publish_run``."""
+        """Return additional headers for a message of ``Client.publish_run``."""
         return []
 
     def read(self, record: StreamRecord, message: dict[str, Any]) -> None:
-        """A client got a message by MSG.GET. Raises: Lost."""
+        """Check a message that a client got by MSG.GET. Raises: Lost."""
 
-    def judge(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
-        """Compare a fresh reader's stream with what this family promises. Raises: Lost."""
+    def check(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
+        """Compare a fresh reader's stream with the promises of this family. Raises: Lost."""
 
-    async def settled(self, owner: Process) -> None:
-        """Wait for what must come true in the end. Raises: Lost."""
+    async def check_end(self, owner: Process) -> None:
+        """Wait for the promised state after the faults. Raises: Lost."""

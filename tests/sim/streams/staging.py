@@ -1,7 +1,8 @@
-"""Staged messages in the simulation: a writer beside the brokers puts runs and requests, sometimes not all of them, and
-the judge sees to it that each request is granted whole, once, or not at all.
+"""Staged messages in the simulation. A writer beside the brokers puts runs and requests, sometimes not all of them;
+each request must be granted whole, once, or not at all.
 
-The writer's own puts never fail: what it leaves out is chosen. A client may poke the broker, or leave it to its looks.
+The writer's own puts never fail: the objects that it leaves out are chosen. A client may notify the broker of a
+request, or leave it to the broker's polling.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.sim.streams.record import Lost, Publish, StreamRecord
 from tests.sim.streams.usage import subject_of
 
 if TYPE_CHECKING:
-    from tests.sim.streams.judge import Message
+    from tests.sim.streams.checker import Message
     from tests.sim.streams.requests import Requests
     from tests.sim.streams.world import World
 
@@ -35,7 +36,7 @@ NOT_NOW = frozenset((10008, 10167, 10194))
 
 
 class _Staged:
-    """A request, and what it is for."""
+    """A request and its messages."""
 
     def __init__(self, record: StreamRecord, rows: list[Publish]) -> None:
         self.record = record
@@ -43,7 +44,7 @@ class _Staged:
         self.asked = False
         """True if its request was put."""
         self.answer: Answer | None = None
-        """As it was granted, once that was seen."""
+        """The answer with which it was granted, once that was seen."""
 
 
 class Staging:
@@ -57,20 +58,20 @@ class Staging:
         self.settings = InboxSettings(poll_ns=60 * SECOND, staged_grace_ns=3600 * SECOND, in_thread=_at_once)
 
     def stage(self, record: StreamRecord, requests: Requests) -> None:
-        """Put some messages for a stream, ask for them to join, and perhaps tell the broker."""
+        """Put some messages for a stream, request that they join, and perhaps notify the broker."""
         rng, world = self._rng, self._world
         writer = RunWriter("$G", record.name, record.stream_id, now_ns=world.clock.now_ns(),
                            run_bytes=rng.choice((20, 1 << 20)),
                            block_messages=rng.choice((1, 3, 100)), randbytes=rng.randbytes)
         rows = []
         for _ in range(rng.choice((1, 4, 9))):
-            row = Publish(subject_of(record.kind, rng).encode(), b"p%d" % world.number(), world.clock.now_ns())
+            row = Publish(subject_of(record.kind, rng).encode(), b"p%d" % world.next_number(), world.clock.now_ns())
             record.send(row)
             world.sent_to[row.payload] = record
             writer.add(row.subject, row.payload)
             rows.append(row)
         runs = writer.finish()
-        request_id = world.number()
+        request_id = world.next_number()
         self._staged[request_id] = _Staged(record, rows)
         if rng.random() < 0.1:
             del runs[rng.randrange(len(runs))]
@@ -95,35 +96,35 @@ class Staging:
             if answer["error"]["err_code"] not in NOT_NOW:
                 live = requests.process.streams().get(record.name)
                 if live is not None and live.stream_id != record.stream_id:
-                    return  # who asks a stream that was created anew is told of that one
-                if live is None and record.word in ("going", "gone"):
+                    return  # a stream of the same name was created since, and it answered
+                if live is None and record.status in ("going", "gone"):
                     return
                 if staged.answer is not None:
                     raise Lost(f"{record}: request {request_id:016x}, which was granted, is refused: {answer['error']}")
                 for row in staged.rows:
                     row.refused = True
             return
-        said = Answer(request_id, GRANTED, 0, answer["first_seq"], answer["last_seq"], answer["messages"],
+        answer_seen = Answer(request_id, GRANTED, 0, answer["first_seq"], answer["last_seq"], answer["messages"],
                       answer["duplicates"])
-        self._granted(staged, said)
+        self._granted(staged, answer_seen)
         for seq, row in enumerate(staged.rows, answer["first_seq"]):
             if not row.seq:
                 record.pub_ack(row, {"stream": record.name, "seq": seq}, requests.process.epoch)
             record.stored.add(seq)
         self._world.counts["adopted"] += 1
         self._world.counts["adopted while blocks are compacted"] += self._world.compacts
-        requests.strike(0.2)
+        requests.maybe_kill(0.2)
 
-    def _granted(self, staged: _Staged, said: Answer) -> None:
+    def _granted(self, staged: _Staged, granted: Answer) -> None:
         record, before = staged.record, staged.answer
-        if (said.messages, said.duplicates, said.last_seq - said.first_seq + 1) != (len(staged.rows), 0,
+        if (granted.messages, granted.duplicates, granted.last_seq - granted.first_seq + 1) != (len(staged.rows), 0,
                                                                                     len(staged.rows)):
-            raise Lost(f"{record}: {said} of {len(staged.rows)} messages")
-        if before is not None and (before.first_seq, before.last_seq) != (said.first_seq, said.last_seq):
-            raise Lost(f"{record}: a request was granted twice: {before}, {said}")
-        staged.answer = said
+            raise Lost(f"{record}: {granted} of {len(staged.rows)} messages")
+        if before is not None and (before.first_seq, before.last_seq) != (granted.first_seq, granted.last_seq):
+            raise Lost(f"{record}: a request was granted twice: {before}, {granted}")
+        staged.answer = granted
 
-    def judge(self, stream: StreamState, messages: dict[int, Message]) -> None:
+    def check(self, stream: StreamState, messages: dict[int, Message]) -> None:
         """Compare a fresh reader's stream with the requests for it. Raises: Lost."""
         seqs = {message.payload: seq for seq, message in messages.items()}
         for request_id, staged in self._staged.items():
@@ -135,24 +136,24 @@ class Staging:
                 assert answer is not None
                 self._granted(staged, answer)
             elif staged.answer is not None:
-                raise Lost(f"{staged.record}: request {request_id:016x} was granted, and the store does not know of it")
+                raise Lost(f"{staged.record}: request {request_id:016x} was granted, and the store has no record of it")
             for at, row in enumerate(staged.rows):
                 seq = seqs.get(row.payload)
                 if seq is not None and (answer is None or not granted or seq != answer.first_seq + at):
-                    raise Lost(f"{staged.record}: {row.payload!r} of request {request_id:016x} is {seq}, its answer is "
-                               f"{answer}")
+                    raise Lost(f"{staged.record}: {row.payload!r} of request {request_id:016x} is at {seq}, its answer "
+                               f"is {answer}")
 
-    async def settled(self) -> None:
-        """In the end every request is answered and gone; and, where idle time costs nothing, every run too that no
-        stream has. Raises: Lost."""
+    async def check_end(self) -> None:
+        """Wait until every request is answered and gone, and, where idle time costs nothing, every run that no stream
+        has. Raises: Lost."""
         world = self._world
         if not await _until(lambda: not self._requests(), 300):
             raise Lost(f"requests stay in the inbox: {self._requests()}")
         for process in world.processes:
             for stream in process.shard.state.streams.values() if process.serving and process.shard is not None else ():
                 for request_id, staged in self._staged.items():
-                    if staged.asked and staged.record.stream_id == stream.stream_id and answer_in(stream.extra,
-                                                                                                  request_id) is None:
+                    own = staged.asked and staged.record.stream_id == stream.stream_id
+                    if own and answer_in(stream.extra, request_id) is None:
                         raise Lost(f"{staged.record}: request {request_id:016x} is gone without an answer")
         if not world.leased and not await _until(lambda: not self._unnamed(), 3 * 3600):
             raise Lost(f"abandoned runs stay in the store: {self._unnamed()}")
@@ -169,7 +170,7 @@ class Staging:
 
 
 async def _until(done: Callable[[], object], seconds: int) -> bool:
-    """Wait until ``done()``; False when that took too long."""
+    """Wait until ``done()``; return False if that took too long."""
     for _ in range(0, seconds, 20):
         if done():
             return True

@@ -1,4 +1,4 @@
-"""Waiting for what must come true, in virtual time."""
+"""Waiting for a promised state, in virtual time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 __all__ = ["PROGRESS_SECONDS", "until"]
 
 PROGRESS_SECONDS = 120
-"""A live broker on a live store serves within this much virtual time, and its consumers have delivered everything."""
+"""Virtual time within which a live broker on a live store serves, and its consumers have delivered everything."""
 
 
 async def until(world: World, done: Callable[[], Any], what: str | Callable[[], str]) -> Any:
-    """What ``done()`` gives once it gives anything, awaited if need be. Raises: Lost after PROGRESS_SECONDS."""
+    """Return the first true result of ``done()``, awaited if need be. Raises: Lost after PROGRESS_SECONDS."""
     end_ns = world.clock.monotonic_ns() + PROGRESS_SECONDS * 1_000_000_000
     while True:
         given = done()

@@ -1,4 +1,4 @@
-"""What streams and consumers there are, and how each is used: configurations, subjects, headers.
+"""Kinds of streams and consumers: configurations, subjects, headers.
 
     plain     ids, expected sequences                  kv       a bucket: newest by subject, roll-ups, revisions
     object    a bucket: chunks purged by subject,      limited  max_msgs with max_msgs_per_subject
@@ -9,11 +9,11 @@
     echo      publishers wait for their PubAcks on a subject of the stream itself
     queue     a work queue                           interest  keeps what its consumers wait for
 
-Of families with oracles of their own (``special``):
+Kinds of families with their own oracles (``special``):
 
     origin, other, mirror, sum    see ``copies``           ttl, marked     see ``lifetimes``
-    atomic, fast                  see ``batches``          counter         see ``counters``       schedule   see
-                                  ``schedules``
+    atomic, fast                  see ``batches``          counter         see ``counters``
+    schedule                      see ``schedules``
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ STREAMS: dict[str, dict[str, Any]] = {
     "counter": {"subjects": ["counter.>"], "allow_msg_counter": True},
     "schedule": {"subjects": ["schedule.>"], "allow_msg_schedules": True},
 }
-"""Kind to its configuration; a stream bears its kind's name."""
+"""Configuration by kind; a stream has its kind's name."""
 
 USUAL = tuple(list(STREAMS)[:12])
-"""The kinds that any world may have; the others come in worlds of their own."""
+"""The kinds that any world may have; the others are in special worlds."""
 
 MOVING = frozenset(("audit", "aged", "ttl", "marked", "schedule", "mirror", "sum"))
 """Kinds whose messages come and go without clients."""
@@ -74,7 +74,7 @@ UPDATES: dict[str, list[dict[str, Any]]] = {
     "origin": [{"max_msgs": 40}, {"max_msgs_per_subject": 2}],
     "atomic": [{"max_msgs": 40}],
 }
-"""Kind to what an update may change."""
+"""Changes by an update, by kind."""
 
 CONSUMERS: dict[str, dict[str, Any]] = {
     "explicit": {"ack_policy": "explicit", "ack_wait": 3 * SECOND},
@@ -86,11 +86,11 @@ CONSUMERS: dict[str, dict[str, Any]] = {
     "push": {"ack_policy": "explicit", "ack_wait": 3 * SECOND, "deliver_subject": "_P.{stream}"},
     "newest": {"ack_policy": "explicit", "ack_wait": 3 * SECOND, "deliver_policy": "last_per_subject", "wild": True},
 }
-"""Durable consumers, by name. ``filtered``: to one subject of its stream; ``wild``: last_per_subject wants a filter."""
+"""Durable consumers, by name. ``filtered``: on one subject of its stream; ``wild``: last_per_subject needs a filter."""
 
 
 def subject_of(kind: str, rng: random.Random) -> str:
-    """Some subject of a stream of ``kind``: few, so that each has many messages."""
+    """Return a subject for a stream of ``kind``, of few, so that each has many messages."""
     number = rng.randint(1, 4)
     if kind == "object" and rng.random() < 0.7:
         return f"$O.object.C.n{number}"
@@ -98,7 +98,7 @@ def subject_of(kind: str, rng: random.Random) -> str:
 
 
 def one_subject(kind: str) -> str:
-    """The same one each time."""
+    """Return the same subject of ``kind`` each time."""
     return _subject(kind, 1)
 
 

@@ -1,20 +1,22 @@
 """A seeded simulation of real streams: one store, brokers that take it from each other, clients, and their records.
 
-    Process   one process run: JetStream with its account, streams, consumers and API, the router, the shard with log,
-              checkpoints and sweeper, its own connection to the store (FaultyStore) and a cache that may be tiny
-    Client    requests to it, and answers
-    Record    all requests and their answers                Judge    a fresh reader of the store, which compares
+    Process        one process run: JetStream with its account, streams, consumers and API, the router, the shard with
+                   log, checkpoints and sweeper, its own connection to the store (FaultyStore) and a cache, perhaps tiny
+    Client         requests to it, and answers
+    StreamRecord   all requests and their answers
+    StoreChecker   a fresh reader of the store, which compares
 
-Two kinds of world. Leased, as on S3: up to three brokers, each waiting for the lease; puts that are slow, refused,
-unanswered, lost or late. Locked, as on a directory: one process at a time, no lease, so that idle days cost nothing.
+There are two kinds of world. A leased one is like S3: up to three brokers, each waiting for the lease; puts that are
+slow, refused, unanswered, lost or late. A locked one is like a directory: one process at a time, no lease, so that idle
+days cost nothing.
 
-What must be survived: kills at any await, a broker whose store stalls while its clients continue, take-overs, clean
-stops, sweeps without grace, a damaged newest checkpoint (one at a time), caches smaller than one head, settings changed
-and the broker killed on the way; clocks that leap (``tests.sim.clocks``); a store that refuses everything for a while,
-or is slow to list (``tests.sim.storms``). Not survived, and not tried: a store that loses or changes anything but one
-newest checkpoint, two that are damaged.
+These faults must be survived: kills at any await, a broker whose store stalls while its clients continue, take-overs,
+clean stops, sweeps without grace, a damaged newest checkpoint (one at a time), caches smaller than one head, settings
+changed and the broker killed meanwhile; clocks that leap (``tests.sim.clocks``); a store that refuses everything for a
+while, or is slow to list (``tests.sim.storms``). Two cases are not survived, and not tried: a store that loses or
+changes anything but one newest checkpoint, and two damaged checkpoints.
 
-At the end all faults stop, and ``calm`` says what must come true then, and within which time.
+At the end all faults stop, and ``calm`` checks the state that must then be reached, within a stated time.
 """
 
 from __future__ import annotations
@@ -40,9 +42,9 @@ from tests.sim.settings import eager_compaction
 from tests.sim.storms import Storms
 from tests.sim.streams import calm
 from tests.sim.streams.batches import Batches
+from tests.sim.streams.checker import PATHS, Message, StoreChecker
 from tests.sim.streams.copies import Copies
 from tests.sim.streams.counters import Counters
-from tests.sim.streams.judge import PATHS, Judge, Message
 from tests.sim.streams.lifetimes import Lifetimes
 from tests.sim.streams.network import Late
 from tests.sim.streams.process import Process
@@ -63,24 +65,27 @@ DAY = 86_400 * SECOND
 
 FAMILIES = (Copies, Lifetimes, Batches, Counters, Schedules)
 
-FEATURES = frozenset(("settle", "captures", "settings", "heads", "tiny cache", "flights", "edges",
-                      "newest", "objects", "patience"))
+FEATURES = frozenset(("end checks", "captures", "settings", "heads", "tiny cache", "flights", "edges",
+                      "newest", "objects", "lease wait"))
 """Parts of the world that may be left out, to see what the others find:
 
-    settings     limits change, and the broker is killed on the way      captures     advisories and replies into
-                 streams
-    edges        sequences near 2^63 and 2^64                            heads        roll-ups that read many heads
-    tiny cache   smaller than what one operation reads                   newest       last_per_subject under a lease
+    settings     limits change, and the broker is killed meanwhile
+    captures     advisories and replies go into streams
+    edges        sequences near 2^63 and 2^64
+    heads        roll-ups that read many heads
+    tiny cache   smaller than the blocks that one operation reads
+    newest       last_per_subject under a lease
     flights      a read that failed after its reader was cancelled leaves no trace
-    patience     whoever takes the shard lets the last owner's lease run out, however he came to take it
-    settle       at the end all must come right (``calm``)               objects      and the store be empty
+    lease wait   each broker that takes the shard waits until the last owner's lease has expired
+    end checks   the state after all faults is checked (``calm``)
+    objects      the store is empty at the end
 
-Worlds of their own: ``retention``, work queues and interest streams; ``special``, two of the families (``special``).
+Two features make special worlds: ``retention``, work queues and interest streams; ``special``, two of the families.
 """
 
 
 class World:
-    """One run of one seed."""
+    """A run of one seed."""
 
     def __init__(self, seed: int, *, steps: int = 90, features: frozenset[str] = FEATURES) -> None:
         self.seed = seed
@@ -92,22 +97,23 @@ class World:
         self.shared = MemoryStore()
         self.records: dict[int, StreamRecord] = {}
         self.sent_to: dict[bytes, StreamRecord] = {}
-        """Payload to the stream that it was meant for."""
-        self.judge = Judge(self.shared, self.records)
+        """Payload to the stream to which it was published."""
+        self.checker = StoreChecker(self.shared, self.records)
         self.late: Late = Late(list)
         self.compacts = seed % 7 in (0, 2, 5)
-        """True if blocks are compacted, as often as can be. By the seed, so that the others keep their histories."""
+        """True if blocks are compacted, as often as possible. The seed decides, so that other seeds keep their
+        histories."""
         self.counts: Counter[str] = Counter()
-        """What happened how often."""
+        """The number of events of each kind."""
         self.staging = Staging(self, self.shared) if seed % 5 == 4 else None
-        """True if somebody stages messages; by the seed, too."""
-        self.judge.staging = self.staging
+        """Staged messages, in worlds that have them; decided by the seed, too."""
+        self.checker.staging = self.staging
         self.leased = rng.random() < 0.6
         self.lease_ns = rng.choice((2, 4)) * SECOND
         self.clocks: Clocks | None = None
         if seed % 3 == 1:
             self.clocks = Clocks(self.clock, self.loop, random.Random(seed), self.counts, dated=self.leased)
-        """By the seed, too."""
+        """Clocks that leap, in worlds that have them; decided by the seed, too."""
         self.storms: Storms | None = None
         if seed % 3 == 1 and self.leased:
             self.storms = Storms(self.loop, random.Random(seed), self.counts, lambda: [p.store for p in self.processes])
@@ -125,19 +131,20 @@ class World:
         if "retention" in features:
             self.kinds = ["queue", "interest"]
         self.specials: dict[str, Special] = {}
-        """Families of streams with an oracle of their own, by kind of stream."""
+        """Families of streams with their own oracle, by kind of stream."""
         if "special" in features:
             of_this = [FAMILIES[(seed + at) % len(FAMILIES)](self) for at in (0, 1 + seed // 5 % 2)]
             self.specials = {kind: special for special in of_this for kind in special.kinds}
             self.kinds = list(self.specials)
-        self.judge.specials = self.specials
+        self.checker.specials = self.specials
         self.consumers = [name for name in CONSUMERS if name != "newest" or "newest" in features or not self.leased]
         self.brokers = rng.choice((1, 2, 2, 3)) if self.leased else 1
         self.processes: list[Process] = []
         self.empties = "objects" in features and rng.random() < (0.05 if self.leased else 0.4)
-        """True if everything is deleted in the end, to see what is left: under a lease idle time takes a while."""
+        """True if everything is deleted at the end, and the remaining objects are counted. Idle time is slow under a
+        lease, so few worlds do so."""
         self.answered_epoch = 0
-        """The newest epoch whose owner has answered anybody, and nobody of an earlier one may from then on."""
+        """The newest epoch whose owner has answered anybody rightfully; from then on no earlier owner may answer."""
         self.newest_epoch = 0
         """The newest epoch whose owner has answered anybody."""
         self.calm = False
@@ -148,8 +155,9 @@ class World:
         self._digest = hashlib.sha256()
 
     def run(self) -> str:
-        """Run to the end; returns a digest of all that happened. Raises: Lost, and whatever else went wrong."""
-        # The cache finds what anything still refers to, a cycle of garbage included: when that goes must not be chance.
+        """Run to the end; return a digest of the whole history. Raises: Lost, and any other error."""
+        # The cache finds every object that is referred to, also by a cycle of garbage; chance must not decide when that
+        # is collected.
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -175,39 +183,39 @@ class World:
             raise Lost(f"the loop's exception handler was called: {context['message']}: {context.get('exception')!r}"
                        ) from context.get("exception")
 
-    # What processes and clients tell.
+    # Notifications of processes and clients.
 
     def note(self, *what: Any) -> None:
-        """Part of the digest."""
+        """Add an event to the digest."""
         self._digest.update(repr((self.clock.monotonic_ns(), what)).encode())
 
-    def number(self) -> int:
-        """One that was never used."""
+    def next_number(self) -> int:
+        """Return a number that was never used."""
         self._number += 1
         return self._number
 
     def opened(self, process: Process, state: ShardState) -> None:
-        """A broker recovered: what it will serve is compared too."""
+        """Record that a broker recovered, and compare the state that it will serve."""
         epoch = process.epoch
         if epoch in self.epochs:
             raise Lost(f"epoch {epoch} was opened by {self.epochs[epoch]} and by {process.name}")
         self.epochs[epoch] = process.name
         self.note("opened", process.name, epoch)
         if max(self.epochs) == epoch:
-            self.judge.compare(state, self.clock.now_ns())
+            self.checker.compare(state, self.clock.now_ns())
 
     def others_put(self, process: Process, since_ns: int) -> bool:
         """Return whether another living broker has put anything since then."""
         return any(p.put_ns >= since_ns for p in self.processes if p is not process and not p.dead)
 
-    def died(self, process: Process) -> None:
-        """Memory's streams go with the process run that made them."""
+    def process_died(self, process: Process) -> None:
+        """Mark the memory streams of a process run as gone with it."""
         for record in self.records.values():
             if record.memory and record.epoch == process.epoch:
-                record.word = "gone"
+                record.status = "gone"
 
-    def appeared(self, process: Process, stream: Stream) -> StreamRecord:
-        """A stream is there that nobody was told of yet."""
+    def stream_appeared(self, process: Process, stream: Stream) -> StreamRecord:
+        """Return a new record of an existing stream of which no client knows yet."""
         life = stream.config.metadata["life"]
         config = {"name": stream.name, **STREAMS[stream.name], "metadata": {"life": life}}
         special = self.specials.get(stream.name)
@@ -219,17 +227,16 @@ class World:
         record.epoch = process.epoch
         return record
 
-    def judged(self, check: Callable[..., object], *args: Any) -> None:
-        """Call ``check``. A verdict is kept, since the broker that calls us takes any exception for a fault of its
-        own."""
+    def run_check(self, check: Callable[..., object], *args: Any) -> None:
+        """Call ``check`` and keep its error, since the broker that calls this takes any exception for its own."""
         try:
             check(*args)
         except Exception as error:
             self._verdict = self._verdict or error
             raise
 
-    def ended(self, task: asyncio.Task[None]) -> None:
-        """A process must end as it was told to, or not at all."""
+    def process_ended(self, task: asyncio.Task[None]) -> None:
+        """Record the error with which a process ended, if any."""
         if not task.cancelled() and (error := task.exception()) is not None and isinstance(error, Exception):
             self._verdict = self._verdict or error
 
@@ -244,7 +251,7 @@ class World:
         return ShardSettings(log=log, checkpoint=checkpoint, sweep_grace_ns=0,
                              compaction=eager_compaction(rng.choice) if self.compacts else None)
 
-    # The course of things.
+    # The course of a run.
 
     async def _main(self) -> None:
         rng = self.rng
@@ -254,40 +261,40 @@ class World:
             if serving:
                 process = rng.choice(serving)
                 for _ in range(rng.randint(1, 3)):
-                    process.client.something()
+                    process.client.do_random_operation()
             await asyncio.sleep(rng.choice((0.0, 0.002, 0.02, 0.2, 0.6, 1.2) if serving else (0.6, 1.5)))
             await self._chaos()
             self._no_errors()
             if step % 24 == 23:
-                self.look()
-        if "settle" in self.features:
+                self.check_store()
+        if "end checks" in self.features:
             await calm.restore_and_check(self)
             if self.staging is not None:
-                await self.staging.settled()
+                await self.staging.check_end()
         for process in self.processes:
             await process.kill()
         for process in self.processes:
             await process.store.late_puts_done()
-        self.look()
+        self.check_store()
 
-    def look(self) -> dict[int, dict[int, Message]]:
-        """Read the store afresh, and compare; look at what the owners themselves have applied, too."""
+    def check_store(self) -> dict[int, dict[int, Message]]:
+        """Replay the store and compare, and check the states that the owners themselves have applied."""
         for process in self.processes:
             if process.serving and process.shard is not None:
-                self.judge.by_name(process.shard.state)
-        return self.judge.look(self.clock.now_ns())
+                self.checker.check_names(process.shard.state)
+        return self.checker.check_store(self.clock.now_ns())
 
     def start(self, at: int) -> None:
-        """Broker number ``at`` has a new process."""
+        """Start a new process of broker number ``at``."""
         self.processes[at] = Process(self, f"b{at}")
 
     async def _chaos(self) -> None:
-        """Now and then something goes wrong."""
+        """Cause a fault at random."""
         rng, draw = self.rng, self.rng.random()
         at = rng.randrange(len(self.processes))
         for paused in self.processes:
             if paused.thaws and self.newest_epoch > paused.epoch:
-                paused.resume()  # to find itself deposed
+                paused.resume()  # so that it finds itself deposed
         for other, struck in enumerate(self.processes):
             if struck.dead:
                 at, draw = other, 0.0
@@ -322,7 +329,7 @@ class World:
             self.storms.perhaps_begin()
 
     def _damage(self) -> None:
-        """The newest checkpoint cannot be read any more; the one before it can."""
+        """Damage the newest checkpoint, so that it cannot be read; the one before it can."""
         roots = sorted(key for key in self.shared.objects if key.startswith(PATHS.checkpoints))
         if len(roots) > 1 and not any(root in self._damaged for root in roots):
             data = bytearray(self.shared.objects[roots[-1]])
@@ -332,7 +339,7 @@ class World:
             self.counts["damaged"] += 1
 
     async def _until(self, done: Callable[[], object], seconds: float) -> bool:
-        """Wait until ``done()``; False when that took too long."""
+        """Wait until ``done()``; return False if that took too long."""
         end_ns = self.clock.monotonic_ns() + int(seconds * SECOND)
         while not done():
             if self.clock.monotonic_ns() >= end_ns:

@@ -1,6 +1,7 @@
-"""A fresh reader of the store, and whether its view agrees with what the clients were told.
+"""A fresh reader of the store, and the comparison of its view with the answers that clients received.
 
-The reader shares only the code of replay with the brokers; it takes no time, so it reads one state of the store.
+The reader shares only the code of replay with the brokers. It takes no virtual time, so it reads one state of the
+store.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from tests.sim.streams.record import ConsumerRecord, Lost, StreamRecord
 from tests.sim.streams.special import Special
 from tests.sim.streams.staging import Staging
 
-__all__ = ["Judge", "Message"]
+__all__ = ["Message", "StoreChecker"]
 
 PATHS = ShardPaths(0)
 
 
 class Message(NamedTuple):
-    """One stored message."""
+    """A stored message."""
 
     subject: bytes
     hlen: int
@@ -45,22 +46,22 @@ class Message(NamedTuple):
         return message_size(self.subject, self.hlen, self.body)
 
 
-class Judge:
-    """Compares the store with the record. ``records`` by incarnation."""
+class StoreChecker:
+    """Compares the store with the records. ``records`` by incarnation."""
 
     def __init__(self, store: MemoryStore, records: dict[int, StreamRecord]) -> None:
         self.store = store
         self.records = records
-        self.looks = 0
+        self.checks = 0
         self.staging: Staging | None = None
         self.specials: dict[str, Special] = {}
-        """By kind of stream."""
+        """Families of special streams by kind."""
         self.state: ShardState | None = None
-        """As the last look found it."""
+        """The state that the last check replayed."""
         self._read: dict[tuple[str, int], dict[int, Message]] = {}
 
-    def look(self, now_ns: int) -> dict[int, dict[int, Message]]:
-        """Replay the store and compare; returns every live message by stream and sequence. Raises: Lost."""
+    def check_store(self, now_ns: int) -> dict[int, dict[int, Message]]:
+        """Replay the store and compare; return every live message by stream and sequence. Raises: Lost."""
         try:
             state = run_blocking(replay(PATHS), self._get, self._list).state
         except (FormatError, CutOff) as error:
@@ -69,29 +70,29 @@ class Judge:
         return self.compare(state, now_ns)
 
     def compare(self, state: ShardState, now_ns: int) -> dict[int, dict[int, Message]]:
-        """Compare a replayed state."""
-        self.looks += 1
+        """Compare a replayed state with the records; return its live messages. Raises: Lost."""
+        self.checks += 1
         for record in self.records.values():
             there = record.stream_id in state.streams
             if record.memory and there:
-                raise Lost(f"{record} is to be kept in memory, and lies in the store")
-            if record.word == "made" and not there and not record.memory:
+                raise Lost(f"{record} must be kept in memory, and is in the store")
+            if record.status == "made" and not there and not record.memory:
                 raise Lost(f"{record}, whose creation was answered, is not there at {state.position}")
-            if record.word == "gone" and there:
+            if record.status == "gone" and there:
                 raise Lost(f"{record}, whose deletion was answered, is there at {state.position}")
-        self.by_name(state)
+        self.check_names(state)
         found = {}
         for stream in state.streams.values():
             if stream.offline is not None:
                 raise Lost(f"{stream!r} is offline: {stream.offline}")
             found[stream.stream_id] = messages = self._messages(stream)
             if self.staging is not None:
-                self.staging.judge(stream, messages)
+                self.staging.check(stream, messages)
             record = self.records.get(stream.stream_id)
             if record is not None:
                 self._contents(record, stream, messages, now_ns)
                 if (special := self.specials.get(record.kind)) is not None:
-                    special.judge(record, stream, messages, now_ns)
+                    special.check(record, stream, messages, now_ns)
                 self._configuration(record, stream)
                 for consumer in stream.consumers.values():
                     known = record.consumers.get(consumer.name)
@@ -102,18 +103,18 @@ class Judge:
         return found
 
     @staticmethod
-    def by_name(state: ShardState) -> None:
-        """Every stream is found by its name."""
+    def check_names(state: ShardState) -> None:
+        """Check that every stream is found by its name."""
         for stream in state.streams.values():
             if state.stream(stream.account, stream.name) is not stream:
                 raise Lost(f"{stream!r} is not found by its name")
 
     def _contents(self, record: StreamRecord, stream: StreamState, messages: dict[int, Message], now_ns: int) -> None:
         for seq, message in messages.items():
-            record.names(seq, message.payload, "the store's")
+            record.record_payload(seq, message.payload, "the store at")
             record.stored.add(seq)
             if message.time_ns > now_ns + record.slack_ns:
-                raise Lost(f"{record}: {seq} is of a time {(message.time_ns - now_ns) / 1e9:.3f} s ahead")
+                raise Lost(f"{record}: {seq} has a time {(message.time_ns - now_ns) / 1e9:.3f} s ahead")
             if record.must_be_gone(seq, message.subject):
                 raise Lost(f"{record}: {seq} is there at {stream.position}, though its removal was answered")
         for seq, publish in record.acked.items():
@@ -126,7 +127,7 @@ class Judge:
             elif message.subject != publish.subject:
                 raise Lost(f"{record}: {seq} has subject {message.subject!r}, acknowledged was {publish}")
             elif publish.msg_id and publish.msg_id not in message.body[:message.hlen]:
-                raise Lost(f"{record}: {seq} has not the id of {publish}")
+                raise Lost(f"{record}: {seq} lacks the id of {publish}")
 
     def _configuration(self, record: StreamRecord, stream: StreamState) -> None:
         if record.config is None:
@@ -136,7 +137,7 @@ class Judge:
                 raise Lost(f"{record}: {key} is {stream.config.get(key)}, the update to {value} was answered")
 
     def _messages(self, stream: StreamState) -> dict[int, Message]:
-        """Every live message; and the invariants of the stream's state."""
+        """Return every live message, after checking the invariants of the stream's state."""
         messages: dict[int, Message] = {}
         for entry in stream.blocks:
             dead_bytes = dead_count = 0
@@ -153,7 +154,7 @@ class Judge:
             raise Lost(f"{stream!r} holds {len(messages)} messages")
         size = sum(message.size for message in messages.values())
         if size != stream.bytes:
-            raise Lost(f"{stream!r} has {size} bytes, and says {stream.bytes}")
+            raise Lost(f"{stream!r} has {size} bytes, and counts {stream.bytes}")
         if messages and min(messages) != stream.first_seq:
             raise Lost(f"{stream!r} begins at {min(messages)}")
         times = [messages[seq].time_ns for seq in sorted(messages)]
@@ -165,7 +166,7 @@ class Judge:
         key = block_key(PATHS, stream.account, stream.name, ref)
         data = self.store.objects.get(key)
         if data is None:
-            raise Lost(f"{key}, which a live block lies in, is gone")
+            raise Lost(f"{key}, which has a live block, is missing")
         read = self._read.get((key, ref.core_offset))
         if read is None:
             head = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
@@ -202,5 +203,5 @@ def _consumer(stream: StreamState, consumer: ConsumerState, record: ConsumerReco
 
 
 def as_shown(state: dict[str, Any]) -> tuple[int, int, int, int]:
-    """Of STREAM.INFO's state: messages, bytes, first and last sequence."""
+    """Return messages, bytes, first and last sequence of STREAM.INFO's state."""
     return state["messages"], state["bytes"], state["first_seq"], state["last_seq"]
