@@ -17,21 +17,34 @@ from nats.js.errors import APIError
 
 from tests.harness import BrokerProcess, fetch
 
-__all__ = ["FAILED", "PATIENCE", "Writer", "connect", "disconnect", "health", "raise_ended", "read_all",
-           "resident_bytes", "running", "standby_health", "unexpected", "until"]
+__all__ = [
+    "ANSWER_SECONDS",
+    "FAILED",
+    "Writer",
+    "connect",
+    "disconnect",
+    "health",
+    "raise_ended",
+    "read_all",
+    "resident_bytes",
+    "running",
+    "standby_health",
+    "unexpected",
+    "until",
+]
 
 FAILED = (nats.errors.Error, APIError, asyncio.TimeoutError, ConnectionError)
-"""What a stock client raises while its broker is unavailable or refuses."""
+"""Errors that a stock client raises while its broker is unavailable or refuses."""
 
-PATIENCE = 2.0
-"""Seconds that a client waits for an answer which a kill may have taken: it asks again. With more, it would only
-wait."""
+ANSWER_SECONDS = 2.0
+"""Time that a client waits for an answer which a kill may have taken, before it sends the request again. A longer time
+would only delay it."""
 
 
 async def connect(*urls: str, **options: Any) -> Client:
-    """A client that reconnects forever, and quickly."""
+    """Connect a client that reconnects forever, and quickly."""
     async def quiet(_: Exception) -> None:
-        """Connections are lost by design here."""
+        """Ignore the error: connections are lost by design here."""
 
     return await nats.connect(list(urls), **{"max_reconnect_attempts": -1, "reconnect_time_wait": 0.05,
                                              "connect_timeout": 1, "error_cb": quiet, "dont_randomize": True,
@@ -41,7 +54,7 @@ async def connect(*urls: str, **options: Any) -> Client:
 @asynccontextmanager
 async def running(stop: asyncio.Event,
                   clients: Iterable[Coroutine[Any, Any, None]]) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """Clients that go on until the block ends, which sets ``stop``, as tasks. Raises: what ended one of them."""
+    """Run clients, as tasks, until the block ends, which sets ``stop``. Raises: the error that ended one of them."""
     tasks = [asyncio.create_task(client) for client in clients]
     try:
         yield tasks
@@ -52,14 +65,14 @@ async def running(stop: asyncio.Event,
 
 
 def raise_ended(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Raises: what ended one of them, if any has ended."""
+    """Raise the error that ended one of the tasks, if any has ended."""
     for task in tasks:
         if task.done():
             task.result()
 
 
 async def disconnect(client: Client) -> None:
-    """Close a client whose broker may have been killed, which nats-py passes on as an error of the connection."""
+    """Close a client whose broker may have been killed, which nats-py reports as an error of the connection."""
     with suppress(ConnectionError):
         await client.close()
 
@@ -70,7 +83,7 @@ class Writer:
         async with Writer(stream_subject, *urls) as writer:
             await writer.acks(100)          100 more acknowledged from now on
 
-    ``acked`` is sequence by number; ``answers`` when each came; ``errors`` the API errors met on the way.
+    ``acked`` has sequences by number, ``answers`` the time of each, ``errors`` the API errors.
     """
 
     def __init__(self, subject: str, *urls: str, window: int = 10, size: int = 100, timeout: float = 1.0,
@@ -78,7 +91,7 @@ class Writer:
         self.acked: dict[int, int] = {}
         self.answers: list[tuple[float, int]] = []
         self.errors: list[APIError] = []
-        """The first ten."""
+        """The first ten API errors."""
         self.refusals = 0
         self.begun = 0
         self._subject, self._urls = subject, urls
@@ -108,7 +121,7 @@ class Writer:
             await disconnect(self.client)
 
     async def abort(self) -> None:
-        """Stop at once: what was not acknowledged by now may or may not be stored."""
+        """Stop at once: a message that was not acknowledged by now may or may not be stored."""
         self._stop = True
         for task in self._tasks:
             task.cancel()
@@ -117,7 +130,7 @@ class Writer:
         await disconnect(self.client)
 
     async def acks(self, count: int, seconds: float = 30.0) -> None:
-        """Wait until ``count`` more messages were acknowledged than there are now."""
+        """Wait until ``count`` more messages are acknowledged than now."""
         goal = len(self.acked) + count
         async with asyncio.timeout(seconds), self._moved:
             await self._moved.wait_for(lambda: len(self.acked) >= goal or self._dead())
@@ -162,7 +175,7 @@ class Writer:
                 await asyncio.sleep(0.02)
 
     def check(self, stored: dict[int, bytes]) -> None:
-        """Every acknowledged message is at its PubAck's sequence, and nothing is stored twice."""
+        """Check that every acknowledged message is at its PubAck's sequence, and that nothing is stored twice."""
         for number, seq in self.acked.items():
             assert stored.get(seq) == self.payload(number), (number, seq, stored.get(seq, b"")[:40])
         mine = list(stored.values())
@@ -173,7 +186,7 @@ class Writer:
 
 
 async def read_all(client: Client, stream: str) -> dict[int, bytes]:
-    """All messages in the stream, by sequence, through a pull consumer without acks."""
+    """Return all messages in the stream, by sequence, read through a pull consumer without acks."""
     js = client.jetstream()
     state = (await js.stream_info(stream)).state
     name = f"all{time.monotonic_ns()}"
@@ -198,20 +211,20 @@ async def until(check: Callable[[], Awaitable[bool]], seconds: float = 30.0) -> 
 
 
 async def health(broker: BrokerProcess) -> tuple[int, str]:
-    """/healthz of a broker that is or was ready."""
+    """Return /healthz of a broker that is or was ready."""
     status, body = await fetch(broker.monitor_url + "/healthz")
     return status, body.decode()
 
 
 async def standby_health(broker: BrokerProcess) -> tuple[int, str]:
-    """/healthz of a broker that has not been ready yet: its log names the port."""
+    """Return /healthz of a broker that has not been ready yet: its log names the port."""
     at = await broker.wait_line(r"Starting http monitor on (\S+)")
     status, body = await fetch(f"http://{at[1]}/healthz")
     return status, body.decode()
 
 
 def resident_bytes(broker: BrokerProcess) -> int:
-    """Its resident memory now (Linux)."""
+    """Return the broker's resident memory now (Linux)."""
     for line in Path(f"/proc/{broker.pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
@@ -219,7 +232,8 @@ def resident_bytes(broker: BrokerProcess) -> int:
 
 
 def unexpected(broker: BrokerProcess) -> list[str]:
-    """Lines of its log that no external fault may cause: tracebacks, failed assertions, lost exceptions."""
+    """Return the lines of the broker's log that no external fault may cause: tracebacks, failed assertions, lost
+    exceptions."""
     signs = ("Traceback", "AssertionError", "never retrieved", "Exception in callback", "Unhandled",
              "was destroyed but")
     return [line for line in broker.stderr if any(sign in line for sign in signs)]

@@ -1,8 +1,9 @@
-"""The clients of a kill loop, and what they were told: publishers, consumers, a bucket, a stock ordered consumer.
+"""The clients of a kill loop and the answers they received: publishers, consumers, a bucket, a stock ordered consumer.
 
-Two publishers at least (one waits for each PubAck, one keeps many in flight), a pull consumer with plain acks and one
-with double acks; see ``history`` for what must hold. Beside them a key-value bucket, whose acknowledged puts may not be
-lost or go back, and a stock push consumer (nats-py's ordered one), which may neither skip nor repeat a message.
+There are at least two publishers (one waits for each PubAck, one keeps many in flight), a pull consumer with plain acks
+and one with double acks; ``history`` has their contract. Beside them are a key-value bucket, whose acknowledged puts
+may
+not be lost or go back, and a stock push consumer (nats-py's ordered one), which may neither skip nor repeat a message.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
-from tests.adversity.clients import FAILED, PATIENCE, connect, disconnect
+from tests.adversity.clients import ANSWER_SECONDS, FAILED, connect, disconnect
 from tests.adversity.history import ACK_WAIT, History, Violation
 
 __all__ = ["STREAM", "Load"]
@@ -28,7 +29,7 @@ STREAM = "KILL"
 class Load:
     """The clients and their record, over brokers that are killed, restarted and take over from each other.
 
-    Args: strict: whether a plain ack may be forgotten only by a kill of which ``history`` knows.
+    Args: strict: a plain ack may be forgotten only by a kill that ``history`` records.
     """
 
     def __init__(self, rng: random.Random, *urls: str, strict: bool = True) -> None:
@@ -39,7 +40,7 @@ class Load:
         self.count = self.kv_puts = self.pushed = 0
 
     def clients(self) -> list[Coroutine[Any, Any, None]]:
-        """Everything that goes on until ``stop`` is set."""
+        """Return all clients; they run until ``stop`` is set."""
         return [self.publisher(1), self.publisher(50), self.consumer("plain", self.history, False),
                 self.consumer("double", self.double, True), self.bucket("key"), self.ordered()]
 
@@ -48,7 +49,7 @@ class Load:
         self.double.killed()
 
     def check(self, held: dict[int, tuple[bytes, bytes]], last: int) -> None:
-        """``held`` is all that the stream holds now; that each client did something, too."""
+        """Check ``held``, all messages that the stream has now, and that each client did something."""
         self.history.check(held, last)
         self.double.check(held, last)
         assert self.kv_puts
@@ -69,7 +70,8 @@ class Load:
         return msg_id, payload
 
     async def publish_one(self, nc: Client, msg_id: bytes, payload: bytes) -> None:
-        """Until it is acknowledged, always under the same id; at the end of the run, once more at most."""
+        """Publish until the message is acknowledged, always under the same id; at the end of the run, once more at
+        most."""
         js = nc.jetstream()
         while True:
             try:
@@ -91,7 +93,7 @@ class Load:
 
     async def consumer(self, durable: str, history: History, double: bool) -> None:
         nc = await connect(*self.urls)
-        js = nc.jetstream(timeout=PATIENCE)
+        js = nc.jetstream(timeout=ANSWER_SECONDS)
         config = ConsumerConfig(durable_name=durable, ack_policy=AckPolicy.EXPLICIT, ack_wait=ACK_WAIT,
                                 max_ack_pending=500)
         sub = None
@@ -122,9 +124,9 @@ class Load:
         await disconnect(nc)
 
     async def bucket(self, key: str) -> None:
-        """One writer of one key: a get returns the last acknowledged value, or a later one that was begun."""
+        """Run the one writer of a key: a get returns the last acknowledged value, or a later one that was begun."""
         nc = await connect(*self.urls)
-        js = nc.jetstream(timeout=PATIENCE)
+        js = nc.jetstream(timeout=ANSWER_SECONDS)
         kv = None
         began = acked = 0
         while not self.stop.is_set():
@@ -146,9 +148,10 @@ class Load:
         await disconnect(nc)
 
     async def ordered(self) -> None:
-        """A push consumer that nats-py recreates at each gap: every sequence in turn, once, through all kills."""
+        """Run a push consumer that nats-py recreates at each gap: every sequence comes in turn, once, through all
+        kills."""
         nc = await connect(*self.urls)
-        js = nc.jetstream(timeout=PATIENCE)
+        js = nc.jetstream(timeout=ANSWER_SECONDS)
         while not self.stop.is_set():
             try:
                 sub = await js.subscribe("kill.>", ordered_consumer=True, idle_heartbeat=0.5, config=ConsumerConfig(
@@ -172,7 +175,7 @@ class Load:
         await disconnect(nc)
 
     async def stored(self) -> tuple[dict[int, tuple[bytes, bytes]], int]:
-        """Everything that the stream holds now, by a fresh ordered read."""
+        """Return everything that the stream has now, by a fresh ordered read."""
         nc = await connect(*self.urls)
         js = nc.jetstream()
         last = (await js.stream_info(STREAM)).state.last_seq

@@ -1,5 +1,5 @@
-"""A work queue and an interest stream that are filled and drained while brokers are killed, and what their clients were
-told.
+"""A work queue and an interest stream that are filled and drained while brokers are killed, and the answers of their
+clients.
 
     nothing unacked is lost      every message with a PubAck is delivered to each consumer that matches it
     nothing acked comes back     a message whose ack was answered is never delivered again
@@ -17,18 +17,18 @@ from typing import Any
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 
-from tests.adversity.clients import FAILED, PATIENCE, connect, disconnect
+from tests.adversity.clients import ANSWER_SECONDS, FAILED, connect, disconnect
 
 __all__ = ["QueueLoad"]
 
 STREAMS = {"QUEUE": ("w", RetentionPolicy.WORK_QUEUE, ("one",)),
            "INTEREST": ("i", RetentionPolicy.INTEREST, ("one", "two"))}
 AHEAD = 1000
-"""Messages that publishers may be ahead of the slowest consumer: the rest of a run is to drain them in the end."""
+"""Messages by which publishers may be ahead of the slowest consumer, so that draining ends the run soon."""
 
 
 class QueueLoad:
-    """The clients and the answers they got, over brokers that are killed and take over from each other."""
+    """The clients and the answers they received, over brokers that are killed and take over from each other."""
 
     def __init__(self, *urls: str, batch: int = 20) -> None:
         self.urls, self.batch = urls, batch
@@ -38,10 +38,10 @@ class QueueLoad:
         self.seen: dict[tuple[str, str], set[bytes]] = {
             (name, who): set() for name, (_, _, consumers) in STREAMS.items() for who in consumers}
         self.acked: dict[tuple[str, str], set[bytes]] = {key: set() for key in self.seen}
-        """Those of them whose acks were answered."""
+        """Payloads whose acks were answered."""
         self.under_way: dict[tuple[str, str], Counter[bytes]] = {key: Counter() for key in self.seen}
-        """Those that had come once more, unseen, when their ack was answered: a kill in between made the broker forget
-        that it had delivered them."""
+        """Payloads of which another delivery had arrived, unread, when their ack was answered: a kill in between made
+        the broker forget the first delivery."""
         self.moved = asyncio.Event()
 
     async def make(self, js: JetStreamContext) -> None:
@@ -56,11 +56,11 @@ class QueueLoad:
         return [self.publisher(name) for name in STREAMS]
 
     def consumers(self) -> list[Coroutine[Any, Any, None]]:
-        """They end once ``stop`` is set and nothing is pending or unacked."""
+        """Return the consumers; they end once ``stop`` is set and nothing is pending or unacked."""
         return [self.consumer(*key) for key in self.seen]
 
     async def check(self, js: JetStreamContext) -> None:
-        """After all clients have ended."""
+        """Check the streams after all clients have ended."""
         for name in STREAMS:
             assert (await js.stream_info(name)).state.messages == 0
         for key, seen in self.seen.items():
@@ -96,21 +96,21 @@ class QueueLoad:
                 with suppress(*FAILED):
                     if self.stop.is_set():
                         # An ack without an answer may still take effect; then its message is not delivered again.
-                        info = await nc.jetstream(timeout=PATIENCE).consumer_info(name, who)
+                        info = await nc.jetstream(timeout=ANSWER_SECONDS).consumer_info(name, who)
                         left = info.num_pending + info.num_ack_pending
                 continue
             for message in messages:
                 if under_way[message.data]:
                     under_way[message.data] -= 1
                 else:
-                    assert message.data not in acked, f"{message.data!r} of {name} was acked by {who}, and comes back"
+                    assert message.data not in acked, f"{message.data!r} of {name} was acked by {who}, and is delivered again"
                 seen.add(message.data)
             answers = await asyncio.gather(*(message.ack_sync(timeout=1) for message in messages),
                                            return_exceptions=True)
             answered = {message.data for message, answer in zip(messages, answers, strict=True)
                         if not isinstance(answer, BaseException)}
             acked |= answered
-            queued = Counter(message.data for message in sub._sub._pending_queue._queue
-                             if message.data in answered)  # type: ignore[attr-defined]
+            pending = sub._sub._pending_queue._queue  # type: ignore[attr-defined]
+            queued = Counter(message.data for message in pending if message.data in answered)
             under_way.update(queued)
         await disconnect(nc)

@@ -1,8 +1,7 @@
-"""Staged messages that are to join a stream while brokers are killed, beside a client that publishes to it.
+"""Staged messages that join a stream while brokers are killed, beside a client that publishes to it.
 
-    granted once      what a grant names is at those sequences, whole, in order; and each request's messages are there
-                      once
-    whole or none     of a request without an answer all messages are there, or none
+    granted once      the messages of a grant are at its sequences, whole, in order, and there once
+    whole or none     all messages of a request without an answer are there, or none
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ SUBJECT = "staged"
 
 
 class StagingLoad:
-    """Who stages and asks, over ``store`` and brokers that are killed and take over from each other."""
+    """The clients that stage messages and send requests, over ``store`` and brokers that are killed and take over from
+    each other."""
 
     def __init__(self, rng: random.Random, store: ObjectStore, *urls: str) -> None:
         self.urls, self.rng, self.store = urls, rng, store
@@ -41,12 +41,12 @@ class StagingLoad:
         return [self.asker(), self.publisher()]
 
     async def asker(self) -> None:
-        """Stages, requests, and asks until it is granted, always under the same id."""
+        """Stage messages and repeat the request until it is granted, always under the same id."""
         nc = await connect(*self.urls)
         state: ShardState | None = None
         while not self.stop.is_set():
             if state is None:
-                # Of the stream its id is needed, and that stays.
+                # The request needs the stream's id, which does not change.
                 state = (await read_snapshot(self.store, 0)).state
             name = f"r{len(self.asked)}"
             rows = [b"%b/%d" % (name.encode(), at) for at in range(self.rng.choice((1, 40, 300)))]
@@ -79,15 +79,15 @@ class StagingLoad:
             await asyncio.sleep(0.02)
         await disconnect(nc)
 
-    async def settled(self) -> None:
-        """Wait until nothing is asked for any more: each request has its answer."""
+    async def wait_for_answers(self) -> None:
+        """Wait until each request has its answer."""
         async def answered() -> bool:
             return not await self.store.list("v1/shards/0/inbox/")
 
         await eventually(answered, 60)
 
     def check(self, held: dict[int, bytes]) -> None:
-        """``held``: payload by sequence, all that the stream holds after ``settled``."""
+        """Check ``held``: all payloads that the stream has after ``wait_for_answers``, by sequence."""
         assert len(set(held.values())) == len(held), "a message is stored twice"
         for payload, seq in self.published.items():
             assert held.get(seq) == payload, (payload, seq, held.get(seq))

@@ -1,5 +1,5 @@
-"""Adoption on real S3 servers, with a broker that is killed after each step: the runs, the request, the question,
-the record."""
+"""Adoption on real S3 servers, with a broker that is killed after each step: after putting the runs, the
+request, asking for the answer, or storing the record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.jetstream.inbox.staging import request as ask
 from tests.real.s3 import S3Server
 
 KILLS = [("minio", ("request", "question", "command")), ("seaweed", ("record", "command"))]
-"""Real server, and the steps after which the broker is killed on it. Starting brokers is what takes the time."""
+"""Real server, and the steps after which the broker is killed on it. Most of the time goes into starting brokers."""
 
 ROWS = 400
 
@@ -38,14 +38,14 @@ def rows_of(name: str) -> list[Row]:
 @pytest.mark.parametrize(("kind", "steps"), KILLS)
 def test_killed_after_each_step(kind: str, steps: Sequence[str], tmp_path: Path, request: pytest.FixtureRequest,
                                 monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows that each request is granted once: whether the question, the next broker's or the command's did it; that
-    asking again gives the first answer; and that the store is sound and its inbox empty in the end."""
+    """Each request is granted once, by the client's question, the next broker or the command. A repeated question gets
+    the first answer. The store is sound and its inbox empty at the end."""
     server: S3Server = request.getfixturevalue(kind)
     for name, value in server.env.items():
         monkeypatch.setenv(name, value)
     url = server.new_url()
     asyncio.run(_killed(server, url, steps))
-    # The broker is dead, and its name is the command's.
+    # The broker is dead, and the command has its name.
     config = tmp_path / "jetblock.conf"
     config.write_text("server_name: one\n")
     assert adopt([url, "-c", str(config), "--json"]) == 0

@@ -40,8 +40,8 @@ ENVIRON = {"JETBLOCK_LEASE": "3s", "JETBLOCK_PUT_TIMEOUT": "1s", "JETBLOCK_INBOX
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
 async def test_both_owners_see_a_request(minio: S3Server, monkeypatch: pytest.MonkeyPatch, rounds: int) -> None:
-    """Shows that its messages join once, in order and without a gap among them; that each broker that answers gives the
-    same answer; and that the store is sound and the inbox empty in the end."""
+    """The request's messages join once, in order and without a gap among them. Each broker that answers gives the same
+    answer. The store is sound and the inbox empty at the end."""
     for name, value in minio.env.items():
         monkeypatch.setenv(name, value)
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.randrange(1 << 32)))
@@ -117,7 +117,7 @@ async def test_both_owners_see_a_request(minio: S3Server, monkeypatch: pytest.Mo
 
 
 async def _ask(client: Client, question: bytes) -> dict[str, Any] | None:
-    """The answer to the request of staged messages; None if the connection ended before it came."""
+    """Return the answer to the request of staged messages; None if the connection ended before it came."""
     with suppress(NatsError):
         answer: dict[str, Any] = json.loads(
             (await client.request("$JS.API.JETBLOCK.ADOPT.S", question, timeout=30)).data)
@@ -130,4 +130,4 @@ async def _empty(store: ObjectStore) -> bool:
 
 
 async def _quiet(_: Exception) -> None:
-    """Connections end by design here."""
+    """Ignore the error: connections end by design here."""

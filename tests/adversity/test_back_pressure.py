@@ -1,7 +1,7 @@
 """A store that is slow, then gone: publishers are slowed, then refused; memory stays bounded; nothing acknowledged is
 lost.
 
-A proxy before MinIO holds everything back. The bound on messages sequenced but not stored is small here, so that it is
+A proxy before MinIO delays everything. The bound on messages sequenced but not stored is small here, so that it is
 soon reached.
 """
 
@@ -35,7 +35,7 @@ ENVIRON = {"JETBLOCK_TAIL_BYTES_MAX": str(TAIL), "JETBLOCK_SEGMENT_BYTES": "256k
 class Chatter:
     """Core traffic on its own connections, until stopped; measures each round trip.
 
-    In its own thread, since the test's loop is too busy to measure.
+    It runs in its own thread, since the test's loop is too busy to measure.
     """
 
     def __init__(self, url: str) -> None:
@@ -43,7 +43,7 @@ class Chatter:
         self._stop = False
         self.seconds: list[float] = []
         self.lost: list[str] = []
-        """Round trips of more than 5 s: when, and what became of the connections."""
+        """Round trips of more than 5 s: their times, and the state of the connections."""
 
     async def __aenter__(self) -> Self:
         self._thread = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(self._talk())))
@@ -77,7 +77,8 @@ class Chatter:
 
 
 async def outage(minio: S3Server, seconds: float, *, consume: bool = False) -> None:
-    """``consume``: acks that were answered before it hold after it, and everything is delivered in the end, too."""
+    """Publish through an outage. ``consume``: acks that were answered before it hold after it, and everything is
+    delivered at the end, too."""
     async with TcpProxy.to(minio.endpoint) as proxy:
         environ = {**minio.env, **ENVIRON, "AWS_ENDPOINT_URL": proxy.endpoint}
         async with BrokerProcess("--store", minio.new_url(), environ=environ) as broker:
@@ -86,7 +87,7 @@ async def outage(minio: S3Server, seconds: float, *, consume: bool = False) -> N
             await js.add_stream(StreamConfig(name="S", subjects=["s.>"]))
             chatter = Chatter(broker.url)
             pull = await js.pull_subscribe("s.>", durable="pull")
-            # Four times the bound in flight, and again as soon as it was refused.
+            # Four times the bound is in flight, and each refused message is sent again.
             writer = Writer("s.x", broker.url, window=4 * TAIL // SIZE, size=SIZE, timeout=seconds + 60)
             async with chatter, writer:
                 await writer.acks(1000, 60)
@@ -100,7 +101,8 @@ async def outage(minio: S3Server, seconds: float, *, consume: bool = False) -> N
                 stalled = time.monotonic()
                 await writer.refused(1)
                 first = time.monotonic() - stalled
-                # Slowed for at most a second once the bound is met, then refused: not left to time out.
+                # A publish is slowed for at most a second once the bound is reached, then refused, and does not time
+                # out.
                 assert first < 15, f"the first refusal took {first:.1f} s"
                 error = writer.errors[0]
                 assert (error.code, error.err_code) == (429, 10167), error
@@ -138,25 +140,25 @@ async def outage(minio: S3Server, seconds: float, *, consume: bool = False) -> N
 
 
 @pytest.mark.shows("store.lost_store")
-# its own waits add up to more than the usual bound: a minute each for acks and for what is unanswered
+# The test's own waits add up to more than the usual bound: a minute each for acks and for unanswered messages.
 @pytest.mark.timeout(300)
 async def test_a_store_that_goes_and_comes_back(minio: S3Server) -> None:
-    """Refused with 429 and 10167 after at most a second of slowing down, repeatedly, with core traffic and memory
-    unaffected; when the store is back, publishing continues and everything acknowledged is there, after a kill too."""
+    """Publishes are refused with 429 and 10167 after at most a second of slowing down, repeatedly, with core traffic
+    and memory unaffected. When the store is back, publishing continues and everything acknowledged is there, after a
+    kill, too."""
     await outage(minio, 2)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 async def test_a_store_gone_for_ten_minutes(minio: S3Server) -> None:
-    """The same for longer, past any lease: memory does not grow with the length of an outage.
-    JETBLOCK_OUTAGE_SECONDS sets it."""
+    """Memory does not grow with the length of an outage, past any lease. JETBLOCK_OUTAGE_SECONDS sets the length."""
     await outage(minio, float(os.environ.get("JETBLOCK_OUTAGE_SECONDS", "600")), consume=True)
 
 
 async def test_answers_do_not_pile_up_while_a_store_is_gone(minio: S3Server) -> None:
-    """Duplicates and API requests add nothing to the tail, but their answers wait for it: past a bound they are refused
-    too (429; 10008), so memory does not grow with their number."""
+    """Duplicates and API requests add nothing to the tail, but their answers wait for it. Past a bound they are
+    refused, too (429; 10008), so memory does not grow with their number."""
     async with TcpProxy.to(minio.endpoint) as proxy:
         environ = {**minio.env, **ENVIRON, "AWS_ENDPOINT_URL": proxy.endpoint}
         async with BrokerProcess("--store", minio.new_url(), environ=environ) as broker:
@@ -194,16 +196,16 @@ async def test_answers_do_not_pile_up_while_a_store_is_gone(minio: S3Server) -> 
 
 @pytest.mark.timeout(300)  # as above
 async def test_a_slow_store_slows_publishers_and_refuses_nobody(minio: S3Server) -> None:
-    """Stalls shorter than a second, one after another: publishers wait in between, none is refused, all is
-    acknowledged."""
-    for _ in range(3):  # on a busy machine a stall may last longer than was meant
+    """Stalls shorter than a second come one after another: publishers wait in between, none is refused, all messages
+    are acknowledged."""
+    for _ in range(3):  # a stall may last longer than planned on a busy machine
         if not (errors := await refusals_of_a_slow_store(minio)):
             break
     assert not errors, errors[0]
 
 
 async def refusals_of_a_slow_store(minio: S3Server) -> list[APIError]:
-    """What publishers were refused; everything else is as it should be."""
+    """Return the refusals of publishers, after checking everything else."""
     async with TcpProxy.to(minio.endpoint) as proxy:
         environ = {**minio.env, **ENVIRON, "AWS_ENDPOINT_URL": proxy.endpoint}
         async with BrokerProcess("--store", minio.new_url(), environ=environ) as broker:
@@ -218,7 +220,7 @@ async def refusals_of_a_slow_store(minio: S3Server) -> list[APIError]:
                     await asyncio.sleep(0.1)
 
             task = asyncio.create_task(slow())
-            # Three times the bound at once, so that the bound is met in each stall.
+            # Three times the bound is in flight, so that the bound is reached in each stall.
             async with Writer("s.x", broker.url, window=3 * TAIL // SIZE, size=SIZE, timeout=30) as writer:
                 for _ in range(4):  # a busy machine gets little done between two stalls
                     await writer.acks(500, 60)

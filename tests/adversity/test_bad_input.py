@@ -1,5 +1,5 @@
 """Any input on the socket, in the API and in names: the broker stays up, other clients are unaffected, its log has no
-traceback, and nothing is written outside the store's own folder.
+traceback, and nothing is written outside the store's folder.
 
 The random seed is printed on failure and read from JETBLOCK_BAD_SEED.
 """
@@ -62,7 +62,7 @@ NAMES = ["..", ".", "../../../../tmp/escaped", "..%2f..%2fescaped", "%2e%2e", "%
 
 @asynccontextmanager
 async def watched(tmp_path: Path, restarts: int = 0) -> AsyncIterator[tuple[BrokerProcess, Client]]:
-    """A broker with a stream S and a consumer c, and a good client that talks to it all the while; then the checks."""
+    """Run a broker with a stream S, a consumer c, and a good client that is active all the time; then check them."""
     room = tmp_path / "room"
     store = room / "a" / "b" / "store"
     room.mkdir()
@@ -98,7 +98,7 @@ async def watched(tmp_path: Path, restarts: int = 0) -> AsyncIterator[tuple[Brok
         stop.set()
         await talking
         assert broker.running, broker.tail()
-        assert lost == restarts, "a client that did nothing wrong was cut off"
+        assert lost == restarts, "a good client was disconnected"
         assert (await health(broker))[0] == 200
         # Every good message is there, in order, and is delivered to the consumer.
         held = await read_all(good, "S")
@@ -126,7 +126,7 @@ def dice() -> random.Random:
 
 
 async def throw(port: int, data: bytes, *, connected: bool) -> bytes:
-    """Send these bytes on a new connection; returns the broker's output until it closed or fell silent."""
+    """Send these bytes on a new connection; return the broker's output until it closed or sent nothing more."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     said = b""
     try:
@@ -147,8 +147,8 @@ async def throw(port: int, data: bytes, *, connected: bool) -> bytes:
 
 
 async def test_bytes_of_any_kind_on_the_socket(tmp_path: Path) -> None:
-    """Random bytes, half lines, endless lines, wrong sizes, verbs with wrong arguments, connections closed within a
-    message."""
+    """The input is random bytes, half lines, endless lines, wrong sizes, verbs with wrong arguments, and connections
+    closed within a message."""
     rng = dice()
     lines = [b"PUB t.x 5\r\nhel", b"PUB t.x -1\r\n", b"PUB t.x 99999999999999999999\r\n",
              b"PUB t.x 5 5 5 5\r\nhello\r\n", b"PUB\r\n",
@@ -167,7 +167,7 @@ async def test_bytes_of_any_kind_on_the_socket(tmp_path: Path) -> None:
              b"PUB t.x $JS.API.INFO 0\r\n\r\n",
              b"PUB $JS.ACK.S.c 0\r\n\r\n"]
     async with watched(tmp_path) as (broker, good):
-        # Valid publishes among it are stored, under subjects that not every client can read.
+        # Valid publishes in it are stored, under subjects that not every client can read.
         await good.jetstream().add_stream(StreamConfig(name="T", subjects=["t.>"]))
         for line in lines:
             for connected in (True, False):
@@ -187,7 +187,7 @@ async def test_any_json_on_every_api_subject(tmp_path: Path) -> None:
     rng = dice()
     async with watched(tmp_path) as (broker, _):
         nc = await connect(broker.url)
-        # T is the target: even an empty request purges it.
+        # The target is a separate stream T: even an empty request purges it.
         await nc.jetstream().add_stream(StreamConfig(name="T", subjects=["t.>"], allow_direct=True))
         await nc.jetstream().add_consumer("T", ConsumerConfig(durable_name="c", ack_policy=AckPolicy.EXPLICIT))
         for i in range(10):
@@ -217,8 +217,8 @@ async def test_any_json_on_every_api_subject(tmp_path: Path) -> None:
 
 
 async def test_names_cannot_leave_the_store(tmp_path: Path) -> None:
-    """Streams, consumers and subjects with names that are special to a file system: each is refused or works under
-    its own name, after a restart too, and none touches another's."""
+    """Streams, consumers and subjects have names that are special to a file system. Each is refused or works under its
+    own name, after a restart, too, and none affects another."""
     async with watched(tmp_path, restarts=1) as (broker, _):
         nc = await connect(broker.url)
         made = {}
@@ -232,7 +232,7 @@ async def test_names_cannot_leave_the_store(tmp_path: Path) -> None:
                 continue
             if "error" not in json.loads(reply.data):
                 made[name] = i
-        # A subject without the name's own tokens: only the body has the name.
+        # This subject has no tokens of the name: only the body has the name.
         for name in NAMES:
             config = json.dumps({"name": name, "subjects": ["p"]}).encode()
             reply = await nc.request("$JS.API.STREAM.CREATE.plain", config, timeout=30)
@@ -259,7 +259,7 @@ async def test_names_cannot_leave_the_store(tmp_path: Path) -> None:
 
 
 async def test_acks_of_any_form(tmp_path: Path) -> None:
-    """Malformed, foreign and absurd acks are ignored; the delivery can still be acknowledged."""
+    """Malformed, foreign and absurd acks are ignored; the delivery can be acknowledged afterwards."""
     async with watched(tmp_path) as (broker, _):
         nc = await connect(broker.url)
         js = nc.jetstream()
@@ -289,7 +289,7 @@ async def test_acks_of_any_form(tmp_path: Path) -> None:
                 nc._pending.append(b"PUB %s %s %d\r\n%s\r\n" % (form.encode(), inbox.encode(), len(payload), payload))
                 nc._pending_data_size += 1
             await nc.flush(30)
-        # On the delivery itself too: all but those that settle it.
+        # The same payloads go to the delivery itself, except those that end it.
         for payload in payloads:
             if payload[:4] not in (b"", b"+ACK", b"+TER", b"+NXT", b"-NAK"):
                 await nc.publish(reply, payload)

@@ -17,8 +17,8 @@ COUNT, SIZE = 200, 50_000
 
 
 async def read(broker: BrokerProcess) -> tuple[int, int]:
-    """Read the whole stream by a consumer of its own. Returns: how many GETs that cost, and hits of the cache
-    directory so far."""
+    """Read the whole stream by a new consumer. Returns: the number of its GETs, and the hits of the cache directory so
+    far."""
     before = (await broker.monitor("/varz"))["jetblock"]["store"]["get"]["count"]
     nc = await connect(broker.url)
     sub = await nc.jetstream().subscribe("big.>", ordered_consumer=True, config=ConsumerConfig())
@@ -32,8 +32,8 @@ async def read(broker: BrokerProcess) -> tuple[int, int]:
 
 
 async def test_a_stream_is_got_once(minio: S3Server, tmp_path: Path) -> None:
-    """With next to no memory, the second reader of 10 MB costs no GET; the third does not notice that the folder was
-    deleted; after kill -9 the cache is empty, left nothing on the disk, and everything is read again."""
+    """The second reader of 10 MB costs no GET, with next to no memory. The third is unaffected by the folder's
+    deletion. After kill -9 the cache is empty, has left nothing on the disk, and everything is read again."""
     folder = tmp_path / "cache"
     environ = {**minio.env, "JETBLOCK_SERVER_NAME": "one", "JETBLOCK_CACHE_BYTES": "1MiB",
                "JETBLOCK_COMPACTION": "false",
@@ -65,9 +65,9 @@ async def test_a_stream_is_got_once(minio: S3Server, tmp_path: Path) -> None:
     ("directory", "jetblock.cache_directory keeps what is read from a bucket, and the store is file://"),
     ("folder", "jetblock.cache_directory: no file can be made in "),
 ])
-async def test_where_it_makes_no_sense_it_is_refused(kind: str, said: str, tmp_path: Path) -> None:
-    """On a store that is a directory, and where the folder cannot be: the broker does not start, and says which
-    setting it was."""
+async def test_an_unusable_cache_directory_is_refused(kind: str, said: str, tmp_path: Path) -> None:
+    """The broker does not start on a store that is a directory, or if the folder cannot be made; the error names the
+    setting."""
     (tmp_path / "file").write_text("")
     url = f"file://{tmp_path / 'store'}" if kind == "directory" else "s3://bucket"
     environ = {"JETBLOCK_CACHE_DIRECTORY": str(tmp_path / ("cache" if kind == "directory" else "file")),

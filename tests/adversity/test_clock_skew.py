@@ -1,4 +1,4 @@
-"""Brokers whose machines' clocks differ, by less than what the clock guard refuses to believe."""
+"""Brokers whose machines' clocks differ by less than the clock guard tolerates."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ time.time = lambda real=time.time: real() + {SKEW_SECONDS}
 @pytest.mark.parametrize("acked", [b"", b"+WPI"], ids=["delivered", "in progress"])
 async def test_a_message_that_an_owner_ahead_of_us_delivered_is_redelivered_in_time(tmp_path: Path,
                                                                                     acked: bytes) -> None:
-    """The owner delivers a message with a clock that is half a minute ahead, and is killed. The next one's clock is
-    right, and redelivers after the ack wait, not half a minute later."""
+    """The owner delivers a message with a clock that is half a minute ahead, and is killed. The next owner's clock is
+    right, and it redelivers after the ack wait, not half a minute later."""
     (tmp_path / "sitecustomize.py").write_text(_AHEAD)
     store = f"file://{tmp_path / 'store'}"
     ahead = BrokerProcess("--store", store, environ={"PYTHONPATH": str(tmp_path)})

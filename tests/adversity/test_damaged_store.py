@@ -1,5 +1,5 @@
-"""Damaged bytes in the store: if recovery needs them, the start fails, naming the object and the remedy; if only
-readers need them, those reads fail, with no wrong data and no effect on others.
+"""Damaged bytes in the store. If recovery needs them, the start fails, naming the object and the remedy. If only
+readers need them, those reads fail, without wrong data or an effect on others.
 
 Files of a directory store are damaged between two runs: one bit is flipped, or the end is cut off.
 """
@@ -29,18 +29,19 @@ COUNT = 20
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that a kill left; tests work on copies of it."""
+    """Make a store that a kill left; tests work on copies of it."""
     return await filled(tmp_path_factory.mktemp("killed") / "store")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store that a clean stop left; tests work on copies of it."""
+    """Make a store that a clean stop left; tests work on copies of it."""
     return await filled(tmp_path_factory.mktemp("stopped") / "store", stop=True)
 
 
 async def filled(store: Path, *, stop: bool = False) -> Path:
-    """Streams A and B, COUNT messages each, one segment for each message, left by a kill or by a clean stop."""
+    """Fill streams A and B with COUNT messages each, one segment for each message, and end by a kill or a clean
+    stop."""
     async with BrokerProcess("--store", f"file://{store}", environ={"JETBLOCK_COMPRESSION": "none"}) as broker:
         nc = await connect(broker.url)
         js = nc.jetstream()
@@ -55,7 +56,7 @@ async def filled(store: Path, *, stop: bool = False) -> Path:
 
 
 def segments_of(store: Path) -> list[tuple[Path, SegmentHead]]:
-    """Those that hold messages, in order."""
+    """Return the segments that have messages, in order."""
     found = []
     for path in sorted((store / LOG).iterdir()):
         epoch, _, number = path.name.partition("-")
@@ -101,14 +102,14 @@ def where(part: str, head: SegmentHead) -> Callable[[bytearray], None]:
 
 
 def row_at(head: SegmentHead) -> int:
-    """A byte of the directory: it ends where the first core begins."""
+    """Return the offset of a byte of the directory, which ends where the first core begins."""
     return min(row.core_offset for row in head.rows) - 8
 
 
 @pytest.mark.parametrize("part", ["header", "directory", "core", "records", "cut", "empty"])
 async def test_a_damaged_segment_stops_the_start(killed: Path, tmp_path: Path, part: str) -> None:
-    """The segment is in the replayed part of the log. It is never mistaken for the log's end, though it could be: the
-    last but one is damaged, and an end there would lose the last. With the object restored, the store is sound."""
+    """The segment is in the replayed part of the log. It is never mistaken for the log's end: the last but one is
+    damaged, and an end there would lose the last. With the object restored, the store is sound."""
     store = Path(shutil.copytree(killed, tmp_path / "store"))
     path, head = segments_of(store)[-2]
     before = path.read_bytes()
@@ -135,7 +136,7 @@ async def test_a_damaged_segment_stops_the_start(killed: Path, tmp_path: Path, p
 @pytest.mark.shows("store.damage")
 @pytest.mark.parametrize("part", ["index", "frame"])
 async def test_a_damaged_block_costs_its_own_reads_alone(killed: Path, tmp_path: Path, part: str) -> None:
-    """The broker runs. Reads of the damaged message are refused or time out, and the log names the object; every other
+    """The broker runs. Reads of the damaged message are refused or time out, and the log names the object. Every other
     message is served, by every way to read; consumers of the other stream are unaffected."""
     store = Path(shutil.copytree(killed, tmp_path / "store"))
     lost = 11
@@ -161,7 +162,7 @@ async def test_a_damaged_block_costs_its_own_reads_alone(killed: Path, tmp_path:
         assert str(LOG) in line.string, line.string
         # The last message of another subject is found past the damage.
         assert (await js.get_last_msg("A", f"A.{COUNT - 1}")).seq == COUNT
-        # A consumer gets all up to the damage and waits there; one that begins after it gets the rest.
+        # A consumer gets all messages before the damage and waits there; one that begins after it gets the others.
         first = await js.pull_subscribe("A.>", durable="first", config=ConsumerConfig(ack_policy=AckPolicy.EXPLICIT))
         seen: list[int] = []
         while len(seen) < lost - 1:
@@ -175,7 +176,8 @@ async def test_a_damaged_block_costs_its_own_reads_alone(killed: Path, tmp_path:
             ack_policy=AckPolicy.EXPLICIT, deliver_policy="by_start_sequence", opt_start_seq=lost + 1))
         assert [m.metadata.sequence.stream for m in await rest.fetch(COUNT - lost,
                                                                      timeout=30)] == list(range(lost + 1, COUNT + 1))
-        # It still accepts messages, and the unreadable ones can be purged, so that the consumer continues after them.
+        # The stream continues to accept messages. The unreadable ones can be purged, so that the consumer continues
+        # after them.
         await js.publish("A.new", b"new")
         await js.purge_stream("A", seq=lost + 1)
         message = (await first.fetch(1, timeout=30))[0]
@@ -188,7 +190,7 @@ async def test_a_damaged_block_costs_its_own_reads_alone(killed: Path, tmp_path:
 
 @pytest.mark.parametrize("how", ["flipped", "gone"])
 async def test_a_stream_with_a_damaged_block_can_be_seen(tmp_path: Path, how: str) -> None:
-    """A stream with limits of each subject, of whose blocks one cannot be read: its info is there, without the number
+    """A stream has limits of each subject, and one of its blocks cannot be read: its info is there, without the number
     of its subjects, and so are its other messages."""
     store = tmp_path / "store"
     async with BrokerProcess("--store", f"file://{store}", environ={"JETBLOCK_COMPRESSION": "none"}) as broker:
@@ -247,7 +249,7 @@ async def test_a_damaged_checkpoint_falls_back_to_the_one_before(stopped: Path, 
 
 
 async def test_a_damaged_opening_or_claim(killed: Path, tmp_path: Path) -> None:
-    """The log's own bookkeeping: the start stops and says which object."""
+    """The damage is in the log's own bookkeeping: the start fails and names the object."""
     store = Path(shutil.copytree(killed, tmp_path / "store"))
     for folder, name in ((LOG, "00000001-000000000000"),):
         path = store / folder / name

@@ -1,8 +1,8 @@
-"""Numbers at the edges of their types, in every place where a client may send one, to a broker as a process of its own.
+"""Numbers at the edges of their types, in every place where a client may send one, to a separate broker process.
 
-Each is answered, with an API error or the requested result; no failure is logged, and the broker continues. Then it is
-killed, and stopped cleanly, and each time the next start finds everything acknowledged: every request's records in the
-log could be encoded, and can be read.
+Each request is answered, with an API error or the requested result; no failure is logged, and the broker continues.
+Then it is killed, and stopped cleanly, and each time the next start finds everything acknowledged: every request's
+records in the log could be encoded, and can be read.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ ANSWERS = [b"", b"+ACK", b"-NAK", b"+WPI", b"+TERM %N", b"+NXT %N", b'+NXT {"bat
 
 
 def filled(template: str) -> list[str]:
-    """The template with each of its numbers or times."""
+    """Fill the template with each of its numbers or times."""
     if "%N" in template:
         return [template.replace("%N", number) for number in NUMBERS]
     return [template.replace("%T", time) for time in TIMES] if "%T" in template else [template]
@@ -127,7 +127,7 @@ class Asking:
         answer: dict[str, Any] = json.loads((await self._request(subject, "x", headers)).data)
         if "error" not in answer and not answer.get("duplicate"):
             stream = answer["stream"]
-            # Sequences only rise, whatever was requested in between.
+            # Sequences only rise, for any requests in between.
             assert answer["seq"] > self.acked.get(stream, 0), (subject, headers, answer)
             assert answer["seq"] <= SEQ_MAX
             self.acked[stream] = answer["seq"]
@@ -192,7 +192,7 @@ async def _pull_and_ack(asking: Asking) -> None:
             for place in range(5):
                 numbers = ["1", "3", "3", "1700000000000000000", "0"]
                 numbers[place] = number
-                if "." not in number and len(number) < 1000:  # a subject has to fit into a control line
+                if "." not in number and len(number) < 1000:  # a subject must fit into a control line
                     await client.publish(f"$JS.ACK.S.{name}." + ".".join(numbers), b"", reply=client.new_inbox())
                     await client.publish(f"$JS.ACK.S.{name}." + ".".join(numbers))
             for answer in ANSWERS:
@@ -210,7 +210,7 @@ async def _connected(broker: BrokerProcess) -> Client:
 
 
 async def _all_there(broker: BrokerProcess, acked: int) -> None:
-    """Everything acknowledged is read back, and the broker accepts more."""
+    """Check that everything acknowledged is read back, and that the broker accepts more."""
     client = await _connected(broker)
     asking = Asking(client)
     names = (await asking.api("CONSUMER.NAMES.S"))["consumers"]
@@ -224,7 +224,7 @@ async def _all_there(broker: BrokerProcess, acked: int) -> None:
     await client.close()
 
 
-def _unforeseen(broker: BrokerProcess) -> list[str]:
+def _unexpected(broker: BrokerProcess) -> list[str]:
     return [line for line in broker.stderr if "[ERR]" in line or "Traceback" in line or "[FTL]" in line]
 
 
@@ -241,7 +241,7 @@ async def test_numbers_at_the_edges(tmp_path: Path) -> None:
         await _pull_and_ack(asking)
         await client.close()
         await asyncio.sleep(1.2)  # consumers' state is stored within a second
-        assert _unforeseen(broker) == []
+        assert _unexpected(broker) == []
 
         await broker.kill()
         await broker.start()
@@ -249,12 +249,13 @@ async def test_numbers_at_the_edges(tmp_path: Path) -> None:
         await broker.stop()
         await broker.start()
         await _all_there(broker, asking.acked["S"] + 1)
-        assert _unforeseen(broker) == []
+        assert _unexpected(broker) == []
 
 
 @pytest.mark.shows("stream.last_seq")
 async def test_a_stream_ends_at_its_last_sequence(tmp_path: Path) -> None:
-    """Its last two sequences are assigned, then publishes are refused; also after a restart, and for async streams."""
+    """The stream's last two sequences are assigned, then publishes are refused; also after a restart, and for async
+    streams."""
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as broker:
         client = await _connected(broker)
         asking = Asking(client)
@@ -292,5 +293,5 @@ async def test_a_stream_ends_at_its_last_sequence(tmp_path: Path) -> None:
         for subject in "d", "a", "p":
             assert (await asking.publish(subject))["error"]["err_code"] == 10077
         assert (await asking.api("CONSUMER.INFO.D.C"))["num_ack_pending"] == 1
-        assert _unforeseen(broker) == []
+        assert _unexpected(broker) == []
         await client.close()

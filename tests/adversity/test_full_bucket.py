@@ -1,4 +1,4 @@
-"""A bucket whose quota is used up: as on a full disk (``full_store``), by a reserve of objects that are deleted.
+"""A bucket whose quota is used up: the checks of ``full_store``, with a reserve of objects that are deleted.
 
 A server with scripted answers knows at once what was put and deleted. MinIO learns of it from its scanner, ten seconds
 late, so its test is marked *soak*.
@@ -51,7 +51,8 @@ class Quota:
 
 
 async def test_a_bucket_with_a_quota(tmp_path: Path) -> None:
-    """See ``full_store``. ``tests/storage/objectstore/test_s3.py`` has the errors of other servers."""
+    """The broker behaves as in ``full_store``. ``tests/storage/objectstore/test_s3.py`` has the errors of other
+    servers."""
     config = tmp_path / "conf"
     config.write_text(CONFIG)
     async with fake_s3() as fake:
@@ -70,8 +71,8 @@ async def test_a_bucket_with_a_quota(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(300)
 async def test_the_quota_of_minio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same on the real MinIO: its scanner finds that the bucket holds more than the quota, and later that it
-    does not."""
+    """The broker behaves alike on the real MinIO, whose scanner finds that the bucket exceeds the quota, and later that
+    it does not."""
     monkeypatch.setenv("MINIO_SCANNER_SPEED", "fastest")
     monkeypatch.setenv("MINIO_SCANNER_CYCLE", "1s")
     config = tmp_path / "conf"
@@ -82,8 +83,8 @@ async def test_the_quota_of_minio(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         async with BrokerProcess("--store", f"s3://{minio.bucket}/prefix", "-c", str(config),
                                  environ=environ) as broker:
             def use_up() -> None:
-                # There are the reserve and an object of 1 MiB. Whatever is put before the scanner finds out fits into
-                # the reserve.
+                # The bucket has the reserve and an object of 1 MiB. All that is put before the scanner detects the
+                # quota fits into the reserve.
                 set_quota(minio, QUOTA)
                 assert put(minio, "filler", QUOTA - (5 << 20) - (512 << 10)) == 200
                 until = time.monotonic() + 60

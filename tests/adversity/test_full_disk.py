@@ -1,9 +1,9 @@
 """A full disk: acknowledged messages stay, publishers get errors, the log names the disk, and the broker recovers as
-soon as there is room. Room can be made through the broker: purges and deletes are carried out by a reserve.
+soon as there is room. Clients can make room: purges and deletes are carried out with a reserve.
 
-The directory store is on a small tmpfs of its own, which root may mount; if it cannot be mounted, the tests are skipped
-and say so (``tests/storage/objectstore/test_reserving.py`` shows the reserve without one). test_full_bucket does the
-same with quotas of buckets.
+The directory store is on a small tmpfs, which root may mount; if it cannot be mounted, the tests are skipped with that
+reason (``tests/storage/objectstore/test_reserving.py`` tests the reserve without one). test_full_bucket does the same
+with quotas of buckets.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.shows("store.full_disk")
 SIZE_MIB = 12
 ENVIRON = {"JETBLOCK_TAIL_BYTES_MAX": "1mb", "JETBLOCK_SEGMENT_BYTES": "64kb", "JETBLOCK_COMPRESSION": "none",
            "JETBLOCK_RESERVE": "768kb"}
-"""A sixteenth of the disk is the largest reserve."""
+"""Settings for a small disk; the largest reserve is a sixteenth of it."""
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 12 MiB, 8 of them taken by a file ``ballast``."""
+    """Mount a file system of 12 MiB, 8 of them taken by a file ``ballast``."""
     disk = tmp_path / "disk"
     disk.mkdir()
     try:
@@ -55,10 +55,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Path) -> None:
-    """Publish until the disk is full: publishes are refused at once, as by nats-server, and the log and /healthz name
-    the disk and the remedy. Delete a file: the broker continues by itself. All acknowledged messages are there,
-    after a kill too."""
+async def test_a_full_disk_loses_nothing_and_needs_only_room(small_disk: Path) -> None:
+    """Publishes on a full disk are refused at once, as by nats-server, and the log and /healthz name the disk and the
+    remedy. Once a file is deleted, the broker continues by itself. All acknowledged messages are there, after a kill,
+    too."""
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=ENVIRON) as broker:
         nc = await connect(broker.url)
         js = nc.jetstream()
@@ -74,7 +74,7 @@ async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Pa
                 assert str(small_disk / "store") in text, text
                 assert re.search("the disk is (almost )?full", text), text
                 assert "free some" in text, text
-            # Stored messages are read and delivered all the while.
+            # Stored messages are read and delivered meanwhile.
             assert (await js.get_msg("S", max(writer.acked.values()), direct=True)).data
             assert len(await pull.fetch(50, timeout=30)) == 50
             assert (await health(broker))[0] == 503
@@ -91,7 +91,7 @@ async def test_a_full_disk_loses_nothing_and_room_is_all_it_takes(small_disk: Pa
 
 
 def fill(disk: Path) -> None:
-    """Take what is left of the disk, as another program would."""
+    """Take the remaining room of the disk, as another program would."""
     try:
         with (disk / "filler").open("ab", buffering=0) as file:
             while True:
@@ -104,8 +104,9 @@ async def _healthy(broker: BrokerProcess) -> bool:
     return (await health(broker))[0] == 200
 
 
-async def test_what_goes_on_where_another_program_fills_the_disk(small_disk: Path, tmp_path: Path) -> None:
-    """See ``full_store``: every byte of the disk is taken, and the reserve carries what an operator does."""
+async def test_another_program_fills_the_disk(small_disk: Path, tmp_path: Path) -> None:
+    """The broker behaves as in ``full_store``: every byte of the disk is taken, and an operator's requests use the
+    reserve."""
     config = tmp_path / "conf"
     config.write_text(CONFIG)
     environ = {**ENVIRON, "JETBLOCK_RESERVE": "1mb"}
@@ -114,8 +115,8 @@ async def test_what_goes_on_where_another_program_fills_the_disk(small_disk: Pat
 
 
 async def test_a_purge_makes_room_on_a_full_disk(small_disk: Path) -> None:
-    """Messages fill the disk until publishes are refused; a purge is carried out, and publishes are accepted again
-    without help from outside and without the grace for readers (10 minutes). The same again by deleting the stream."""
+    """Messages fill the disk until publishes are refused. A purge is carried out, and publishes are accepted again
+    without help from outside and without the grace for readers (10 minutes). Deleting the stream does the same."""
     (small_disk / "ballast").unlink()
     environ = {**ENVIRON, "JETBLOCK_RESERVE": "512kb"}
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:
@@ -135,8 +136,8 @@ async def test_a_purge_makes_room_on_a_full_disk(small_disk: Path) -> None:
 
 
 async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
-    """A kill while the disk is full loses nothing that was acknowledged. The next start uses the reserve. Without one,
-    a start that has no room for its claim ends with status 1 and says why; with room it starts."""
+    """A kill while the disk is full loses nothing that was acknowledged. The next start uses the reserve. Without a
+    reserve, a start that has no room for its claim ends with status 1 and the reason; with room it starts."""
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=ENVIRON) as broker:
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
@@ -165,8 +166,8 @@ async def test_killed_and_started_on_a_full_disk(small_disk: Path) -> None:
 
 
 async def test_a_clean_stop_on_a_full_disk_ends(small_disk: Path) -> None:
-    """SIGTERM while there is no room for segments, nor a reserve: it does not wait forever, and logs what it drops,
-    none of it acknowledged."""
+    """SIGTERM comes while there is no room for segments, nor a reserve: the broker does not wait forever, and logs what
+    it drops, which was not acknowledged."""
     environ = {**ENVIRON, "JETBLOCK_PUT_TIMEOUT": "500ms", "JETBLOCK_RESERVE": "0"}
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:
         nc = await connect(broker.url)
@@ -184,8 +185,8 @@ async def test_a_clean_stop_on_a_full_disk_ends(small_disk: Path) -> None:
 
 
 async def test_a_disk_that_is_full_when_blocks_are_merged(small_disk: Path) -> None:
-    """There is room for small segments and none for the run into which compaction merges them: it waits, says for what,
-    and nothing else does. With room it goes on by itself, and every byte of the store is sound."""
+    """There is room for small segments and none for the run into which compaction merges them: compaction waits and
+    logs the reason, and nothing else waits. With room it continues by itself, and every byte of the store is sound."""
     store = small_disk / "store"
     async with BrokerProcess("--store", f"file://{store}",
                              environ={**ENVIRON, "JETBLOCK_COMPACTION": "false"}) as broker:

@@ -1,4 +1,4 @@
-"""What a recorded history allows a broker that was killed to forget."""
+"""The part of a recorded history that a killed broker may have forgotten."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tests.adversity.history import History, Violation
 @pytest.mark.parametrize(("silent_s", "allowed"), [(0.0, False), (3.0, True)])
 def test_an_ack_may_be_forgotten_before_it_was_to_be_stored(monkeypatch: pytest.MonkeyPatch, silent_s: float,
                                                             allowed: bool) -> None:
-    """A broker that worked for two seconds between an ack and its kill must know it; one that stood still for them
-    need not."""
+    """A broker that worked for two seconds between an ack and its kill must know the ack; one that was suspended
+    meanwhile need not."""
     now = 100.0
     monkeypatch.setattr(history.time, "monotonic", lambda: now)  # type: ignore[attr-defined]
     record = History()

@@ -1,5 +1,5 @@
-"""kill -9 while staged messages join a stream: in the end those of each request are there once, all of them, in
-order."""
+"""kill -9 while staged messages join a stream: at the end the messages of each request are there once, all of
+them, in order."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ROUNDS = int(os.environ.get("JETBLOCK_KILL_ROUNDS", "3"))
 
 @pytest.mark.shows("store.kill")
 async def test_killed_while_adopting(tmp_path: Path) -> None:
-    """Shows it with a client that pokes, publishes in between, asks again after each start, and an owner that looks by
-    itself; a fresh reader finds exactly the granted messages, and every byte sound."""
+    """A client sends the request, publishes in between, and asks again after each start; the owner also polls. A fresh
+    reader finds exactly the granted messages, and every byte sound."""
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")
     rng = random.Random(seed)
@@ -41,7 +41,7 @@ async def test_killed_while_adopting(tmp_path: Path) -> None:
     acked: set[bytes] = set()
 
     async def quiet(_: Exception) -> None:
-        """Connections are lost by design here."""
+        """Ignore the error: connections are lost by design here."""
 
     async def publish(client: Client, round_: int) -> None:
         for number in range(10_000):

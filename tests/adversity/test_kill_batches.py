@@ -1,4 +1,4 @@
-"""kill -9 while large atomic batches are written and committed: in the end each is there whole, in one piece, or not
+"""kill -9 while large atomic batches are written and committed: at the end each is there whole, in one piece, or not
 at all."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio
 
 ROUNDS = int(os.environ.get("JETBLOCK_KILL_ROUNDS", "3"))
 COUNT, SIZE = 20, 900_000
-"""More than a batch keeps in memory."""
+"""Size of a batch, larger than a broker keeps in memory."""
 
 
 def body(name: str, place: int) -> bytes:
@@ -32,7 +32,7 @@ def body(name: str, place: int) -> bytes:
 
 
 async def send(client: Client, name: str) -> dict[str, object]:
-    """A whole batch; the answer to its commit."""
+    """Send a whole batch; return the answer to its commit."""
     for place in range(1, COUNT + 1):
         headers = {"Nats-Batch-Id": name, "Nats-Batch-Sequence": str(place)}
         if place == COUNT:
@@ -48,8 +48,8 @@ async def send(client: Client, name: str) -> dict[str, object]:
 
 @pytest.mark.shows("store.kill")
 async def test_killed_while_large_batches_are_committed(tmp_path: Path) -> None:
-    """Shows it with messages published in between, by another client; every byte is sound, and those of batches that
-    were not committed are nobody's."""
+    """Another client publishes messages in between. Every byte is sound, and no stream has messages of batches that
+    were not committed."""
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")
     rng = random.Random(seed)
@@ -58,7 +58,7 @@ async def test_killed_while_large_batches_are_committed(tmp_path: Path) -> None:
     acked: dict[int, bytes] = {}
 
     async def quiet(_: Exception) -> None:
-        """Connections are lost by design here."""
+        """Ignore the error: connections are lost by design here."""
 
     async def batches(client: Client, round_: int) -> None:
         for number in range(3):

@@ -7,8 +7,8 @@
     mirrors       a mirror ends up the same as its origin: sequences, subjects, payloads
     TTLs          messages with a TTL expire, others stay, also in a source
 
-The seed of the moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills
-the long variant has.
+The seed of the moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets the number
+of kills of the long variant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError, NotFoundError
 
-from tests.adversity.clients import FAILED, PATIENCE, connect, raise_ended, running, until
+from tests.adversity.clients import ANSWER_SECONDS, FAILED, connect, raise_ended, running, until
 from tests.harness import BrokerProcess
 
 BATCH = 4
@@ -41,20 +41,20 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 
 class Run:
-    """The clients, and what was acknowledged to them."""
+    """The clients and the acknowledgements that they received."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self.broker = broker
         self.stop = asyncio.Event()
         self.moved = asyncio.Event()
         self.revisions: dict[str, tuple[int, bytes]] = {}
-        """Of the bucket's keys: the last acknowledged revision and value."""
+        """The last acknowledged revision and value, by key of the bucket."""
         self.increments: Counter[str] = Counter()
         self.batches: set[str] = set()
         self.staying: set[bytes] = set()
 
     async def ask(self, nc: Client, subject: str, payload: bytes = b"", **headers: str) -> dict[str, Any] | None:
-        """A JetStream publish under an id, until it is acknowledged; None: the run ended before."""
+        """Publish to JetStream under an id until it is acknowledged; None if the run ended before."""
         while True:
             try:
                 answer = json.loads((await nc.request(subject, payload, timeout=1, headers={
@@ -70,13 +70,13 @@ class Run:
             await asyncio.sleep(0.02)  # the broker has just started
 
     async def bucket(self, key: str) -> None:
-        """The only writer of a key: what it reads is its last acknowledged value, or the one whose answer was lost."""
+        """Run the only writer of a key: it reads its last acknowledged value, or the one whose answer was lost."""
         nc = await connect(self.broker.url)
         number, begun = 0, b""
         while not self.stop.is_set():
             revision, value = self.revisions.get(key, (0, b""))
             try:
-                kv = await nc.jetstream(timeout=PATIENCE).key_value("KILL")
+                kv = await nc.jetstream(timeout=ANSWER_SECONDS).key_value("KILL")
                 try:
                     entry = await kv.get(key)
                     found = entry.revision or 0, entry.value or b""
@@ -142,7 +142,7 @@ async def _api(nc: Client, subject: str, body: Any = None) -> dict[str, Any]:
 
 
 async def _msgs(nc: Client, stream: str) -> dict[int, tuple[str, bytes]]:
-    """Each message of a stream: sequence → subject and payload."""
+    """Return the messages of a stream: subject and payload by sequence."""
     js = nc.jetstream()
     count = (await js.stream_info(stream)).state.messages
     sub = await js.subscribe(">", stream=stream, ordered_consumer=True)
@@ -214,7 +214,7 @@ async def _kill_rounds(directory: Path, rounds: int) -> None:
             for _ in range(rounds):
                 run.moved.clear()
                 async with asyncio.timeout(60):
-                    await run.moved.wait()  # it acknowledges again
+                    await run.moved.wait()  # The broker acknowledges publishes again.
                     # The clients are of three kinds, so no one event ends this wait.
                     while not (run.revisions and run.increments and run.batches):  # noqa: ASYNC110
                         await asyncio.sleep(0.02)

@@ -1,7 +1,7 @@
 """kill -9 at random moments, repeatedly, with a checker of acknowledged publishes, deliveries and acks.
 
-``load`` has the clients and what must hold. The seed of the moments is printed on failure and read from
-JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills the long variants have.
+``load`` has the clients and their checks. The seed of the moments is printed on failure and read from
+JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets the number of kills of the long variants.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ async def kill_rounds(store: Store, rounds: int, **environ: str) -> None:
             for _ in range(rounds):
                 load.moved.clear()
                 async with asyncio.timeout(30):
-                    await load.moved.wait()  # it acknowledges again
+                    await load.moved.wait()  # The broker acknowledges publishes again.
                 await asyncio.sleep(rng.random() * 0.5)
                 raise_ended(tasks)
                 await broker.kill()
@@ -56,7 +56,7 @@ async def test_12_kills_on_a_directory(tmp_path: Path, request: pytest.FixtureRe
 @pytest.mark.parametrize("interval", ["2m", "50ms"])
 async def test_kills_of_a_broker_that_syncs_later(interval: str, tmp_path: Path,
                                                   request: pytest.FixtureRequest) -> None:
-    """Killing a process takes nothing from the system's memory, whatever was synced by then."""
+    """A kill of the process takes nothing from the system's memory, whatever was synced by then."""
     await kill_rounds(make_store("directory", tmp_path, request), 5, JETBLOCK_SYNC_INTERVAL=interval)
 
 

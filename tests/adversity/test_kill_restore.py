@@ -42,7 +42,7 @@ async def test_killed_while_restoring(tmp_path: Path) -> None:
     answered: set[str] = set()
 
     async def quiet(_: Exception) -> None:
-        """Connections are lost by design here."""
+        """Ignore the error: connections are lost by design here."""
 
     async def one(client: Client, name: str) -> None:
         await restore(client, backups[name], chunk_bytes=rng.choice((1 << 14, 1 << 17)))

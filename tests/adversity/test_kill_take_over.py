@@ -1,10 +1,10 @@
-"""kill -9 with two brokers on one store, again and again, while everything goes on: publishers, consumers with acks, a
-bucket, a work queue, staged messages that join, compaction that merges all it can.
+"""kill -9 with two brokers on one store, again and again, under load: publishers, consumers with acks, a bucket, a work
+queue, staged messages that join, and compaction.
 
-Each time something else happens: the owner is killed, so the other takes over; or both are; or whoever is just taking
-over; or, on S3, the owner is paused past its lease and wakes deposed. All the while a reader without a broker looks for
-what was acknowledged. In the end a fresh broker serves all of it, Spark's reader reads the same, and every byte of the
-store is sound.
+The faults vary: the owner is killed, so the other takes over; or both are killed; or the one that is just taking over;
+or, on S3, the owner is paused past its lease and wakes deposed. Meanwhile a reader without a broker reads the
+acknowledged messages. At the end a fresh broker serves all of them, Spark's reader reads the same, and every byte of
+the store is sound.
 
 JETBLOCK_KILL_ROUNDS sets the number of kills, JETBLOCK_KILL_SEED their moments.
 """
@@ -45,14 +45,14 @@ from tests.stores import Store, make_store
 
 LEASE_S = 3
 SECONDS_MAX = 60
-"""Within which a broker must serve again, whatever was done; on two cores that others use, too."""
+"""Time within which a broker must serve again after any fault; on two cores that others use, too."""
 ENVIRON = {
     "JETBLOCK_LEASE": f"{LEASE_S}s", "JETBLOCK_PUT_TIMEOUT": "1s", "JETBLOCK_COMPACTION_CPU": "100",
     **compaction(segments=8, quiet_ns=1_000_000_000, dead_share=0.1),
     "JETBLOCK_READER_GRACE": "5s", "JETBLOCK_INBOX_INTERVAL": "500ms"}
-"""Compaction takes what it can get, and what it replaced is soon deleted."""
-LOOK_BACK = 3000
-"""How many of the newest messages each look of the reader without a broker reads."""
+"""Compaction works without limits, and the blocks that it replaced are soon deleted."""
+NEWEST_CHECKED = 3000
+"""Number of the newest messages that each check of the reader without a broker reads."""
 
 
 class Pair:
@@ -66,7 +66,7 @@ class Pair:
             **ENVIRON, **store.environ, "JETBLOCK_SERVER_NAME": name}) for name in ("one", "two")]
         self.urls = [f"nats://127.0.0.1:{broker.port}" for broker in self.brokers]
         self.kills = self.paused = self.merges = 0
-        """``merges``: of compaction, as far as owners told."""
+        """``merges`` counts merges of compaction, as far as owners reported them."""
 
     async def owner(self, but: BrokerProcess | None = None) -> BrokerProcess:
         """Wait for a broker that serves clients."""
@@ -85,8 +85,8 @@ class Pair:
         await broker.kill()
         self.load.killed()
 
-    async def strike(self) -> None:
-        """Do something to whoever serves."""
+    async def cause_fault(self) -> None:
+        """Kill or pause the brokers in one of the ways above."""
         owner = await self.owner()
         [other] = [broker for broker in self.brokers if broker is not owner]
         await owner.wait_ready()
@@ -104,7 +104,7 @@ class Pair:
         if draw < 0.4:
             await self.kill(other)
         elif draw < 0.6:
-            # Somewhere between its first look at the log and its first answer.
+            # The moment is between its first read of the log and its first answer.
             await asyncio.sleep(self.rng.random() * (LEASE_S + 1 if self.pauses else 0.3))
             await self.kill(other)
         elif draw < 0.8:
@@ -140,13 +140,13 @@ async def _opened(url: str) -> AsyncIterator[ObjectStore]:
         await objects.close()
 
 
-async def look(store: ObjectStore, load: Load) -> int:
-    """Read the newest messages without a broker: those acknowledged before are there. Returns how many were looked
-    for."""
+async def check_newest(store: ObjectStore, load: Load) -> int:
+    """Read the newest messages without a broker, and check that those acknowledged before are there. Returns: the
+    number of checked messages."""
     acked = {seq: msg_id for msg_id, seq in load.history.acked.items()}
     if not acked:
         return 0
-    first = max(1, max(acked) - LOOK_BACK)
+    first = max(1, max(acked) - NEWEST_CHECKED)
     held = {message.seq: message.data async for message in read_messages(Source(store), published.STREAM,
                                                                          first_seq=first)}
     wanted = {seq: load.history.begun[msg_id] for seq, msg_id in acked.items() if seq >= first}
@@ -156,7 +156,7 @@ async def look(store: ObjectStore, load: Load) -> int:
 
 
 def rows_without_broker(url: str, stream: str) -> dict[int, bytes]:
-    """All of a stream by Spark's reader."""
+    """Read all of a stream by Spark's reader."""
     objects = open_object_client(url)
     [snapshot] = read_store(objects, account="$G", stream=stream)
     rows: dict[int, bytes] = {}
@@ -174,12 +174,12 @@ async def take_overs(store: Store, objects: ObjectStore, kills: int) -> None:
     load.urls = tuple(pair.urls)
     queues, staging = QueueLoad(*pair.urls, batch=5), StagingLoad(rng, objects, *pair.urls)
     loads = (load, queues, staging)
-    looked = 0
+    checked = 0
 
     async def reader() -> None:
-        nonlocal looked
+        nonlocal checked
         while not load.stop.is_set():
-            looked += await look(objects, load)
+            checked += await check_newest(objects, load)
             await asyncio.sleep(1)
 
     try:
@@ -205,7 +205,7 @@ async def take_overs(store: Store, objects: ObjectStore, kills: int) -> None:
                 for task in (*going, *draining):
                     if task.done():
                         task.result()
-                await pair.strike()
+                await pair.cause_fault()
             await pair.owner()
         finally:
             for one in loads:
@@ -215,7 +215,7 @@ async def take_overs(store: Store, objects: ObjectStore, kills: int) -> None:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
-        await staging.settled()
+        await staging.wait_for_answers()
         await queues.check(js)
         await nc.close()
         for broker in pair.brokers:
@@ -237,10 +237,10 @@ async def take_overs(store: Store, objects: ObjectStore, kills: int) -> None:
     survey = await read_survey(source)
     found = await verify(source, survey)
     assert [*survey.problems, *found.problems] == []
-    print(f"{pair.kills} kills, {pair.paused} pauses, {pair.merges} merges: {load}; {looked} looked for without a "
-          f"broker; {staging}")
+    print(f"{pair.kills} kills, {pair.paused} pauses, {pair.merges} merges: {load}; {checked} messages checked without "
+          f"a broker; {staging}")
     assert pair.merges or kills < 20, "a few short lives may end before anything was merged"
-    assert looked
+    assert checked
 
 
 @pytest.mark.soak
@@ -248,7 +248,7 @@ async def take_overs(store: Store, objects: ObjectStore, kills: int) -> None:
 @pytest.mark.parametrize(("kind", "kills"), [("directory", 60), ("minio", 70), ("seaweed", 70)])
 async def test_kills_and_take_overs(kind: str, kills: int, tmp_path: Path, request: pytest.FixtureRequest,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
-    """200 kills in all."""
+    """Two brokers survive 200 kills in all, on each kind of store."""
     store = make_store(kind, tmp_path, request)
     for name, value in store.environ.items():
         monkeypatch.setenv(name, value)  # for the readers without a broker

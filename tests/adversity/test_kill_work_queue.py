@@ -1,8 +1,8 @@
-"""kill -9 at random moments while a work queue and an interest stream are filled and drained; ``queue_load`` has what
-must hold.
+"""kill -9 at random moments while a work queue and an interest stream are filled and drained; ``queue_load`` has the
+checks.
 
-The seed of the moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets how many kills
-there are.
+The seed of the moments is printed on failure and read from JETBLOCK_KILL_SEED; JETBLOCK_KILL_ROUNDS sets the number of
+kills.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDS = int(os.environ.get("JETBLOCK_KILL_ROUNDS", "3"))
 
 @pytest.mark.shows("consumer.survives", "store.kill")
 async def test_work_queues_survive_kills(tmp_path: Path) -> None:
-    """Publishers wait for PubAcks, consumers for the answers to their acks; the broker is killed on the way."""
+    """Publishers wait for PubAcks, consumers for the answers to their acks; the broker is killed meanwhile."""
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")
     rng = random.Random(seed)

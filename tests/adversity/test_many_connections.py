@@ -1,4 +1,5 @@
-"""Connections that come in crowds, stay silent, trickle or do not read: each is bounded, and nobody else notices."""
+"""Connections that come in large numbers, send nothing, trickle or do not read: each is bounded, and others are
+unaffected."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ STORM = 2000
 
 @contextlib.asynccontextmanager
 async def wires(port: int, count: int) -> AsyncIterator[list[Wire]]:
-    """So many connections, begun at once."""
+    """Open so many connections at once."""
     found = [Wire(port) for _ in range(count)]
     async with asyncio.timeout(60):
         await asyncio.gather(*(wire.__aenter__() for wire in found))
@@ -34,7 +35,7 @@ async def wires(port: int, count: int) -> AsyncIterator[list[Wire]]:
 
 
 async def served(wire: Wire, count: int) -> None:
-    """The connection gets its own messages."""
+    """Check that the connection gets its own messages."""
     wire.send(b"SUB served 1\r\n" + b"PUB served 1\r\nx\r\n" * count + b"UNSUB 1\r\n")
     assert (await wire.settled()).count(b"MSG served 1 1\r\n") == count
 
@@ -51,7 +52,7 @@ async def test_connections_that_trickle() -> None:
             return await wire.end()
         return b""
 
-    for seconds in (0.5, 2, 8):  # a busy machine may be later than that with a CONNECT that comes at once
+    for seconds in (0.5, 2, 8):  # a CONNECT that comes at once may be later than that on a busy machine
         async with (running(user="u", password="p", timeout_ns=int(seconds * 1e9)) as server,
                     Wire(server.port) as other):
             other.send(CONNECT)
@@ -63,7 +64,7 @@ async def test_connections_that_trickle() -> None:
                 while not ended.done():
                     await served(other, 10)
                     await asyncio.sleep(0.05)
-            # A connection that is written to after its end may be reset before its last words are read.
+            # A connection that is written to after its end may be reset before its last line is read.
             assert set(await ended) <= {b"-ERR 'Authentication Timeout'\r\n", b""}
             assert [row["reason"] for row in server.connections(closed=True)] == ["Authentication Timeout"] * 100
             return
@@ -71,7 +72,7 @@ async def test_connections_that_trickle() -> None:
 
 
 async def test_peers_that_are_gone_without_a_word() -> None:
-    """Who answers no PING is closed; who does stays."""
+    """A peer that answers no PING is disconnected; one that does stays."""
     async with running(ping_interval_ns=200_000_000, ping_max=3) as server, wires(server.port, 100) as gone, \
             Wire(server.port, pings=True) as alive:
         own = server.subscription_count
@@ -95,7 +96,7 @@ async def test_peers_that_are_gone_without_a_word() -> None:
 
 
 async def test_a_storm_of_connections() -> None:
-    """Two thousand at once: each is served, and nothing of them is left afterwards."""
+    """Two thousand connections come at once: each is served, and nothing of them remains afterwards."""
     async with running() as server:
         own = server.subscription_count
         async with wires(server.port, STORM) as storm:
@@ -104,8 +105,8 @@ async def test_a_storm_of_connections() -> None:
             await asyncio.gather(*(wire.settled() for wire in storm))
             assert len(server.clients) == STORM
             storm[0].send(b"PUB all 2\r\nhi\r\n")
-            heard: Sequence[bytes] = await asyncio.gather(*(wire.until(b"hi\r\n") for wire in storm))
-            assert set(heard) == {b"MSG all 1 2\r\nhi\r\n"}
+            arrivals: Sequence[bytes] = await asyncio.gather(*(wire.until(b"hi\r\n") for wire in storm))
+            assert set(arrivals) == {b"MSG all 1 2\r\nhi\r\n"}
         async with asyncio.timeout(30):
             while server.clients:  # noqa: ASYNC110 - a server tells nobody that a client left
                 await asyncio.sleep(0.02)
@@ -114,7 +115,8 @@ async def test_a_storm_of_connections() -> None:
 
 @pytest.mark.parametrize("stall", [True, False])
 async def test_a_subscriber_that_does_not_read_beside_one_that_does(stall: bool) -> None:
-    """It is cut off at its bound; the other one gets every message, and the publisher keeps publishing."""
+    """The subscriber is disconnected at its bound; the other one gets every message, and the publisher keeps
+    publishing."""
     count, body = 400, b"x" * 100_000
     async with running(max_pending=8 << 20, no_fast_producer_stall=not stall) as server, Wire(server.port) as deaf, \
             Wire(server.port) as reader, Wire(server.port) as publisher:
@@ -136,7 +138,8 @@ async def test_a_subscriber_that_does_not_read_beside_one_that_does(stall: bool)
 
 @pytest.mark.soak
 async def test_ten_thousand_idle_connections(tmp_path: Path) -> None:
-    """Each costs a few KiB, and others are served meanwhile; all of it is reused by the next ten thousand."""
+    """Each connection costs a few KiB, and others are served meanwhile; the memory is reused by the next ten
+    thousand."""
     count = 10_000
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard < count + 1000:
@@ -166,8 +169,7 @@ async def test_ten_thousand_idle_connections(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 async def test_half_handshakes_leave_nothing(tmp_path: Path) -> None:
-    """Two thousand TLS handshakes that are not finished, six times: each time the memory of the last ones is used
-    again."""
+    """Two thousand TLS handshakes are left unfinished, six times: each time the memory of the last ones is reused."""
     files = Authority(tmp_path).server()
     config = tmp_path / "conf"
     config.write_text(f'tls {{ cert_file: "{files.cert}", key_file: "{files.key}", timeout: 60 }}\n')
@@ -190,7 +192,7 @@ async def test_half_handshakes_leave_nothing(tmp_path: Path) -> None:
 
 
 def rss(broker: BrokerProcess) -> int:
-    """Resident memory in bytes."""
+    """Return the resident memory in bytes."""
     for line in Path(f"/proc/{broker.pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024

@@ -1,4 +1,4 @@
-"""Connections that use up the open files: the store goes on, and so do health checks, the log and reloads.
+"""Connections that use up the open files: the store continues to work, and so do health checks, the log and reloads.
 
 The limit is lowered while the broker runs (prlimit), so that some hundred connections reach it.
 """
@@ -28,7 +28,7 @@ LIMIT = 220
 
 @contextmanager
 def idle(port: int, count: int) -> Iterator[None]:
-    """So many connections that say nothing."""
+    """Open so many connections that send nothing."""
     opened: list[socket.socket] = []
     try:
         for _ in range(count):
@@ -49,8 +49,8 @@ def open_files(server: ServerProcess) -> int:
 
 @pytest.mark.parametrize("port", ["client", "tls", "websocket"])
 async def test_idle_connections_leave_files_to_the_store(port: str, tmp_path: Path) -> None:
-    """More connections than files, on each port: messages are stored, monitoring answers, the configuration is reloaded
-    and another log file opened. When they leave, clients that waited are served."""
+    """There are more connections than files, on each port: messages are stored, monitoring answers, the configuration
+    is reloaded and another log file opened. When they leave, waiting clients are served."""
     config, log_file = tmp_path / "conf", tmp_path / "log"
     text = 'websocket { listen: "127.0.0.1:-1", no_tls: true, handshake_timeout: "60s" }\n'
     if port == "tls":
@@ -97,7 +97,7 @@ async def _contains(file: Path, text: str) -> bool:
 
 
 async def test_connections_that_come_and_go_at_the_limit(tmp_path: Path, nats_server: NatsServerProcess) -> None:
-    """While others connect and leave as fast as they can, each publish is acknowledged, as by nats-server."""
+    """Each publish is acknowledged, as by nats-server, while others connect and leave as fast as they can."""
     async with BrokerProcess("--store", f"file://{tmp_path / 'store'}") as broker:
         for server in (nats_server, broker):
             nc = await connect(server.url)
@@ -127,8 +127,8 @@ def _flood(port: int, connections: int) -> None:
 
 
 async def test_the_limit_is_raised_at_start_and_logged(tmp_path: Path) -> None:
-    """The soft limit becomes the hard one, and the log names it, and the reserve; ``max_connections`` above it is
-    warned of."""
+    """The soft limit becomes the hard one, and the log has it, and the reserve. A warning is logged if
+    ``max_connections`` exceeds it."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     config = tmp_path / "conf"
     config.write_text("max_connections: 5000\n")

@@ -20,12 +20,12 @@ KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_REGION": "u
 
 
 async def refusal(store: str, environ: dict[str, str] | None = None, seconds: float = 60) -> str:
-    """The error of a broker that cannot start on ``store``; asserts that it ends as it should."""
+    """Return the error of a broker that cannot start on ``store``, after checking how it ended."""
     broker = BrokerProcess("--store", store, environ=environ or {})
     try:
         await broker.start(ready=False)
         assert await broker.wait_end(seconds) == 1, broker.tail()
-        # A fatal line of the log, or what the command line says before there is one.
+        # The fatal line is in the log, or is printed by the command line before there is a log.
         fatal = [line for line in broker.stderr if "[FTL]" in line or line.startswith("jetblock: ")]
         assert len(fatal) == 1, broker.tail()
         assert not any("Server is ready" in line for line in broker.stderr)
@@ -43,7 +43,7 @@ async def test_a_missing_bucket(minio: S3Server) -> None:
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 async def test_wrong_credentials(minio: S3Server, name: str) -> None:
-    """The error shows neither."""
+    """The error shows neither key nor secret."""
     said = await refusal(minio.new_url(), {**minio.env, name: "wrong-and-secret"})
     assert f"check {name}" in said or name in said
     assert "wrong-and-secret" not in said
@@ -52,11 +52,11 @@ async def test_wrong_credentials(minio: S3Server, name: str) -> None:
 
 @pytest.mark.parametrize("put_timeout", ["500ms", "50ms"])
 async def test_an_endpoint_that_does_not_answer(minio: S3Server, put_timeout: str) -> None:
-    """Nothing listens there, or nothing answers: the start retries for a while (a store may start after its broker),
-    logs that, however short the while, and then names the endpoint."""
+    """The port is closed, or nothing answers: the start retries for a while (a store may start after its broker), logs
+    that, for any length of the while, and then names the endpoint."""
     async with TcpProxy.to(minio.endpoint) as silent:
         silent.stall()
-        nobody = socket.socket()  # its port is nobody else's
+        nobody = socket.socket()  # the port belongs to this socket
         nobody.bind(("127.0.0.1", 0))
         for endpoint in (f"http://127.0.0.1:{nobody.getsockname()[1]}", silent.endpoint):
             broker = BrokerProcess("--store", "s3://bucket/x", environ={
@@ -88,7 +88,7 @@ async def test_a_directory_that_cannot_be_written() -> None:
 
 
 def sealed(data: bytearray) -> bytes:
-    """The 64-byte header with its CRC corrected."""
+    """Return the 64-byte header with its CRC corrected."""
     data[60:64] = struct.pack("<I", zlib.crc32(data[:60]))
     return bytes(data)
 
@@ -98,14 +98,14 @@ def everything_below(folder: Path) -> list[Path]:
 
 
 async def started_once(store: Path) -> Path:
-    """A store created by a broker that has stopped; returns its format object."""
+    """Create a store by a broker that has stopped; return its format object."""
     async with BrokerProcess("--store", f"file://{store}") as broker:
         assert await broker.stop() == 0
     return store / "v1" / "format"
 
 
 async def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
-    """It is left unchanged: the remedy is a newer broker."""
+    """The store is left unchanged: the remedy is a newer broker."""
     path = await started_once(tmp_path / "store")
     data = bytearray(path.read_bytes())
     data[10] += 1  # the header's version
@@ -131,7 +131,7 @@ async def test_garbage_where_the_format_should_be(tmp_path: Path, garbage: bytes
 
 
 async def test_a_store_that_ignores_if_none_match() -> None:
-    """Nothing would keep two brokers apart on it."""
+    """Such a store would not keep two brokers apart."""
     async with fake_s3() as fake:
         fake.honours_if_none_match = False
         said = await refusal("s3://bucket/x", {**KEYS, "AWS_ENDPOINT_URL": fake.endpoint})

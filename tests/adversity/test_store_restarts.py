@@ -29,7 +29,7 @@ LEASE_S = 3
 
 @contextlib.asynccontextmanager
 async def under_load(server: S3Server, credentials: Path) -> AsyncIterator[tuple[BrokerProcess, Load]]:
-    """A broker that has its credentials from a file, and clients; in the end a check of all that they were told."""
+    """Run a broker that has its credentials from a file, and clients; at the end check their answers."""
     async with BrokerProcess("--store", server.new_url(), "-n", "one", environ=environ(server, credentials)) as broker:
         load = Load(random.Random(1), broker.url, strict=False)
         nc = await connect(broker.url)
@@ -47,7 +47,7 @@ async def under_load(server: S3Server, credentials: Path) -> AsyncIterator[tuple
 
 
 def environ(server: S3Server, credentials: Path) -> dict[str, str]:
-    """Of a broker that has its credentials from a file, which is written."""
+    """Write the file of credentials, and return the environment of a broker that reads it."""
     write(credentials, server)
     return {name: value for name, value in server.env.items() if "KEY" not in name} | {
         "AWS_SHARED_CREDENTIALS_FILE": str(credentials), "AWS_CONFIG_FILE": "/dev/null",
@@ -55,7 +55,7 @@ def environ(server: S3Server, credentials: Path) -> dict[str, str]:
 
 
 def write(credentials: Path, server: S3Server) -> None:
-    """As whoever renews the keys of a profile does: whole or not at all."""
+    """Write as a program that renews the keys of a profile does: whole or not at all."""
     new = credentials.with_suffix(".new")
     new.write_text(f"[default]\naws_access_key_id = {server.env['AWS_ACCESS_KEY_ID']}\n"
                    f"aws_secret_access_key = {server.env['AWS_SECRET_ACCESS_KEY']}\n")
@@ -63,7 +63,7 @@ def write(credentials: Path, server: S3Server) -> None:
 
 
 async def moved(load: Load, tasks: Sequence[asyncio.Task[None]] = (), seconds: float = 60) -> None:
-    """Wait until publishes are acknowledged again that began after this call, and each kind of client got something."""
+    """Wait until publishes that began after this call are acknowledged, and each kind of client received something."""
     acked, pushed, double = len(load.history.acked), load.pushed, len(load.double.double_acked)
 
     async def all_moved() -> bool:
@@ -78,8 +78,8 @@ async def store_error(broker: BrokerProcess) -> bool:
 
 
 async def test_minio_is_killed_and_its_keys_are_replaced(tmp_path: Path) -> None:
-    """It is killed and started again: everything goes on. It is started again with other keys: the broker's are
-    refused, the log says what to do; once the new ones are in the profile, everything goes on without a restart of
+    """MinIO is killed and started again: the load continues. It is started again with other keys: the broker's are
+    refused, and the log names the remedy. Once the new keys are in the profile, the load continues without a restart of
     the broker."""
     folder = tmp_path / "minio"
     folder.mkdir()
@@ -104,8 +104,8 @@ async def test_minio_is_killed_and_its_keys_are_replaced(tmp_path: Path) -> None
 
 @pytest.mark.soak
 async def test_a_standby_whose_keys_are_replaced_takes_over(tmp_path: Path) -> None:
-    """The owner dies while the store does not know the keys of either: the standby waits, says why, and serves with
-    others."""
+    """The owner dies while the store knows the keys of neither broker: the standby waits, logs the reason, and serves
+    with other keys."""
     folder = tmp_path / "minio"
     folder.mkdir()
     with own_minio(folder) as server:
@@ -135,7 +135,7 @@ async def test_a_standby_whose_keys_are_replaced_takes_over(tmp_path: Path) -> N
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 async def test_minio_is_killed_again_and_again(tmp_path: Path) -> None:
-    """At random moments, for random times, each third time with new keys."""
+    """MinIO is killed at random moments, for random times, each third time with new keys."""
     rounds = int(os.environ.get("JETBLOCK_KILL_ROUNDS", "30"))
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")

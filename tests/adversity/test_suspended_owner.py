@@ -1,6 +1,6 @@
 """An owner on S3 whose machine was suspended, or was a virtual machine that was paused, while another broker took over.
 
-Clocks stand still meanwhile: on a suspended Linux machine CLOCK_MONOTONIC, on a paused virtual one CLOCK_BOOTTIME too,
+Clocks stop meanwhile: on a suspended Linux machine CLOCK_MONOTONIC, on a paused virtual one CLOCK_BOOTTIME too,
 and the wall clock until something sets it. The process is stopped by SIGSTOP, and a ``sitecustomize`` module on its
 path makes its clocks show what they would have shown.
 """
@@ -27,7 +27,8 @@ from tests.harness import BrokerProcess
 from tests.real.s3 import S3Server
 
 LEASE_SECONDS = 5
-"""A third of it is longer than what waits in the sockets of the owner takes, so that no heartbeat comes first."""
+"""The lease. A third of it is longer than the owner needs for the requests in its sockets, so that no heartbeat comes
+first."""
 
 _CLOCKS = '''
 import mmap, os, time
@@ -50,8 +51,8 @@ time.clock_gettime_ns = _later_by(time.clock_gettime_ns, 8)
 
 @pytest.mark.parametrize("paused", [False, True], ids=["suspended machine", "paused virtual machine"])
 async def test_it_answers_nothing_from_before(minio: S3Server, tmp_path: Path, paused: bool) -> None:
-    """Requests that wait in its sockets when it wakes are not answered from memory, and a message whose ack wait ended
-    meanwhile is not delivered again: its consumer double-acked it at the new owner."""
+    """Requests that wait in the owner's sockets when it wakes are not answered from memory. A message whose ack wait
+    ended meanwhile is not delivered again: its consumer double-acked it at the new owner."""
     (tmp_path / "sitecustomize.py").write_text(_CLOCKS)
     clocks = tmp_path / "stood-still"
     clocks.write_bytes(bytes(16))
@@ -117,7 +118,7 @@ async def _pull(nc: Client) -> Any:
 
 
 async def _get(nc: Client, answers: list[dict[str, Any]]) -> None:
-    """Read the newest message of K until the connection ends, and note the answers."""
+    """Read the newest message of K until the connection ends, and record the answers."""
     with suppress(NatsError):
         while True:
             msg = await nc.request("$JS.API.STREAM.MSG.GET.K", b'{"last_by_subj": "k"}', timeout=10)

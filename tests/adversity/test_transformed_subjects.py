@@ -1,4 +1,4 @@
-"""Transforms that would make a subject of megabytes: the publish is refused, and nothing else suffers."""
+"""Transforms that would make a subject of megabytes: the publish is refused, and nothing else is affected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def peak_kb(broker: BrokerProcess) -> int:
 
 
 async def test_a_subject_that_becomes_too_long(tmp_path: Path) -> None:
-    """A stream refuses it as too large a message; a stream that sources it keeps its subject; it is not republished; an
+    """A stream refuses the message as too large; a stream that sources it keeps its subject; it is not republished; an
     account's mapping leads nowhere. The process's memory hardly grows."""
     config = tmp_path / "server.conf"
     config.write_text(CONFIG)

@@ -1,5 +1,5 @@
-"""Two brokers on one store: which one serves, which waits, when the standby takes over, and that no acknowledged
-message is lost.
+"""Two brokers on one store: one serves, the other waits, the standby takes over in time, and no acknowledged message is
+lost.
 
 On a directory the lock decides (a process that ends releases it, a paused one keeps it); on S3 the log is the lease.
 """
@@ -27,9 +27,9 @@ from tests.real.s3 import S3Server
 pytestmark = pytest.mark.shows("store.two_brokers")
 
 T = 4.0
-"""The lease in these tests, seconds: on a busy machine an owner that is not stopped may be silent for three."""
+"""The lease in these tests, in seconds: on a busy machine an owner that is not stopped may send nothing for three."""
 TAKING = 1.0
-"""How long a take-over may take beyond T, on a machine with nothing else to do. The exact times are tested in
+"""Time that a take-over may take beyond T, on a machine with nothing else to do. The exact times are tested in
 tests/runtime/test_shard_owner.py, on a virtual clock."""
 if "PYTEST_XDIST_WORKER" in os.environ or os.getloadavg()[0] > (os.cpu_count() or 1):
     TAKING = 20.0
@@ -45,7 +45,7 @@ def broker_on(store: str, name: str, environ: dict[str, str] | None = None) -> B
 @asynccontextmanager
 async def owner_and_standby(store: str, environ: dict[str, str] | None = None) -> AsyncIterator[tuple[
         BrokerProcess, BrokerProcess]]:
-    """Two brokers: "one" serves, "two" has logged that it waits."""
+    """Start two brokers: "one" serves, "two" has logged that it waits."""
     async with AsyncExitStack() as stack:
         one = await stack.enter_async_context(broker_on(store, "one", environ))
         two = broker_on(store, "two", environ)
@@ -65,8 +65,8 @@ def url_of(broker: BrokerProcess) -> str:
 
 @pytest.mark.shows("cluster.standby")
 async def test_a_second_broker_on_a_directory_waits_and_takes_over(tmp_path: Path) -> None:
-    """It serves no client meanwhile; it takes over within a second after a SIGKILL, and after a clean stop; clients
-    that know both brokers continue by themselves."""
+    """The standby serves no client meanwhile. It takes over within a second after a SIGKILL, and after a clean stop;
+    clients that know both brokers continue by themselves."""
     async with owner_and_standby(f"file://{tmp_path / 'store'}") as (one, two):
         assert await standby_health(two) == (503, '{"status":"standby","error":"another broker owns the store"}')
         with pytest.raises(OSError):
@@ -179,7 +179,8 @@ async def test_a_paused_owner_on_s3_is_fenced(minio: S3Server) -> None:
 
 
 async def test_two_copies_of_one_configuration_do_not_take_turns(minio: S3Server) -> None:
-    """The same name takes over at once, as a restart must; the first broker notices and ends with an error."""
+    """The second broker of the same name takes over at once, as a restart must; the first one detects this and ends
+    with an error."""
     store = minio.new_url()
     one, two = broker_on(store, "same", minio.env), broker_on(store, "same", minio.env)
     async with AsyncExitStack() as stack:
@@ -206,8 +207,8 @@ async def epoch_of(broker: BrokerProcess) -> int:
 
 @pytest.mark.parametrize(("kind", "name"), [("s3", ("-n", "same")), ("file", ())])
 async def test_one_command_twice(kind: str, name: tuple[str, ...], minio: S3Server, tmp_path: Path) -> None:
-    """The second finds its port taken and ends with nats-server's words before it touches the store: the first
-    continues to serve, and no epoch was claimed. The same for a taken monitoring port."""
+    """The second broker finds its port taken and ends with nats-server's text before it accesses the store. The first
+    continues to serve, and no epoch was claimed. A taken monitoring port has the same effect."""
     environ = {"JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **(minio.env if kind == "s3" else {})}
     store = minio.new_url() if kind == "s3" else f"file://{tmp_path / 'store'}"
     async with BrokerProcess("--store", store, *name, environ=environ) as one:
@@ -236,7 +237,8 @@ async def test_one_command_twice(kind: str, name: tuple[str, ...], minio: S3Serv
 
 
 async def test_a_second_broker_without_a_name_is_a_standby(minio: S3Server) -> None:
-    """One command, another port: on one host and one store, but no configured name says that they are one broker."""
+    """One command with another port starts a standby: on one host and one store, but no configured name makes them one
+    broker."""
     environ = {"JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **minio.env}
     store = minio.new_url()
     async with BrokerProcess("--store", store, environ=environ) as one:
@@ -257,7 +259,8 @@ async def test_a_second_broker_without_a_name_is_a_standby(minio: S3Server) -> N
 
 
 async def test_a_standby_whose_port_was_taken_meanwhile_leaves_the_shard_alone(minio: S3Server) -> None:
-    """It bound no port while it waited. If its port is taken at the take-over, it ends without claiming anything."""
+    """The standby bound no port while it waited. If its port is taken at the take-over, it ends without claiming
+    anything."""
     async with owner_and_standby(minio.new_url(), minio.env) as (one, two):
         epoch = await epoch_of(one)
         taken = await asyncio.start_server(lambda *_: None, "127.0.0.1", two.port)
@@ -294,7 +297,7 @@ async def test_a_stopped_owner_answers_nothing_from_before(minio: S3Server) -> N
 
 
 async def test_an_owner_cut_off_from_its_store_falls_silent(minio: S3Server) -> None:
-    """After T without a put it cannot know whether it still owns the shard: it answers no reads, delivers nothing and
+    """The owner cannot know after T without a put whether it owns the shard: it answers no reads, delivers nothing and
     acknowledges nothing. When the store is back it continues in the same epoch, since no other broker took over."""
     async with TcpProxy.to(minio.endpoint) as proxy:
         environ = {**minio.env, "AWS_ENDPOINT_URL": proxy.endpoint}

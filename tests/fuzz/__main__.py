@@ -1,4 +1,4 @@
-"""``python -m tests.fuzz protocol --seed 7 --seconds 600``: run one fuzzer, and print what it finds as it finds it."""
+"""``python -m tests.fuzz protocol --seed 7 --seconds 600``: run one fuzzer, and print differences as they are found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
-    parser.add_argument("--count", type=int, default=0, help="how many seeds; 0: until the time is over")
+    parser.add_argument("--count", type=int, default=0, help="number of seeds; 0: until the time is over")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--replay", type=Path, nargs="*", default=[], help="scenarios to play instead, as files")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Differences between what two servers said in one scenario, and which of them count."""
+"""Differences between the results of two servers in one scenario."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORD = re.compile(r"[A-Za-z_-]{4,}")
 
 @dataclass(frozen=True)
 class Difference:
-    """One step whose results differ."""
+    """A step whose results differ."""
 
     scenario: Scenario
     index: int
@@ -28,11 +28,11 @@ class Difference:
     theirs: Any
     ours: Any
     earlier: tuple[Difference, ...] = field(default=(), repr=False)
-    """Those of the same run at earlier steps."""
+    """Differences of the same run at earlier steps."""
 
     @property
     def signature(self) -> tuple[str, ...]:
-        """The longer words that only one server says: alike for differences of one kind."""
+        """The longer words that only one server sent: equal for differences of one kind."""
         theirs, ours = (set(_WORD.findall(json.dumps(one, default=str))) for one in (self.theirs, self.ours))
         return (json.loads(self.step)[1] if self.step.startswith("[") else self.step.split()[0],
                 *sorted(theirs - ours), "/", *sorted(ours - theirs))
@@ -44,7 +44,7 @@ class Difference:
 
 def differences(scenario: Scenario, theirs: Sequence[tuple[str, Any]],
                 ours: Sequence[tuple[str, Any]]) -> list[Difference]:
-    """All steps whose results differ, in order."""
+    """Return all steps whose results differ, in order."""
     assert [step for step, _ in theirs] == [step for step, _ in ours], "the servers played different steps"
     found: list[Difference] = []
     for index, ((step, expected), (_, got)) in enumerate(zip(theirs, ours, strict=True)):

@@ -1,4 +1,4 @@
-"""A client connection that reads frames (INFO, MSG, -ERR, …) as values; it checks nothing that it sends."""
+"""A client connection that reads frames (INFO, MSG, -ERR, …) as values, and sends any bytes unchecked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ READ_LIMIT = 1 << 26
 
 @dataclass(frozen=True)
 class Message:
-    """One MSG or HMSG."""
+    """A MSG or HMSG."""
 
     subject: str
     sid: str
@@ -24,7 +24,7 @@ class Message:
 
 
 class Connection:
-    """One TCP connection. A task reads frames into ``lines`` and ``messages`` until ``taken`` returns them."""
+    """A TCP connection. A task reads frames into ``lines`` and ``messages`` until ``pop_received`` returns them."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -62,8 +62,8 @@ class Connection:
         self._writer.close()
         self.closed = True
 
-    async def settled(self, seconds: float) -> bool:
-        """Wait until the server answers a PING or closes; False: it did neither within ``seconds``."""
+    async def ping(self, seconds: float) -> bool:
+        """Wait until the server answers a PING or closes; return False if it did neither within ``seconds``."""
         if self.closed:
             return True
         before = self._pongs
@@ -75,18 +75,18 @@ class Connection:
                 return self._pongs != before or self.closed
         return True
 
-    async def received(self, seconds: float) -> list[Message]:
-        """The messages that come next; none: the server closed, or sent none within ``seconds``."""
+    async def receive(self, seconds: float) -> list[Message]:
+        """Return the messages that come next; none if the server closed, or sent none within ``seconds``."""
         while not self.messages and not self.closed:
             if not await self._wait(seconds):
                 break
-        return self.taken()[1]
+        return self.pop_received()[1]
 
-    def taken(self) -> tuple[list[str], list[Message]]:
-        """Lines and messages that have come since the last call."""
-        taken = self.lines, self.messages
+    def pop_received(self) -> tuple[list[str], list[Message]]:
+        """Return the lines and messages that have come since the last call."""
+        received = self.lines, self.messages
         self.lines, self.messages = [], []
-        return taken
+        return received
 
     async def _wait(self, seconds: float) -> bool:
         self._changed.clear()

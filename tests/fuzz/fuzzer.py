@@ -1,8 +1,8 @@
-"""Plays scenarios to both servers and reports the differences that are neither accepted nor accidental.
+"""The fuzzer: it plays scenarios to both servers and reports differences that are neither accepted nor accidental.
 
     seeds ──> scenarios ──> shared servers ──> differences ──> fresh servers, slower ──> the same? ──> shrink ──> report
 
-A scenario whose configuration one server refuses is compared by that alone.
+If a server refuses a scenario's configuration, only that is compared.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fuzz import operations, requests
-from tests.fuzz.accepted import accepting
+from tests.fuzz.accepted import accepting_rules
 from tests.fuzz.compare import CONFIGURATION, Difference, differences
 from tests.fuzz.generators.protocol import protocol_scenarios, reload_scenario
 from tests.fuzz.generators.requests import request_scenario
@@ -30,27 +30,27 @@ __all__ = ["KINDS", "Fuzzer", "Report"]
 KINDS = ("protocol", "reload", "requests")
 
 DIALOGUES = 25
-"""Scenarios of ``protocol`` that share a configuration."""
+"""Number of ``protocol`` scenarios that share a configuration."""
 TOGETHER = len(requests.USERS)
-"""Scenarios of ``requests`` played at a time; they mostly wait for messages that must not come."""
+"""Number of ``requests`` scenarios played at a time; they mostly wait for messages that must not come."""
 RELOADS = 40
-"""Scenarios of ``reload`` that share servers."""
+"""Number of ``reload`` scenarios that share servers."""
 SHRUNK_OF_ONE = 1
-"""How many scenarios are shrunk and reported of those whose first differences are alike."""
+"""Number of scenarios that are shrunk and reported, of those whose first differences are alike."""
 _SLOWNESS = (1, 2, 4)
-"""How slowly a scenario with differences is replayed, alone."""
+"""Factors of slowness with which a scenario with differences is replayed, alone."""
 
 Results = tuple[Any, Any]
 
 
 @dataclass
 class Report:
-    """What a run found."""
+    """The results of a run."""
 
     played: int = 0
     refused: int = 0
     repeated: int = 0
-    """Scenarios with differences like those of a failure that is reported."""
+    """Scenarios with differences like those of a reported failure."""
     failures: list[tuple[Scenario, list[Difference]]] = field(default_factory=list)
     accepted: Counter[str] = field(default_factory=Counter)
 
@@ -63,7 +63,7 @@ class Report:
 
 
 class Fuzzer:
-    """Scenarios of one kind."""
+    """Plays the scenarios of one kind."""
 
     def __init__(self, kind: str, *, shrink_tries: int = 250) -> None:
         self.kind = kind
@@ -74,19 +74,20 @@ class Fuzzer:
         self._seen: Counter[tuple[str, ...]] = Counter()
 
     async def run(self, seeds: Iterable[int], seconds: float = float("inf")) -> Report:
-        """Play the scenarios of these seeds, and stop early after so many seconds."""
+        """Play the scenarios of these seeds; stop early after so many seconds."""
         deadline = time.monotonic() + seconds
         play = {"protocol": self._protocol, "reload": self._reloads, "requests": self._requests}[self.kind]
         batches = play(iter(seeds))
         async for scenario, results in batches:
-            await self._judge(scenario, results)
+            await self._check_played(scenario, results)
             if time.monotonic() > deadline:
                 break
         await batches.aclose()
         return self.report
 
     async def check(self, scenario: Scenario) -> list[Difference]:
-        """The differences of one scenario that are not accepted, found at each of several tries on fresh servers."""
+        """Return the unaccepted differences of one scenario that are found at each of several tries on fresh
+        servers."""
         found: list[Difference] = []
         for slowness in _SLOWNESS:
             found = self._unaccepted(scenario, await self._alone(scenario, slowness))
@@ -127,7 +128,7 @@ class Fuzzer:
 
     # ---- one scenario
 
-    async def _judge(self, scenario: Scenario, results: Results | None) -> None:
+    async def _check_played(self, scenario: Scenario, results: Results | None) -> None:
         self.report.played += 1
         if results is not None:
             if not self._unaccepted(scenario, results, count=True):
@@ -142,34 +143,34 @@ class Fuzzer:
         if self._seen[found[0].signature] > SHRUNK_OF_ONE:
             self.report.repeated += 1
             return
-        small = await self._shrunk(scenario, found[0])
+        small = await self._shrink(scenario, found[0])
         if again := await self.check(small):
             scenario, found = small, again
         self.report.failures.append((scenario, found))
         self.on_failure(scenario, found)
 
-    async def _shrunk(self, scenario: Scenario, first: Difference) -> Scenario:
-        """A smaller scenario whose first difference is like ``first``."""
+    async def _shrink(self, scenario: Scenario, first: Difference) -> Scenario:
+        """Return a smaller scenario whose first difference is like ``first``."""
         async with AsyncExitStack() as stack:
             pairs = _Reused(stack)
 
             async def fails(smaller: Scenario) -> bool:
                 try:
                     found = self._unaccepted(smaller, await self._alone(smaller, pairs=pairs))
-                    # The texts of requests change with their fields.
+                    # The texts of requests change with their fields, so signatures are not compared.
                     return bool(found) and (scenario.kind == "requests" or found[0].signature == first.signature)
                 except (ServerFailed, TimeoutError, AssertionError):
-                    # A line that was cut short is no step any more.
+                    # A line that was cut short is no longer a step.
                     return False
 
             return await shrink(scenario, fails, self._shrink_tries)
 
     async def _alone(self, scenario: Scenario, slowness: int = 1, pairs: _Reused | None = None) -> Results:
-        """The results on fresh servers, or on those of ``pairs``."""
+        """Return the results on fresh servers, or on those of ``pairs``."""
         requested = scenario.kind == "requests"
         config = requests.CONFIG if requested else scenario.configs[0]
         if not requested and (pairs is None or config != pairs.config) and any(refused := await refusals(config)):
-            # Where both refuse it, the texts are no part of the comparison: other tests compare those.
+            # If both refuse it, the texts are not compared here: other tests do that.
             theirs, ours = ([(CONFIGURATION, "refused" if all(refused) else text or "accepted")] for text in refused)
             return theirs, ours
         if pairs is not None:
@@ -181,7 +182,7 @@ class Fuzzer:
     def _unaccepted(self, scenario: Scenario, results: Results, *, count: bool = False) -> list[Difference]:
         found = []
         for difference in differences(scenario, *results):
-            rules = accepting(difference)
+            rules = accepting_rules(difference)
             if not rules:
                 found.append(difference)
             elif count:
@@ -198,7 +199,7 @@ class _Reused:
         self._pair: Pair
 
     async def get(self, config: Config, flags: tuple[str, ...]) -> Pair:
-        """Running servers with this configuration."""
+        """Return running servers with this configuration."""
         if self.config != config:
             if self.config is None or any([await server.reload(config) for server in self._pair.servers]):
                 await self._stack.aclose()
@@ -218,7 +219,7 @@ async def _played(pair: Pair, scenario: Scenario, slowness: int = 1, user: str =
 
 @asynccontextmanager
 async def _accepted_pair(scenario: Scenario) -> AsyncIterator[Pair | None]:
-    """Servers with the scenario's configuration; None: a server refuses it."""
+    """Start servers with the scenario's configuration; None if a server refuses it."""
     if any(await refusals(scenario.configs[0])):
         yield None
     else:

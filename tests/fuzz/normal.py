@@ -1,4 +1,4 @@
-"""Masks the parts in which two servers must differ: identities, times, and orders that goroutines decide."""
+"""Masks for the parts in which two servers must differ: identities, times, and orders that goroutines decide."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _NANOS = re.compile(r"\b\d{19}\b")
 _VARIES = {"rtt", "start", "id", "server_id", "host", "timestamp", "service", "system", "total", "time", "seq", "ts",
            "cid", "ver", "cluster", "jetstream", "tags", "flags", "client_id", "now", "uptime", "created",
            "last_active", "first_ts", "last_ts", "api", "_nats.ver"}
-"""Fields that show their type only."""
+"""Fields of which only the type is shown."""
 _LEFT_OUT = {"feature_flags"}
 """Fields of the server's identity that depend on its version."""
 
 
 def message(received: Message, queues: Collection[str] = ()) -> list[Any]:
-    """Subject, sid, reply, headers and payload as comparable values.
+    """Return subject, sid, reply, headers and payload as comparable values.
 
     Args: ``queues``: groups of several members, of which a server chooses any.
     """
@@ -33,7 +33,7 @@ def message(received: Message, queues: Collection[str] = ()) -> list[Any]:
 
 
 def payload(text: str, queues: Collection[str] = ()) -> Any:
-    """JSON as a masked value, other text without what varies."""
+    """Return JSON as a masked value, and other text with its variable parts masked."""
     if text.startswith("{"):
         try:
             value = json.loads(text)

@@ -1,4 +1,4 @@
-"""Plays protocol operations to one server and returns what every connection received after each step.
+"""A player of protocol operations: it returns the frames that every connection of one server received after each step.
 
 After a step, the player's own connection sends a request to the system account. nats-server's internal sender answers
 it after the trace events and latency measurements of the step, because it has one queue. Then every connection is read
@@ -22,13 +22,13 @@ from tests.fuzz.servers import FENCE, Server
 __all__ = ["Played", "play"]
 
 Played = list[tuple[str, Any]]
-"""Each step as text, with what every connection received."""
+"""Each step as text, with the frames that every connection received."""
 
 STUCK_SECONDS = 0.4
-"""A connection whose PING has no answer by then is in the middle of an operation."""
-PATIENT_SECONDS = 30.0
+"""Time after which a connection whose PING has no answer is taken to be in the middle of an operation."""
+TIMEOUT_SECONDS = 30.0
 QUIET_SECONDS = 0.02
-"""How long nothing comes after the last answer of JetStream."""
+"""Time without a message after which JetStream has sent its last answer."""
 _FENCED = ("_FENCE.", "$SYS.REQ.USER.INFO")
 
 
@@ -59,7 +59,7 @@ class _Player:
             for name, connection in self._connections.items():
                 if name not in self._stuck:
                     connection.send(b"".join(b"UNSUB %b\r\n" % sid.encode("latin-1") for sid in connection.sids))
-                    await connection.settled(PATIENT_SECONDS)
+                    await connection.ping(TIMEOUT_SECONDS)
                 await connection.leave()
             await self._remove_streams(config)
             await self._fence.leave()
@@ -72,7 +72,7 @@ class _Player:
             cleaner.send(b"CONNECT " + json.dumps(fields).encode() + b"\r\nSUB _CLEAN.* 1\r\n")
             for subject in ("STREAM.NAMES", "STREAM.DELETE.S", "STREAM.NAMES"):
                 cleaner.send(f"PUB $JS.API.{subject} _CLEAN.1 0\r\n\r\n".encode())
-                if not await cleaner.received(PATIENT_SECONDS):
+                if not await cleaner.receive(TIMEOUT_SECONDS):
                     return
             await cleaner.leave()
 
@@ -106,20 +106,20 @@ class _Player:
         return {**received, **extra}
 
     async def _received(self, first: str, *, raw: bool) -> dict[str, Any]:
-        if first in self._connections and not await self._settle(first):
+        if first in self._connections and not await self._ping(first):
             self._stuck.add(first)
         for _ in range(2 if raw else 1):
             await self._pass_fence()
             for name in self._connections:
                 if name not in self._stuck:
-                    await self._settle(name)
+                    await self._ping(name)
         if self._stores:
-            # JetStream has queues of its own for requests, acks and deliveries.
+            # JetStream has separate queues for requests, acks and deliveries.
             await self._quiet()
         received: dict[str, Any] = {}
         pool: list[Any] = []
         for name, connection in self._connections.items():
-            lines, messages = connection.taken()
+            lines, messages = connection.pop_received()
             shown = []
             replies = []
             for message in messages:
@@ -156,8 +156,8 @@ class _Player:
             before = count()
             await asyncio.sleep(QUIET_SECONDS * self._slowness)
 
-    async def _settle(self, name: str) -> bool:
-        return await self._connections[name].settled(STUCK_SECONDS * self._slowness)
+    async def _ping(self, name: str) -> bool:
+        return await self._connections[name].ping(STUCK_SECONDS * self._slowness)
 
     async def _connect_fence(self, config: Config) -> None:
         self._fence = await self._stack.enter_async_context(Connection(self._server.port))
@@ -168,29 +168,29 @@ class _Player:
         if "token" in given:
             fields |= {"auth_token": given["token"]}
         self._fence.send(b"CONNECT " + json.dumps(fields).encode() + b"\r\nSUB _FENCE.* 1\r\n")
-        await self._fence.settled(PATIENT_SECONDS)
+        await self._fence.ping(TIMEOUT_SECONDS)
 
     async def _pass_fence(self) -> None:
-        """Wait until the server's internal sender has sent everything that it was asked to send before."""
+        """Wait until the server's internal sender has sent everything that was queued before."""
         self._fences += 1
         self._fence.send(b"PUB $SYS.REQ.USER.INFO _FENCE.%d 0\r\n\r\n" % self._fences)
         for _ in range(200):
-            if not await self._fence.settled(PATIENT_SECONDS) or self._fence.closed:
+            if not await self._fence.ping(TIMEOUT_SECONDS) or self._fence.closed:
                 return
-            if any(message.subject == f"_FENCE.{self._fences}" for message in self._fence.taken()[1]):
+            if any(message.subject == f"_FENCE.{self._fences}" for message in self._fence.pop_received()[1]):
                 return
 
 
 def _storing(config: Config) -> list[str]:
-    """The accounts that may have streams."""
+    """Return the accounts that may have streams."""
     accounts = config.get("accounts")
-    return [name for name, account in accounts.items() if isinstance(account, dict)
-            and "jetstream" in account] if isinstance(
-accounts, dict) and "jetstream" in config else []
+    if not isinstance(accounts, dict) or "jetstream" not in config:
+        return []
+    return [name for name, account in accounts.items() if isinstance(account, dict) and "jetstream" in account]
 
 
 def _encoded(verb: str, arguments: list[Any], last_reply: str) -> bytes:
-    """A step as bytes. Arguments that were shrunk to nonsense still make some operation."""
+    """Encode a step as bytes. Arguments that were shrunk to nonsense must make some operation, too."""
     def text(value: Any) -> str:
         return str(value).replace("{R}", last_reply)
 
@@ -218,8 +218,8 @@ def _encoded(verb: str, arguments: list[Any], last_reply: str) -> bytes:
 
 
 async def play(server: Server, scenario: Scenario, slowness: int = 1) -> Played:
-    """What every connection received after each step.
+    """Play a scenario, and return the frames that every connection received after each step.
 
-    Args: ``slowness``: how many times as long to wait for a connection that does not answer.
+    Args: ``slowness``: the factor of the time to wait for a connection that does not answer.
     """
     return await _Player(server, scenario, slowness).play()

@@ -1,4 +1,4 @@
-"""Plays JetStream requests to one server, in an account that the scenario has for itself."""
+"""A player of JetStream requests to one server, in an account that only this scenario uses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RESTORE = re.compile(r"(\$JS\.SNAPSHOT\.RESTORE\.\w+\.)[0-9A-Za-z]{22}")
 
 
 async def play(server: Server, scenario: Scenario, slowness: int, user: str) -> list[tuple[str, Any]]:
-    """Each step with its result; the account is empty before and after."""
+    """Play a scenario, and return each step with its result; the account is empty before and after."""
     async with Player(server.port, user) as player:
         player.slowness = slowness
         await player.clear()
@@ -33,7 +33,7 @@ async def play(server: Server, scenario: Scenario, slowness: int, user: str) -> 
 
 
 def _shown(result: Any, memory: bool) -> Any:
-    """``result`` as a value that equals another server's."""
+    """Return ``result`` as a value that equals another server's."""
     if isinstance(result, Exception):
         return repr(result)
     if isinstance(result, dict):

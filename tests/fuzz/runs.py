@@ -1,4 +1,4 @@
-"""How the fuzzers run within the test suite: fixed seeds by default, fresh ones in the long runs."""
+"""Runs of the fuzzers within the test suite: fixed seeds by default, fresh ones in the long runs."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tests.fuzz.fuzzer import Fuzzer
 __all__ = ["SOAK_SECONDS", "play_fresh_seeds", "play_seeds"]
 
 SOAK_SECONDS = float(os.environ.get("JETBLOCK_FUZZ_SECONDS", "7200")) / 3
-"""How long each of the three fuzzers runs in the long runs."""
+"""Time for which each of the three fuzzers runs in the long runs."""
 
 
 async def play_seeds(kind: str, seeds: range) -> None:
-    """Fail with the shrunk scenarios of all differences that these seeds show."""
+    """Play these seeds; fail with the shrunk scenarios of all differences."""
     report = await Fuzzer(kind).run(seeds)
     assert not report.failures, str(report)
 
 
 async def play_fresh_seeds(kind: str) -> None:
-    """The same with seeds that nobody has tried, as long as ``SOAK_SECONDS``; the first seed is printed."""
+    """Play seeds that nobody has tried, for ``SOAK_SECONDS``; the first seed is printed."""
     first = int(os.environ.get("JETBLOCK_FUZZ_SEED", 0)) or secrets.randbelow(1 << 40)
     print(f"JETBLOCK_FUZZ_SEED={first}")
     report = await Fuzzer(kind).run(count(first), SOAK_SECONDS)

@@ -1,4 +1,4 @@
-"""A scenario: everything that one comparison of the two servers needs, as plain data that JSON can hold.
+"""A scenario: all data for one comparison of the two servers, as values that JSON can hold.
 
     kind      "protocol", "reload" or "requests": the fuzzer that made it
     configs   configuration files as nested values; the first is loaded at the start, the others by ``reload`` steps
@@ -35,7 +35,7 @@ CORPUS = Path(__file__).parent / "corpus"
 
 @dataclass(frozen=True)
 class Scenario:
-    """Configurations and steps; ``origin`` says which seed made them."""
+    """Configurations and steps; ``origin`` names the seed that made them."""
 
     kind: str
     configs: list[Config]
@@ -43,7 +43,8 @@ class Scenario:
     origin: str = ""
 
     def to_json(self) -> str:
-        """One line for each configuration and each step, so that a difference between two versions is readable."""
+        """Encode with one line for each configuration and each step, so that a difference between two versions is
+        readable."""
         def lines(values: list[Any]) -> str:
             return "[\n" + ",\n".join(f"  {json.dumps(value)}" for value in values) + "\n ]" if values else "[]"
 
@@ -55,7 +56,7 @@ class Scenario:
         return cls(**json.loads(text))
 
     def but(self, **fields: Any) -> Scenario:
-        """A copy with other fields."""
+        """Return a copy with other fields."""
         return replace(self, **fields)
 
     def __str__(self) -> str:
@@ -63,6 +64,6 @@ class Scenario:
 
 
 def corpus(kind: str) -> dict[str, Scenario]:
-    """The kept scenarios of one kind, by name."""
+    """Return the kept scenarios of one kind, by name."""
     found = {path.stem: Scenario.from_json(path.read_text()) for path in sorted(CORPUS.glob("*.json"))}
     return {name: scenario for name, scenario in found.items() if scenario.kind == kind}

@@ -23,17 +23,17 @@ from tests.harness import BrokerProcess, NatsServerProcess, ServerFailed, Server
 __all__ = ["FENCE", "Pair", "Server", "own_refusal", "refusals", "rendered"]
 
 FENCE = "FENCE"
-"""An account, and its user, of the player's own: it is no part of the scenario."""
+"""The name of an account and of its user that belong to the player, and not to the scenario."""
 
 _RELOADED = r"\[INF\] Reloaded server configuration|\[ERR\] Failed to reload|\[ERR\] .*reload"
 
 
 def rendered(config: Config) -> str:
-    """A configuration file with the player's own account. The file language contains JSON."""
+    """Return a configuration file with the player's own account. The file language contains JSON."""
     config = {"server_name": "s", **config}
     accounts, authorization = config.get("accounts", {}), config.get("authorization")
-    if isinstance(accounts,
-                  dict) and ("accounts" in config or (isinstance(authorization, dict) and "users" in authorization)):
+    by_account = "accounts" in config or (isinstance(authorization, dict) and "users" in authorization)
+    if isinstance(accounts, dict) and by_account:
         accounts = {name: _with_cleaner(name, account) for name, account in accounts.items()}
         config["accounts"] = {**accounts, FENCE: {"users": [{"user": FENCE, "password": FENCE}]}}
     lines = [f"{json.dumps(name)}: {_value(value)}" for name, value in config.items()]
@@ -41,7 +41,8 @@ def rendered(config: Config) -> str:
 
 
 def _with_cleaner(name: str, account: Any) -> Any:
-    """``account`` with a user of the player's own, if it has JetStream: it removes the streams of earlier scenarios."""
+    """Return ``account`` with a user of the player, if it has JetStream: this user removes the streams of earlier
+    scenarios."""
     if not isinstance(account, dict) or "jetstream" not in account or name.startswith("F"):
         return account
     return {**account, "users": [*account.get("users", []), {"user": f"{FENCE}.{name}", "password": FENCE}]}
@@ -53,7 +54,7 @@ def _value(value: Any) -> str:
 
 @lru_cache(maxsize=64)
 def own_refusal(config: str) -> str:
-    """Why jetblock refuses the configuration, given as JSON; "" if it accepts it."""
+    """Return the reason for which jetblock refuses the configuration, given as JSON; "" if it accepts it."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "x.conf"
         path.write_text(rendered(json.loads(config)))
@@ -65,18 +66,18 @@ def own_refusal(config: str) -> str:
 
 
 async def refusals(config: Config) -> tuple[str, str]:
-    """Why each server refuses the configuration; "" if it accepts it."""
+    """Return the reason for which each server refuses the configuration; "" if it accepts it."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "x.conf"
         path.write_text(rendered(config))
         process = await asyncio.create_subprocess_exec(
             *NatsServerProcess.command, "-t", "-c", str(path),
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT)
-        said, _ = await process.communicate()
-        theirs = said.decode().replace(f"{path}", "x.conf").strip() if process.returncode else ""
+        output, _ = await process.communicate()
+        theirs = output.decode().replace(f"{path}", "x.conf").strip() if process.returncode else ""
         ours = own_refusal(json.dumps(config))
         if bool(ours) != bool(theirs):
-            # `-t` leaves out what nats-server validates when it starts, and refuses a file with mere warnings.
+            # ``-t`` leaves out the checks of nats-server's start, and refuses a file with mere warnings.
             server = NatsServerProcess("-c", str(path), monitor=False)
             try:
                 async with server:
@@ -87,7 +88,7 @@ async def refusals(config: Config) -> tuple[str, str]:
 
 
 class Server:
-    """One of the two, with a file that can be changed under it."""
+    """Either of the two servers, with a configuration file that can be changed while it runs."""
 
     def __init__(self, kind: Callable[..., ServerProcess], directory: Path, *flags: str) -> None:
         self._path = directory / "x.conf"
@@ -99,7 +100,7 @@ class Server:
         await self.process.start()
 
     async def reload(self, config: Config) -> str:
-        """Have the server read another configuration; returns "" or the error that it logs."""
+        """Let the server read another configuration; return "" or the error that it logs."""
         self._path.write_text(rendered(config))
         self.process.stderr.clear()
         self.process.send_signal(signal.SIGHUP)
@@ -113,7 +114,7 @@ class Server:
 
 
 class Pair:
-    """The real server and jetblock, running. ``flags`` may contain ``{store}``: a directory of each server's own."""
+    """The real server and jetblock, running. ``{store}`` in ``flags`` becomes a directory of each server."""
 
     def __init__(self, config: Config, *flags: str) -> None:
         self.config = config
@@ -143,5 +144,5 @@ class Pair:
 
 
 def _fast() -> str | None:
-    """A directory in memory, if the machine has one: stores of a scenario need no disk."""
+    """Return a directory in memory, if the machine has one: stores of a scenario need no disk."""
     return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -1,4 +1,4 @@
-"""Makes a failing scenario smaller: fewer steps, smaller configurations, plainer arguments."""
+"""Shrinking of a failing scenario: fewer steps, smaller configurations, simpler arguments."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["shrink"]
 
 
 async def shrink(scenario: Scenario, fails: Callable[[Scenario], Awaitable[bool]], tries: int = 200) -> Scenario:
-    """A smaller scenario that fails like ``scenario``. ``fails`` is called at most ``tries`` times."""
+    """Return a smaller scenario that fails like ``scenario``. ``fails`` is called at most ``tries`` times."""
     at, progress = 0, False
     for _ in range(tries):
-        # After a success the search goes on where it was: what did not help before rarely helps now.
+        # After a success the search continues at its place: a reduction that failed before rarely succeeds now.
         candidate = next(islice(_smaller(scenario), at, None), None)
         if candidate is None:
             if not progress:
@@ -30,7 +30,7 @@ async def shrink(scenario: Scenario, fails: Callable[[Scenario], Awaitable[bool]
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Candidates, those that remove most first."""
+    """Yield candidates; those that remove most come first."""
     for steps in _shorter(scenario.steps):
         yield scenario.but(steps=steps)
     for number, config in enumerate(scenario.configs):
@@ -46,7 +46,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def _shorter(values: list[Any]) -> Iterator[list[Any]]:
-    """``values`` without a part: halves, quarters, …, single ones."""
+    """Yield ``values`` without a part: halves, quarters, …, single ones."""
     size = len(values) // 2
     while size:
         for start in range(0, len(values), size):
@@ -57,7 +57,7 @@ def _shorter(values: list[Any]) -> Iterator[list[Any]]:
 
 
 def _reduced(value: Any) -> Iterator[Any]:
-    """Plainer values in place of ``value``."""
+    """Yield simpler values in place of ``value``."""
     if isinstance(value, dict):
         for name in value:
             yield {other: inner for other, inner in value.items() if other != name}

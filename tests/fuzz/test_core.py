@@ -1,4 +1,4 @@
-"""The fuzzers' own parts: scenarios as text, shrinking, generators, and a planted difference that must be found."""
+"""The parts of the fuzzers: scenarios as text, shrinking, generators, and a planted difference that must be found."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.harness import BrokerProcess
 @pytest.mark.parametrize("make", [lambda seed: protocol_scenarios(seed, 3)[-1], reload_scenario, request_scenario],
                          ids=["protocol", "reload", "requests"])
 def test_a_seed_makes_the_same_scenario_again(make: object) -> None:
-    """Equal seeds give equal scenarios, other seeds others; as text they lose nothing."""
+    """Equal seeds give equal scenarios, other seeds others; their text loses nothing."""
     assert callable(make)
     scenarios = [make(seed) for seed in range(30)]
     assert scenarios == [make(seed) for seed in range(30)]
@@ -29,8 +29,8 @@ def test_a_seed_makes_the_same_scenario_again(make: object) -> None:
     assert [Scenario.from_json(scenario.to_json()) for scenario in scenarios] == scenarios
 
 
-async def test_shrinking_leaves_only_what_matters() -> None:
-    """Of many steps and settings, those remain that the failure needs."""
+async def test_shrinking_keeps_only_what_the_failure_needs() -> None:
+    """Shrinking keeps only the steps and settings that the failure needs."""
     steps: list[list[Any]] = [["a", "pub", f"s.{number}", "", "payload"] for number in range(20)]
     steps[13] = ["a", "hpub", "x.bad", "", [["A", "1"], ["B", "2"]], "payload"]
     config: Config = {"max_payload": 10, "accounts": {"A": {"users": [{"user": "a"}], "mappings": {"s": "t"}}, "B": {}}}
@@ -45,7 +45,7 @@ async def test_shrinking_leaves_only_what_matters() -> None:
 
 
 async def test_json_in_a_line_is_shrunk_as_a_value() -> None:
-    """Lines of requests end with JSON, of which single fields are removed."""
+    """Lines of requests end with JSON, from which single fields are removed."""
     line = 'api STREAM.CREATE.S {"name": "S", "max_msgs": 5, "sources": [{"name": "T"}, {"name": "U"}]}'
 
     async def fails(scenario: Scenario) -> bool:
@@ -63,7 +63,7 @@ def test_differences_name_their_step() -> None:
 
 
 async def test_a_planted_difference_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """jetblock runs without permissions of users: the fuzzer reports it, with a scenario of few steps."""
+    """The fuzzer reports that jetblock runs without permissions of users, with a scenario of few steps."""
     original = servers.Server.start
 
     async def start(self: servers.Server, config: Config) -> None:

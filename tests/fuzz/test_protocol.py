@@ -8,7 +8,7 @@ from tests.fuzz.runs import SOAK_SECONDS, play_fresh_seeds, play_seeds
 
 CHUNK = 5
 SEEDS = 35
-"""Configurations, each with ``DIALOGUES`` dialogues."""
+"""Number of configurations, each with ``DIALOGUES`` dialogues."""
 
 
 @pytest.mark.timeout(300)
@@ -21,5 +21,5 @@ async def test_operations(first: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS + 600)
 async def test_operations_soak() -> None:
-    """The same, for long."""
+    """Fresh seeds show no difference for a long time."""
     await play_fresh_seeds("protocol")

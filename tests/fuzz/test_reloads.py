@@ -13,12 +13,12 @@ SEEDS = 400
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
 async def test_reloads(first: int) -> None:
-    """After SIGHUP both servers have closed the same connections with the same errors; the others go on alike."""
+    """SIGHUP makes both servers close the same connections with the same errors; the others continue alike."""
     await play_seeds("reload", range(first, first + CHUNK))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS + 600)
 async def test_reloads_soak() -> None:
-    """The same, for long."""
+    """Fresh seeds show no difference for a long time."""
     await play_fresh_seeds("reload")

@@ -13,12 +13,12 @@ SEEDS = 112
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("first", range(1, SEEDS + 1, CHUNK))
 async def test_requests(first: int) -> None:
-    """Answers, deliveries and states are alike, field by field."""
+    """Answers, deliveries and states are equal, field by field."""
     await play_seeds("requests", range(first, first + CHUNK))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SOAK_SECONDS + 600)
 async def test_requests_soak() -> None:
-    """The same, for long."""
+    """Fresh seeds show no difference for a long time."""
     await play_fresh_seeds("requests")

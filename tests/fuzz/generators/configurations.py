@@ -1,6 +1,6 @@
 """Random configurations: users, permissions, accounts, exports, imports, mappings and limits over few subjects.
 
-The subjects come from a small pool, so that the parts of one configuration meet each other often. Not all
+The subjects come from a small pool, so that the parts of one configuration often overlap. Not all
 configurations are valid: the two servers must agree on that, too.
 """
 
@@ -22,17 +22,18 @@ STREAM = "S"
 _LETTERS = "ABC"
 
 RELOADABLE = ("max_payload", "max_connections", "max_control_line", "max_traced_msg_len")
-"""Settings that a changed configuration changes. Left out: `no_auth_user` and limits of subscriptions, which jetblock
-reloads and nats-server does not, and mappings outside of accounts, whose removal nats-server ignores."""
+"""Settings that a changed configuration changes. `no_auth_user` and limits of subscriptions are left out, because
+jetblock reloads them and nats-server does not; so are mappings outside of accounts, whose removal nats-server
+ignores."""
 
 
 def literal(random: Random) -> str:
-    """A subject without wildcards."""
+    """Return a subject without wildcards."""
     return ".".join(random.choice(TOKENS) for _ in range(random.choice((1, 1, 2, 2, 2, 3))))
 
 
 def pattern(random: Random, wild: float = 0.4) -> str:
-    """A subject, perhaps with wildcards."""
+    """Return a subject, perhaps with wildcards."""
     tokens = ["*" if random.random() < wild else token for token in literal(random).split(".")]
     if random.random() < wild / 2:
         tokens = [*tokens[:-1], ">"] if random.random() < 0.5 else [*tokens, ">"]
@@ -40,7 +41,7 @@ def pattern(random: Random, wild: float = 0.4) -> str:
 
 
 def configuration(random: Random) -> Config:
-    """A whole configuration."""
+    """Return a whole configuration."""
     config: Config = {}
     kind = random.random()
     if kind < 0.62:
@@ -67,7 +68,7 @@ def configuration(random: Random) -> Config:
 
 
 def spoiled(config: Config, random: Random) -> Config:
-    """``config``, in which now and then one value has another type, or a subject is invalid."""
+    """Return ``config``; at random, one value has another type, or a subject is invalid."""
     if random.random() > 0.06:
         return config
     found: Config = _copied(config)
@@ -76,7 +77,7 @@ def spoiled(config: Config, random: Random) -> Config:
 
 
 def with_jetstream(config: Config, random: Random) -> Config:
-    """``config``, in which now and then one account has JetStream, and others import its API and its deliveries."""
+    """Return ``config``; at random, one account has JetStream, and others import its API and its deliveries."""
     names = list(config.get("accounts", {}))
     if not names or random.random() > 0.12:
         return config
@@ -108,7 +109,7 @@ def with_jetstream(config: Config, random: Random) -> Config:
 
 
 def mutated(config: Config, random: Random) -> Config:
-    """``config`` with one or two parts replaced, added or removed."""
+    """Return ``config`` with one or two parts replaced, added or removed."""
     found: Config = _copied(config)
     for _ in range(random.choice((1, 1, 1, 2, 2, 3))):
         _mutate(found, random)
@@ -116,7 +117,7 @@ def mutated(config: Config, random: Random) -> Config:
 
 
 def users(config: Config) -> list[str]:
-    """Names of all users."""
+    """Return the names of all users."""
     listed = list(config.get("authorization", {}).get("users", []))
     for account in config.get("accounts", {}).values():
         listed += account.get("users", [])
@@ -124,7 +125,7 @@ def users(config: Config) -> list[str]:
 
 
 def subjects(config: Any, key: str = "") -> list[str]:
-    """All subjects anywhere in the configuration."""
+    """Return all subjects anywhere in the configuration."""
     if isinstance(config, dict):
         found = [subject for name, inner in config.items() for subject in subjects(inner, name)]
         return found + ([name for name in config if isinstance(name, str)] if key == "mappings" else [])
@@ -290,7 +291,7 @@ def _import(random: Random, name: str, accounts: dict[str, Any]) -> dict[str, An
 
 
 def _renamed(random: Random, subject: str) -> str:
-    """A local name for an imported subject, with the same wildcards or references to them."""
+    """Return a local name for an imported subject, with the same wildcards or references to them."""
     tokens = subject.split(".")
     number = 0
     renamed = ["i"]

@@ -28,7 +28,8 @@ _OPERATIONS = (2, 14)
 
 
 def protocol_scenarios(seed: int, count: int) -> list[Scenario]:
-    """Scenarios with one configuration, so that they can share servers; fewer with JetStream, which take longer."""
+    """Return scenarios with one configuration, so that they can share servers; fewer with JetStream, which take
+    longer."""
     config = with_jetstream(configuration(Random(f"configuration {seed}")), Random(f"jetstream {seed}"))
     if "jetstream" in config:
         count = -(-count // 4)
@@ -38,7 +39,7 @@ def protocol_scenarios(seed: int, count: int) -> list[Scenario]:
 
 
 def reload_scenario(seed: int) -> Scenario:
-    """Two or three configurations; connections live through the changes."""
+    """Return a scenario of two or three configurations; connections stay open through the changes."""
     random = Random(f"reload {seed}")
     configs = [configuration(random)]
     while not users(configs[0]):
@@ -59,7 +60,8 @@ def reload_scenario(seed: int) -> Scenario:
 
 
 def _remove_subscription_limits(config: Config) -> None:
-    """A reload that changes permissions counts subscriptions again in nats-server, and closes clients with too many."""
+    """Remove the limits: a reload that changes permissions counts subscriptions again in nats-server, and closes
+    clients with too many."""
     config.pop("max_subscriptions", None)
     for account in config.get("accounts", {}).values():
         limits = account.get("limits", {})
@@ -68,13 +70,13 @@ def _remove_subscription_limits(config: Config) -> None:
 
 
 def dialogue(random: Random, configs: list[Config]) -> list[Step]:
-    """Operations of some connections."""
+    """Return the operations of some connections."""
     speaker = _Speaker(random, configs)
     return [*speaker.opening(), *(speaker.operation() for _ in range(random.randint(*_OPERATIONS)))]
 
 
 class _Speaker:
-    """Chooses operations; knows which connections and subscriptions there are."""
+    """Chooses operations, with a record of connections and subscriptions."""
 
     def __init__(self, random: Random, configs: list[Config]) -> None:
         self.random = random
@@ -85,7 +87,7 @@ class _Speaker:
         self._number = 0
 
     def opening(self) -> list[Step]:
-        """Connections with some subscriptions."""
+        """Open connections with some subscriptions."""
         steps: list[Step] = []
         for _ in range(self.random.choice((1, 2, 2, 3, 3))):
             steps.append(self._connect())
@@ -100,7 +102,7 @@ class _Speaker:
         return steps
 
     def operation(self) -> Step:
-        """One more step."""
+        """Return one more step."""
         random = self.random
         name = random.choice(self._names)
         if "jetstream" in self.config and random.random() < 0.4:
@@ -127,7 +129,7 @@ class _Speaker:
     # ---- JetStream
 
     def _stream(self) -> list[Step]:
-        """A stream in the account with JetStream, perhaps a consumer, and a few messages."""
+        """Create a stream in the account with JetStream, perhaps a consumer, and publish a few messages."""
         random = self.random
         owner = next(account for account in self.config["accounts"].values() if "jetstream" in account)
         fields = {"verbose": False, "pedantic": False, "headers": True, "user": owner["users"][0].get("user", ""),
@@ -154,7 +156,7 @@ class _Speaker:
         return steps
 
     def _request(self, name: str) -> Step:
-        """A publish into the stream, or a request to its API under one of its names."""
+        """Publish into the stream, or send a request to its API under one of its names."""
         random = self.random
         if random.random() < 0.4:
             subject, reply = f"{STREAM}.{random.choice(TOKENS)}", random.choice(("",
@@ -237,7 +239,7 @@ class _Speaker:
             found = pattern(random) if wild else literal(random)
         else:
             if "mappings" not in str(self.config) and random.random() < 0.3:
-                # How empty tokens are mapped is of no use to anybody.
+                # The mapping of empty tokens is of no use to anybody.
                 return random.choice(("a..b", ".a", "a."))
             return random.choice((">", "a.>.b", "*", "$SYS.x", "$JS.API.INFO", "_INBOX.x", "_R_.x", "a*",
                                   "m.a", "i.a.b", "p.a", "$SYS.REQ.USER.INFO", "$G.a"))

@@ -1,6 +1,6 @@
 """Random JetStream requests: valid ones, with fields changed to edge values, wrong types and unknown names.
 
-All names and subjects come from small pools. A scenario begins by creating a stream, so that later requests meet it.
+All names and subjects come from small pools. A scenario begins by creating a stream, so that later requests concern it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SECOND = 1_000_000_000
 
 
 def request_scenario(seed: int) -> Scenario:
-    """One scenario: some streams and consumers, then requests, publishes and deliveries."""
+    """Return a scenario: some streams and consumers, then requests, publishes and deliveries."""
     return Scenario("requests", [], [["", line] for line in _Requests(Random(f"requests {seed}")).lines()], str(seed))
 
 
@@ -40,10 +40,10 @@ class _Requests:
         self._boxes = 0
 
     def lines(self) -> list[str]:
-        """The whole scenario."""
+        """Return the whole scenario."""
         random = self.random
         lines = [f"stream {_json(self._stream_fields(random.choice((0, 0, 1, 2)), 0.0))}"]
-        # Republished messages, and deliveries of push consumers.
+        # The boxes receive republished messages, and deliveries of push consumers.
         boxes = [box for box in ("sub d", "sub e d.a", "sub f r.>") if random.random() < 0.12]
         lines += boxes
         if random.random() < 0.3:
@@ -123,7 +123,7 @@ class _Requests:
         return [f"api {subject} {random.choice(bodies)}".rstrip()]
 
     def _rare(self) -> list[str]:
-        """Requests of clusters, backups and moves, and subjects with too few or too many tokens."""
+        """Return requests of clusters, backups and moves, and subjects with too few or too many tokens."""
         random = self.random
         stream, consumer = random.choice(STREAMS), random.choice(CONSUMERS)
         subject, fields = random.choice((
@@ -146,7 +146,7 @@ class _Requests:
         return [f"api {subject} {self._body(self._some(fields, 0.3)) if random.random() < 0.8 else ''}".rstrip()]
 
     def _batch(self) -> list[str]:
-        """The messages of an atomic batch, now and then with a gap or without an end."""
+        """Return the messages of an atomic batch, at random with a gap or without an end."""
         random = self.random
         name, lines = random.choice(("b1", "b2", "x" * 65)), []
         numbers = [1, 2, 3][:random.randint(1, 3)] if random.random() < 0.8 else random.sample((0, 1, 2, 3, 4), 2)
@@ -161,7 +161,7 @@ class _Requests:
         return lines
 
     def _with_headers(self) -> list[str]:
-        """An API request with headers."""
+        """Return an API request with headers."""
         random = self.random
         subject = random.choice((f"STREAM.INFO.{random.choice(STREAMS)}", "INFO", "STREAM.NAMES", "NO.SUCH",
                                  f"CONSUMER.LIST.{random.choice(STREAMS)}", f"DIRECT.GET.{random.choice(STREAMS)}.s.a",
@@ -278,7 +278,7 @@ class _Requests:
         return found
 
     def _wrong(self, value: Any) -> Any:
-        """An edge value, or ``value`` with one inside of it."""
+        """Return an edge value, or ``value`` with one inside of it."""
         random = self.random
         if isinstance(value, dict) and value and random.random() < 0.6:
             name = random.choice(list(value))
@@ -352,7 +352,7 @@ _STREAM: dict[str, tuple[Any, ...]] = {
                  ["s.>", "t.>"]),
     "template_owner": ("x",),
 }
-"""Values of each field that a client might send; the rest is made of _EDGES."""
+"""Values of each field that a client might send; others are made of _EDGES."""
 
 _CONSUMER: dict[str, tuple[Any, ...]] = {
     "description": ("d", "d" * 4097),

@@ -112,10 +112,10 @@ class ConsumerClient:
             self.world.counts["delivered"] += 1
             record, certain = self._stream_of(name, body[hlen:])
             if record is None or not record.memory:
-                self.world.run_check(self.requests.fresh, self.world.answered_epoch, body)
+                self.world.run_check(self.requests.check_fresh, self.world.answered_epoch, body)
             consumer = None
             if record is not None and certain:
-                self.world.run_check(record.names, seq, body[hlen:], "a delivery of")
+                self.world.run_check(record.record_payload, seq, body[hlen:], "a delivery of")
             if record is not None:
                 record.seen[consumer_name].add(seq)
             if record is not None and record.status == "made" and certain:
