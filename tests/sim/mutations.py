@@ -398,7 +398,7 @@ def batches_in_two_segments(patch: pytest.MonkeyPatch) -> None:
             self._log._cut(False)  # type: ignore[attr-defined]
         return self._bulk(msgs[half:], source, time_ns, batched=True)
 
-    patch.setattr(Sequencer, "whole", broken)
+    patch.setattr(Sequencer, "append_batch", broken)
 
 
 def fast_acks_at_once(patch: pytest.MonkeyPatch) -> None:
