@@ -3,7 +3,7 @@
 Ownership is decided before (``cluster.ownership``): the epoch is an argument. After a clean stop the caller puts the
 seal at the position that ``close`` returns.
 
-    wait_for_lock or wait_for_lease -> take -> Shard.open -> serve -> Shard.close -> seal_at -> release the lock
+    wait_for_lock or wait_for_lease -> take_shard -> Shard.open -> serve -> Shard.close -> seal_at -> release the lock
 """
 
 from __future__ import annotations

@@ -166,7 +166,7 @@ def test_a_seal_at_a_swept_number_is_not_the_end() -> None:
                 assert key not in shared.objects
 
         new.store.before = outrun
-        taken = await new.take()
+        taken = await new.take_shard()
         assert swept
         assert shared.objects[PATHS.log(Position(1, stale.number + 1))][8] == ObjectKind.SEAL
         assert taken.ends[1] > stale.number + 30
@@ -237,10 +237,10 @@ def test_every_epoch_below_is_sealed_used_or_not() -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1)
         stall = a.store.stall_put(1)  # the claim is put 0, the opening put 1
-        opening = asyncio.ensure_future(a.take())
+        opening = asyncio.ensure_future(a.take_shard())
         await stall.reached.wait()
         b = Rig(shared, clock, "b", 2)
-        taken = await b.take()
+        taken = await b.take_shard()
         assert taken.ends == {1: 0}
         stall.release()
         with pytest.raises(Fenced) as fenced:
@@ -257,7 +257,7 @@ def test_a_store_that_does_not_answer_is_waited_for_15_seconds(
     what is waited for, and why once that is known."""
     async def main(clock: ManualClock) -> None:
         a = Rig(MemoryStore(), clock, "a", 1)
-        taken = await a.take()
+        taken = await a.take_shard()
         began_ns = last_ns = clock.monotonic_ns()
 
         async def silent(operation: str, key: str) -> None:
@@ -269,7 +269,7 @@ def test_a_store_that_does_not_answer_is_waited_for_15_seconds(
         a.store.before = silent
         retry = StoreRetry(a.store, clock, random.Random(1))
         with pytest.raises(Transient):
-            await (a.take() if what == "take" else recover(a.store, PATHS, taken.epoch, retry))
+            await (a.take_shard() if what == "take" else recover(a.store, PATHS, taken.epoch, retry))
         assert 10 * SECOND <= last_ns - began_ns <= 15 * SECOND
         assert clock.monotonic_ns() - began_ns <= (15.1 + silence_s) * SECOND
     in_virtual_time(main)
@@ -311,7 +311,7 @@ def test_a_claim_whose_answer_was_lost_is_ours() -> None:
                 raise Transient("no answer")
 
         a.store.after = lose
-        assert (await a.take()).epoch == 1
+        assert (await a.take_shard()).epoch == 1
         assert lost == 2
     in_virtual_time(main)
 
@@ -333,7 +333,7 @@ def test_a_late_segment_of_our_own_is_not_taken_for_our_seal() -> None:
         again = Rig(shared, clock, "a", 1)
         again.me = a.me
         again.store.before = land
-        taken = await again.take()
+        taken = await again.take_shard()
         assert taken.ends == {1: 4}
         await compare(shared, acked)
     in_virtual_time(main)
@@ -348,7 +348,7 @@ def test_sealing_reads_headers_in_batches() -> None:
         counting = Counting(shared)
         b = Rig(counting, clock, "b", 2)
         began_ns = clock.monotonic_ns()
-        await b.take()
+        await b.take_shard()
         puts = [key for operation, key in counting.calls if operation == "put"]
         assert len(puts) == 3
         assert sum(operation == "get" for operation, _ in counting.calls) <= 1 + 100 + 33

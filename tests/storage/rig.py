@@ -164,12 +164,13 @@ class Rig:
         assert self.shard is not None
         return self.shard.log
 
-    async def take(self) -> Taken:
+    async def take_shard(self) -> Taken:
+        """Take the shard as its new owner, without recovering it."""
         self.taken = await take_shard(self.store, PATHS, self.me, self.clock, self.rng)
         return self.taken
 
     async def open(self) -> Shard:
-        taken = await self.take()
+        taken = await self.take_shard()
         self.shard = await Shard.open(self.store, PATHS, taken.epoch, self.me.nonce, self.clock, self.rng,
                                       self.settings, began_ns=taken.began_ns)
         return self.shard

@@ -300,7 +300,8 @@ class ShardState:
                                       f"it names segment {key_position(key)}, which was released")
 
     def _created(self, core: BlockCore) -> StreamState | None:
-        """Return the stream that this block creates; None if it creates none, because the stream was deleted later."""
+        """Return the stream that this block creates; None if it was deleted later, is not wanted, or its create record is
+        damaged."""
         for record in core.records:
             if record.kind == StreamCreate.KIND:
                 break

@@ -208,7 +208,7 @@ def test_nothing_is_deleted_while_the_clocks_disagree() -> None:
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock)
-        taken = await rig.take()
+        taken = await rig.take_shard()
         trusted = True
         rig.shard = shard = await Shard.open(rig.store, PATHS, taken.epoch, rig.me.nonce, clock, rig.rng, often(),
                                              clock_trusted=lambda: trusted)

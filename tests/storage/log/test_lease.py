@@ -127,7 +127,7 @@ def test_a_fenced_owner_that_was_stopped_answers_nothing() -> None:
         answered: list[int] = []
         stall = rig.store.stall_put(rig.store.puts)
         stopped(clock, 60)
-        await Rig(rig.shared, clock, "b", 2).take()
+        await Rig(rig.shared, clock, "b", 2).take_shard()
         rig.log.wait(answered.append, 1)
         stall.release()
         with pytest.raises(Fenced):
@@ -200,7 +200,7 @@ def test_heartbeats_are_put_each_third_of_the_lease_until_the_work_is_done() -> 
     """Shows also that the number of the last is known when ``renew_during`` returns, however long its put takes."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock, faults=Faults(latency_ns=10 * MS))
-        taken = await rig.take()
+        taken = await rig.take_shard()
         heartbeat = RecoveryHeartbeat(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng,
                                       LogSettings(lease_ns=T), taken.began_ns)
         assert await heartbeat.renew_during(asyncio.sleep(62, "done")) == "done"
@@ -221,12 +221,12 @@ def test_an_owner_that_is_sealed_during_recovery_stops_at_once_and_knows_the_sea
     """Shows that it does not replay a shard to the end that another broker owns by then."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock, "a", settings=ShardSettings(log=LogSettings(lease_ns=T)))
-        taken = await rig.take()
+        taken = await rig.take_shard()
         heartbeat = RecoveryHeartbeat(rig.store, PATHS.log, taken.epoch, rig.me.nonce, clock, rig.rng,
                                       LogSettings(lease_ns=T), taken.began_ns)
         renewal = asyncio.ensure_future(heartbeat.renew_during(asyncio.sleep(3600)))
         await asyncio.sleep(1)
-        await Rig(rig.shared, clock, "b", 2).take()
+        await Rig(rig.shared, clock, "b", 2).take_shard()
         began_ns = clock.monotonic_ns()
         with pytest.raises(Fenced) as fenced:
             await renewal

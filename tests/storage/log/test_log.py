@@ -627,7 +627,7 @@ def test_a_segment_after_one_that_fails_to_encode_has_nothing_of_the_stream() ->
     cannot even be sealed. The second one's depends on the first, so it is not stored either."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock, settings=fast(inline_bytes_max=0, segment_bytes=1, puts_in_flight=4))
-        taken = await rig.take()
+        taken = await rig.take_shard()
         rig.shard = await Shard.open(rig.store, PATHS, taken.epoch, rig.me.nonce, clock, rig.rng, rig.settings,
                                      executor=Later())
         stream = Stream(rig.log)

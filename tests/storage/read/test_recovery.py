@@ -83,7 +83,7 @@ def test_heads_are_read_32_at_a_time() -> None:
         shared = MemoryStore()
         await filled(clock, shared, 300)
         b = Rig(Counting(shared), clock, "b", 2)
-        taken = await b.take()
+        taken = await b.take_shard()
         counting = b.shared
         assert isinstance(counting, Counting)
         counting.calls.clear()
@@ -394,7 +394,7 @@ def test_a_newer_format_is_left_alone() -> None:
         real = ownership.Opening  # type: ignore[attr-defined]
         try:
             ownership.Opening = lambda *args: real(*args, reader_version=99)  # type: ignore[assignment, attr-defined, misc]
-            await rig.take()
+            await rig.take_shard()
         finally:
             ownership.Opening = real  # type: ignore[attr-defined, misc]
         with pytest.raises(VersionUnknown, match="99"):
@@ -474,8 +474,8 @@ def test_recovery_meets_a_later_owner() -> None:
         shared = MemoryStore()
         await filled(clock, shared)
         b, c = Rig(shared, clock, "b", 2), Rig(shared, clock, "c", 3)
-        taken = await b.take()
-        await c.take()
+        taken = await b.take_shard()
+        await c.take_shard()
         with pytest.raises(Fenced):
             await recover(b.store, PATHS, taken.epoch)
     in_virtual_time(main)
