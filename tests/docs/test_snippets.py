@@ -16,7 +16,7 @@ import pytest
 
 from tests.docs.snippets import TYPED, Reader, folder_of_a_checkout, snippets
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess, free_port
-from tests.jetstream.archives import take
+from tests.jetstream.archives import take_snapshot
 from tests.real.parts import java
 from tests.real.s3 import MISSING, S3Server
 
@@ -139,7 +139,7 @@ async def test_migration(tmp_path: Path, minio: S3Server) -> None:
                     "file:///var/lib/jetblock": f"file://{tmp_path}/store"}
         async with reader(tmp_path / "checkout", replaced, environ=minio.env) as someone:
             client = await nats.connect(old.url)
-            backup = await take(client, "ORDERS")
+            backup = await take_snapshot(client, "ORDERS")
             await client.close()
             folder = someone.folder / "backups" / "ORDERS"
             folder.mkdir(parents=True)

@@ -10,15 +10,15 @@ from typing import Any
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-__all__ = ["Backup", "Failed", "begin_restore", "restore", "take"]
+__all__ = ["Backup", "Failed", "begin_restore", "restore", "take_snapshot"]
 
 
 NOT_GONE_YET = 10049
-"""nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
+"""The code of nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
 
 
 class Failed(Exception):
-    """The server refused; ``error`` is the ``error`` member of its answer."""
+    """Raised if the server refused; ``error`` is the ``error`` member of its answer."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error["description"])
@@ -27,7 +27,7 @@ class Failed(Exception):
 
 @dataclass
 class Backup:
-    """What a client has after a snapshot: the answer to the request, and the archive."""
+    """The result of a snapshot: the answer to the request, and the archive."""
 
     config: dict[str, Any]
     state: dict[str, Any]
@@ -37,7 +37,7 @@ class Backup:
 
 
 async def api(client: Client, subject: str, body: Any = None, *, seconds: float = 30) -> dict[str, Any]:
-    """The answer of an API request. Raises: Failed."""
+    """Return the answer of an API request. Raises: Failed."""
     data = b"" if body is None else json.dumps(body).encode()
     while True:
         answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{subject}", data, timeout=seconds)).data)
@@ -48,7 +48,7 @@ async def api(client: Client, subject: str, body: Any = None, *, seconds: float 
         await asyncio.sleep(0.05)
 
 
-async def take(client: Client, stream: str, *, acks: int = 1 << 30, **asked: Any) -> Backup:
+async def take_snapshot(client: Client, stream: str, *, acks: int = 1 << 30, **asked: Any) -> Backup:
     """Take a snapshot, answering the first ``acks`` chunks. Raises: Failed."""
     inbox = client.new_inbox()
     queue: asyncio.Queue[Msg] = asyncio.Queue()

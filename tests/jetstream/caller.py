@@ -15,11 +15,11 @@ __all__ = ["Caller", "NoResponders"]
 
 
 class NoResponders(Exception):
-    """The subject has no subscriber."""
+    """Raised if the subject has no subscriber."""
 
 
 class Caller:
-    """Requests and their answers; also the ``Source`` of what it publishes."""
+    """A client that sends requests; it is also the ``Source`` of the messages that it publishes."""
 
     headers = True
     no_echo = False
@@ -58,12 +58,12 @@ class Caller:
         return answer
 
     async def request(self, subject: str, body: bytes = b"") -> Any:
-        """The answer, decoded. Raises: NoResponders; TimeoutError."""
+        """Return the answer, decoded. Raises: NoResponders; TimeoutError."""
         async with asyncio.timeout(30):
             return json.loads(await self.send(subject, body))
 
     async def api(self, subject: str, body: Any = None) -> dict[str, Any]:
-        """The answer of an API request."""
+        """Return the answer of an API request."""
         answer: dict[str, Any] = await self.request(f"$JS.API.{subject}",
                                                     b"" if body is None else json.dumps(body).encode())
         return answer

@@ -89,30 +89,30 @@ class Inside:
         await self.open(settings, began_ns=began_ns)
 
     async def ask(self, subject: str, body: Any = b"", *, prefix: str = "$JS.API.", seconds: float = 30.0) -> Msg:
-        """The raw answer of an API request."""
+        """Return the raw answer of an API request."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         return await self.client.request(prefix + subject, data, timeout=seconds)
 
     async def api(self, subject: str, body: Any = b"", **how: Any) -> dict[str, Any]:
-        """The answer of an API request, decoded."""
+        """Return the answer of an API request, decoded."""
         answer: dict[str, Any] = json.loads((await self.ask(subject, body, **how)).data)
         return answer
 
     async def ok(self, subject: str, body: Any = b"", **how: Any) -> dict[str, Any]:
-        """The answer of a request that must succeed."""
+        """Return the answer of a request that must succeed."""
         answer = await self.api(subject, body, **how)
         assert "error" not in answer, answer
         return answer
 
     async def error(self, subject: str, body: Any = b"", **how: Any) -> int:
-        """The err_code of a request that must fail."""
+        """Return the err_code of a request that must fail."""
         answer = await self.api(subject, body, **how)
         return int(answer["error"]["err_code"])
 
     async def pull(self, names: str, *, prefix: str = "$JS.API.") -> Msg:
-        """The next message or status for a pull request to ``<stream>.<consumer>``.
+        """Return the next message or status for a pull request to ``<stream>.<consumer>``.
 
-        By an inbox of its own: a delivery shows the stored subject, by which a client cannot match its request.
+        It uses an inbox of its own: a delivery shows the stored subject, by which a client cannot match its request.
         """
         inbox = self.client.new_inbox()
         subscription = await self.client.subscribe(inbox, max_msgs=1)
@@ -120,12 +120,12 @@ class Inside:
         return await subscription.next_msg(timeout=30)
 
     async def publish(self, subject: str, payload: bytes = b"x") -> int:
-        """A JetStream publish; returns its sequence."""
+        """Publish to JetStream; returns the sequence."""
         answer = await self.client.request(subject, payload, timeout=30)
         return int(json.loads(answer.data)["seq"])
 
     async def refusal(self, subject: str, payload: bytes = b"x") -> dict[str, Any]:
-        """The error of a JetStream publish that must fail."""
+        """Return the error of a JetStream publish that must fail."""
         error: dict[str, Any] = json.loads((await self.client.request(subject, payload, timeout=30)).data)["error"]
         return error
 

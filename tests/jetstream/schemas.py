@@ -1,8 +1,8 @@
-"""What JetStream's messages break of their JSON schemas (``schemas.json``, made by ``docs/generators/schemas.py``).
+"""Checks JetStream's messages against their JSON schemas (``schemas.json``, made by ``docs/generators/schemas.py``).
 
-The schemas are those that the ``nats`` CLI validates answers by. Some of them refuse what nats-server sends, which is
-then no fault of ours: the tests that play requests to both servers ask that jetblock breaks nothing that nats-server
-keeps.
+The schemas are those by which the ``nats`` CLI validates answers. Some of them refuse messages of nats-server, which is
+then no fault of the broker: the tests that play requests to both servers check that jetblock breaks no rule that
+nats-server keeps.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["TYPES", "broken", "broken_by"]
 
 _ALL = json.loads(Path(__file__).with_suffix(".json").read_text())
 TYPES: dict[str, Any] = _ALL["types"]
-"""Schemas by the ``type`` of the messages they are for."""
+"""The schemas by the ``type`` of their messages."""
 _DEFINITIONS: dict[str, Any] = _ALL["definitions"]
 
 PUB_ACK = "io.nats.jetstream.api.v1.pub_ack_response"
-"""Has no ``type``."""
+"""The type of a PubAck, which has no member ``type``."""
 _KINDS: dict[str, type | tuple[type, ...]] = {
     "array": list, "boolean": bool, "integer": int, "null": type(None), "number": (int, float), "object": dict,
     "string": str}
@@ -31,9 +31,10 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)
 
 @lru_cache(maxsize=4096)
 def broken(payload: bytes) -> frozenset[str]:
-    """What a message breaks of the schema of its type, each as ``TYPE: PATH: RULE``; the answer within an audit, too.
+    """Return the rules of its type's schema that a message breaks, each as ``TYPE: PATH: RULE``.
 
-    Nothing is broken by a message that is no JSON, or of a type without a schema.
+    The answer within an audit is checked, too. A message that is no JSON, or of a type without a schema, breaks no
+    rule.
     """
     try:
         message = json.loads(payload) if payload[:1] == b"{" else None
@@ -47,7 +48,7 @@ def broken(payload: bytes) -> frozenset[str]:
 
 
 def broken_by(message: Any, kind: str) -> frozenset[str]:
-    """What ``message`` breaks of the schema of ``kind``."""
+    """Return the rules of the schema of ``kind`` that ``message`` breaks."""
     return frozenset(f"{kind}: {fault}" for fault in _faults(message, TYPES.get(kind, {}), ""))
 
 
@@ -66,7 +67,7 @@ def _all_of(value: Any, rule: list[Any], path: str, _: Any) -> Iterator[str]:
 
 
 def _one_of(value: Any, rule: list[Any], path: str, _: Any) -> Iterator[str]:
-    """The faults by the schema that fits best, where none fits; that several fit is a fault of the schemas."""
+    """Yield the faults by the best schema if none fits; that several fit is a fault of the schemas."""
     found = [list(_faults(value, one, path)) for one in rule]
     yield from min(found, key=len)
 
@@ -159,5 +160,4 @@ _CHECKS = {
     "oneOf": _one_of,
     "pattern": _pattern, "patternProperties": _pattern_properties, "properties": _properties, "required": _required,
     "type": _type}
-"""By keyword: given a value, the keyword's, the path of the value, and the schema that has the keyword. All that there
-are."""
+"""The checks by keyword: each gets a value, the keyword's value, the value's path, and the schema with the keyword."""

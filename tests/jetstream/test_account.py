@@ -71,7 +71,7 @@ async def test_an_answer_means_persisted() -> None:
 
 
 async def test_requests_of_one_stream_are_answered_in_their_order() -> None:
-    """All sent at once: each sees the effects of the one before."""
+    """Shows requests sent at once: each sees the effects of the one before."""
     async with Inside() as broker:
         answers = await asyncio.gather(
             broker.api("STREAM.CREATE.S", {"name": "S"}), broker.api("STREAM.INFO.S"),
@@ -96,7 +96,7 @@ async def test_without_the_shard_everything_is_unavailable_for_now() -> None:
 
 
 async def test_a_stream_that_cannot_be_used_says_why_and_keeps_its_subjects() -> None:
-    """Its configuration has a setting unknown to this version, as a newer broker's might."""
+    """Shows a configuration with a setting unknown to this version, as a newer broker's might have."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
         state = broker.log.state.stream("$G", "S")
@@ -112,7 +112,7 @@ async def test_a_stream_that_cannot_be_used_says_why_and_keeps_its_subjects() ->
 
 
 async def test_a_stream_that_cannot_be_used_can_be_deleted() -> None:
-    """As on nats-server. Its subjects and its name are free at once, and it stays deleted."""
+    """Shows that its subjects and its name are free at once, as on nats-server, and that it stays deleted."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
         state = broker.log.state.stream("$G", "S")
@@ -197,7 +197,7 @@ async def test_a_stream_receives_the_subjects_of_its_configuration_and_no_others
 
 @pytest.mark.shows("deliver.status_503")
 async def test_a_deleted_consumer_answers_nothing() -> None:
-    """Neither its pull requests nor its acks; a waiting request gets a status."""
+    """Shows that its pull requests and acks get no answer; a waiting request gets a status."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S"})
         await broker.ok("CONSUMER.CREATE.S.D", {"stream_name": "S", "config": {
@@ -264,14 +264,14 @@ async def test_any_allowed_name_goes(name: str) -> None:
 
 
 async def test_no_direct_get_is_left_waiting() -> None:
-    """Gets that arrive at every point of a worker's life: while it serves, as it ends, once it is gone."""
+    """Shows gets that arrive at every point of a worker's life: while it serves, as it ends, and after its end."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "allow_direct": True})
         await broker.publish("S")
         inbox = broker.client.new_inbox()
         subscription = await broker.client.subscribe(inbox)
         await broker.client.flush()
-        # one message at once takes no worker
+        # One message that is served at once takes no worker.
         request = (b"$JS.API.DIRECT.GET.S", inbox.encode(), 0, b'{"next_by_subj":"S"}')
         for i in range(120):
             broker.js.apis["$G"].on_requests([request], 0, 1, None, 0)
@@ -282,7 +282,8 @@ async def test_no_direct_get_is_left_waiting() -> None:
 
 
 async def test_few_tasks_wait_for_requests_and_none_for_an_account_that_left() -> None:
-    """Requests about many streams are carried out side by side, again and again; a task that lost its wait is no loss."""
+    """Requests about many streams are carried out concurrently, again and again; a task whose wait is cancelled is no
+    loss."""
     async with Inside() as broker:
         names = [f"S{i}" for i in range(20)]
         for _ in range(3):

@@ -1,5 +1,4 @@
-"""Accounts that are added, changed and removed while JetStream runs, each with a router, streams and limits of its
-own."""
+"""Accounts that are added, changed and removed while JetStream runs, each with its own router, streams and limits."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ accounts {{
 
 
 class Peer(Protocol):
-    """One account of a server, as the scenario below uses it."""
+    """An account of a server, as the scenario below uses it."""
 
     async def api(self, subject: str, body: Any = None) -> dict[str, Any]: ...
     async def request(self, subject: str, body: bytes = b"") -> Any: ...
@@ -78,7 +77,7 @@ def a_router(broker: Inside) -> Router:
 
 
 async def add(broker: Inside, name: str, limits: AccountLimits | None = None) -> Caller:
-    """A new account with JetStream, its streams restored where that is possible, and a client of it."""
+    """Add an account with JetStream; return a client of it. Its stored streams are restored if possible."""
     router = a_router(broker)
     await broker.js.add_account(name, router, limits or AccountLimits())
     return Caller(router)
@@ -89,7 +88,7 @@ def stream(name: str, **config: Any) -> tuple[str, dict[str, Any]]:
 
 
 async def limited(peer: Peer) -> list[Any]:
-    """An account's limits: only errors and numbers, in which accounts differ."""
+    """Play requests at an account's limits; return only errors and numbers, in which accounts differ."""
     answers: list[Any] = []
 
     async def api(subject: str, body: Any = None) -> None:
@@ -134,7 +133,7 @@ async def limited(peer: Peer) -> list[Any]:
 
 
 async def disabled(peer: Peer) -> list[Any]:
-    """Every request that an account without JetStream may make."""
+    """Play every request that an account without JetStream may make."""
     answers: list[Any] = []
     for subject, body in (
         ("INFO", None), ("STREAM.NAMES", None), ("STREAM.LIST", None), stream("X"), ("STREAM.UPDATE.X", {"name": "X"}),
@@ -157,7 +156,7 @@ async def disabled(peer: Peer) -> list[Any]:
 
 @pytest.mark.shows("accounts.jetstream_limits")
 async def test_limits_are_each_account_s_own_as_on_nats_server(tmp_path: Path) -> None:
-    """The same scenario for each of several accounts, one after the other, on one server."""
+    """Shows the same scenario for each of several accounts, one after the other, on one server."""
     conf = tmp_path / "accounts.conf"
     conf.write_text(CONFIG.format(tmp_path))
     async with NatsServerProcess("-c", str(conf)) as real, Inside(JetStreamSettings(server=SERVER)) as broker:
@@ -175,7 +174,7 @@ async def test_limits_are_each_account_s_own_as_on_nats_server(tmp_path: Path) -
 
 
 async def test_an_account_comes_and_finds_what_the_store_has_of_it() -> None:
-    """Before it is added its streams are unused but not lost, whatever else happens to the store."""
+    """The streams of an account that is not added yet are unused but not lost, whatever else happens in the store."""
     async with Inside() as broker:
         first = await add(broker, "A")
         await first.api(*stream("S"))
@@ -275,7 +274,7 @@ async def test_jetstream_is_disabled_and_enabled_again() -> None:
 
 
 async def test_limits_that_the_server_cannot_keep_are_refused() -> None:
-    """As nats-server refuses them, by the sum of all accounts' limits; nothing is changed."""
+    """Shows a refusal by the sum of all accounts' limits, as on nats-server; nothing is changed."""
     async with Inside(JetStreamSettings(server=SERVER)) as broker:
         caller = await add(broker, "A", AccountLimits(max_storage=3000))
         with pytest.raises(ApiError) as refused:

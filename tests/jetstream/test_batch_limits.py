@@ -16,7 +16,7 @@ pytestmark = pytest.mark.shows("publish.atomic_limits")
 
 
 async def send(broker: Inside, batch: str, place: int, body: bytes = b"x", **headers: str) -> Any:
-    """One message of an atomic batch; its answer, None where that is empty."""
+    """Send one message of an atomic batch; return its answer, None if it is empty."""
     given = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place), **headers}
     data = (await broker.client.request("s.a", body, timeout=30, headers=given)).data
     return json.loads(data) if data else None
@@ -24,7 +24,7 @@ async def send(broker: Inside, batch: str, place: int, body: bytes = b"x", **hea
 
 @pytest.mark.shows("operation.limits")
 async def test_limits_of_batches_are_configured() -> None:
-    """Messages, open batches, and time: each ends with an error or an advisory."""
+    """Shows limits of messages, open batches, and time: each ends with an error or an advisory."""
     limits = ServerLimits(batch_max_inflight_per_stream=2, batch_max_msgs=2, batch_timeout_ns=50_000_000)
     async with Inside(JetStreamSettings(server=limits)) as broker:
         told = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.S")
@@ -39,8 +39,10 @@ async def test_limits_of_batches_are_configured() -> None:
 
 
 async def test_a_batch_of_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that nothing of it is stored or kept in memory, whatever comes of it after that; that other streams take
-    messages meanwhile; and that a batch which just fits is stored whole, in one segment."""
+    """Shows that nothing of it is stored or kept in memory, whatever is published to it afterwards.
+
+    Other streams accept messages meanwhile. A batch that just fits is stored whole, in one segment.
+    """
     monkeypatch.setattr(atomic, "BATCH_BYTES_MAX", 1 << 20)
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_atomic": True})

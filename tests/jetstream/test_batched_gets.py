@@ -1,5 +1,4 @@
-"""Direct gets of several messages, beside gets of single ones: over blocks, removed messages, the tail, after a
-restart."""
+"""Direct gets of several messages compared with gets of single ones: blocks, removed messages, the tail, a restart."""
 
 from __future__ import annotations
 
@@ -76,7 +75,7 @@ async def test_a_batch_is_what_single_gets_find(broker: Inside, wanted: str, col
 
 
 async def test_publishes_go_on_meanwhile(broker: Inside) -> None:
-    """A batch that outlasts many turns of the loop is still in order, without a gap."""
+    """Shows that a batch over many turns of the loop is in order, without a gap."""
     async def publish() -> None:
         for n in range(50):
             await broker.publish("s.8", b"%d" % n)
@@ -89,7 +88,7 @@ async def test_publishes_go_on_meanwhile(broker: Inside) -> None:
 
 
 async def test_a_stream_that_is_deleted_meanwhile(broker: Inside) -> None:
-    """The get ends, and others are served."""
+    """Shows that the get ends, and others are served."""
     if await stored(broker):
         await broker.restart()
     msgs, _ = await asyncio.gather(batch(broker, batch=2 * COUNT, seq=1, next_by_subj=">"),
@@ -102,8 +101,10 @@ async def test_a_stream_that_is_deleted_meanwhile(broker: Inside) -> None:
 
 @pytest.mark.parametrize("cold", [False, True])
 async def test_last_values_of_many_keys_are_what_single_gets_find(broker: Inside, cold: bool) -> None:
-    """With headers and without, neighbours and far apart, some replaced, some removed; in one answer, and cut by its
-    bounds."""
+    """Shows values with headers and without, neighbours and far apart, some replaced, some removed.
+
+    They come in one answer, and in answers cut by its bounds.
+    """
     keys = [f"s.k.{n}" for n in range(120)]
     for at in range(0, 120, 40):
         await asyncio.gather(*(broker.client.request(key, b"v of " + key.encode(), 30,

@@ -1,4 +1,4 @@
-"""Requests that take several turns of the loop, while others change what they show or want."""
+"""Requests that take several turns of the loop, while other requests change the state that they read or change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def check_state(state: dict[str, Any]) -> None:
 
 
 async def both(broker: Inside, *requests: tuple[str, Any]) -> list[dict[str, Any]]:
-    """The answers of requests that are begun together."""
+    """Return the answers of requests that are begun together."""
     return await asyncio.gather(*(broker.api(subject, body) for subject, body in requests))
 
 
@@ -70,8 +70,7 @@ async def test_of_two_overlapping_creates_one_wins(broker: Inside) -> None:
 
 
 async def test_updates_at_once_reserve_no_more_than_there_is() -> None:
-    """Two streams are given new subjects and more bytes at once: together they may not reserve more than the account
-    has."""
+    """Two streams get new subjects and more bytes at once: together they may not reserve more than the account has."""
     async with Inside(limits=AccountLimits(max_storage=1000)) as broker:
         for name in "AB":
             await broker.ok(f"STREAM.CREATE.{name}", {"name": name, "subjects": [name], "max_bytes": 100})

@@ -41,7 +41,7 @@ async def js(server: ServerProcess) -> AsyncIterator[JetStreamContext]:
 
 
 async def _initial(watcher: KeyValue.KeyWatcher) -> list[tuple[str, bytes | None, str | None]]:
-    """A watcher's entries up to its marker for the end of the initial values."""
+    """Return a watcher's entries up to its marker for the end of the initial values."""
     seen = []
     while (entry := await watcher.updates(timeout=SECONDS)) is not None:
         seen.append((entry.key, entry.value, entry.operation))
@@ -50,7 +50,7 @@ async def _initial(watcher: KeyValue.KeyWatcher) -> list[tuple[str, bytes | None
 
 @pytest.mark.shows("kv.watch")
 async def test_watchers_of_a_bucket(js: JetStreamContext) -> None:
-    """Last values, history, without deletes, headers only, one key, wildcards: each in full, then later puts."""
+    """Shows last values, history, without deletes, headers only, one key, wildcards: each in full, then later puts."""
     kv = await js.create_key_value(bucket="B", history=5)
     for key, value in (("a.x", b"1"), ("a.y", b"2"), ("a.x", b"3"), ("b.x", b"4")):
         await kv.put(key, value)
@@ -80,8 +80,10 @@ async def test_watchers_of_a_bucket(js: JetStreamContext) -> None:
 
 @pytest.mark.shows("kv.bucket", "kv.put_get", "kv.create_update", "kv.delete", "kv.keys")
 async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, js: JetStreamContext) -> None:
-    """Create and update only at the current revision; history is bounded; deletes are purged by age; a restart changes
-    nothing."""
+    """Create and update succeed only at the current revision; history is bounded; deletes are purged by age.
+
+    A restart changes nothing.
+    """
     kv = await js.create_key_value(bucket="B", history=3)
     assert await kv.create("k", b"1") == 1
     with pytest.raises(errors.KeyWrongLastSequenceError):
@@ -119,7 +121,8 @@ async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, 
 
 @pytest.mark.shows("objects.put_get", "objects.delete")
 async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContext, tmp_path: Path) -> None:
-    """Put, replace, read into a file, list, delete: chunks of replaced or deleted objects are gone, also on restart."""
+    """Shows put, replace, read into a file, list, delete: chunks of replaced or deleted objects are gone, also on
+    restart."""
     store = await js.create_object_store("F")
     first, second = os.urandom(3 * CHUNK + 1), os.urandom(2 * CHUNK)
     await store.put("o", first)
@@ -162,7 +165,7 @@ async def test_objects_that_are_watched_linked_damaged_and_sealed(js: JetStreamC
     await store.put("p", b"more")
     for one in (watcher, new):
         assert ((info := await one.updates(timeout=SECONDS)).name, info.deleted) == ("p", False)
-    await store.delete("p")  # a roll-up: who has not seen the put by now does not see it
+    await store.delete("p")  # a roll-up: a watcher that has not seen the put by now does not see it
     for one in (watcher, new):
         assert ((info := await one.updates(timeout=SECONDS)).name, info.deleted) == ("p", True)
 
@@ -189,7 +192,8 @@ async def test_objects_that_are_watched_linked_damaged_and_sealed(js: JetStreamC
 
 @pytest.mark.shows("kv.mirror", "kv.republish", "copy.mirror_filter", "copy.source_options")
 async def test_buckets_fed_by_another_one(server: ServerProcess, js: JetStreamContext) -> None:
-    """A mirror and a bucket with sources have the keys of another bucket under their own names; it republishes changes."""
+    """A mirror, and a bucket with sources, have another bucket's keys under their own names and republish its
+    changes."""
     def of_b(name: str) -> api.StreamSource:
         return api.StreamSource(name="KV_B",
                                 subject_transforms=[api.SubjectTransform(src="$KV.B.>", dest=f"$KV.{name}.>")])
@@ -222,7 +226,7 @@ async def test_buckets_fed_by_another_one(server: ServerProcess, js: JetStreamCo
 
 @pytest.mark.shows("objects.bucket")
 async def test_object_buckets_come_and_go(js: JetStreamContext) -> None:
-    """A bucket's status and its limits, and nothing of it once it is deleted."""
+    """Shows a bucket's status and its limits, and that nothing of it is left once it is deleted."""
     store = await js.create_object_store("F", api.ObjectStoreConfig(description="files", max_bytes=CHUNK))
     assert ((status := await store.status()).bucket, status.description, status.sealed) == ("F", "files", False)
     await store.put("o", b"x" * 1000)

@@ -1,7 +1,7 @@
 """Streams that capture the broker's own messages: replies, refusals, advisories, deliveries.
 
-Nothing enters a stream from inside its own decision, so every sequence sent to a client names its own message. All over
-real sockets, also of the real nats-server, whose behaviour this is.
+No message enters a stream during that stream's own decision, so every sequence sent to a client names its own message.
+All tests use real sockets, also of the real nats-server, whose behaviour this is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 
 SECONDS = 30.0
 NOT_GONE_YET = 10049
-"""nats-server removes the directory of a deleted stream after answering."""
+"""The code of nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
 STORAGES: dict[str, dict[str, Any]] = {"file": {}, "memory": {"storage": "memory"}, "async": {"persist_mode": "async"}}
 every_storage = pytest.mark.parametrize("config", STORAGES.values(), ids=STORAGES)
 
@@ -86,13 +86,13 @@ async def create(client: Client, name: str, *subjects: str, **config: Any) -> No
 
 
 async def stored(client: Client, stream: str, seq: int) -> tuple[str, bytes]:
-    """Subject and body of one message."""
+    """Return subject and body of one message."""
     message = (await api(client, f"STREAM.MSG.GET.{stream}", seq=seq))["message"]
     return message["subject"], base64.b64decode(message.get("data", ""))
 
 
 async def ask(client: Client, subject: str, body: bytes, **headers: str) -> dict[str, Any]:
-    """A PubAck."""
+    """Publish, and return the PubAck."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     answer: dict[str, Any] = json.loads((await client.request(subject, body, SECONDS, headers=named or None)).data)
     return answer
@@ -105,7 +105,7 @@ def hpub(subject: bytes, reply: bytes, body: bytes, **headers: str) -> bytes:
 
 
 async def in_one_read(server: ServerProcess, data: bytes) -> None:
-    """Send ``data`` at once, over a connection of its own; returns when the server has read it all."""
+    """Send ``data`` at once, over a connection of its own; return when the server has read it all."""
     reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(server.url).port)
     writer.write(b'CONNECT {"verbose":false,"pedantic":false,"headers":true}\r\n' + data + b"PING\r\n")
     async with asyncio.timeout(SECONDS):
@@ -117,8 +117,10 @@ async def in_one_read(server: ServerProcess, data: bytes) -> None:
 @pytest.mark.parametrize("reply", [b"s.replies", b"s.b", b"_INBOX.x.1"])
 async def test_a_stream_captures_its_own_replies(server: ServerProcess, client: Client, config: dict[str, Any],
                                                     reply: bytes) -> None:
-    """Good publishes, refused ones and duplicates in one read, all answered into the stream: a retry gets the sequence
-    of its own message, and all messages are stored once."""
+    """Shows good publishes, refused ones and duplicates in one read, all answered into the stream.
+
+    A retry gets the sequence of its own message, and all messages are stored once.
+    """
     await create(client, "S", "s.>", "_INBOX.x.>", **config)
     ids = [f"order-{n}" for n in range(40)]
     run, refused = b"", 0
@@ -139,24 +141,26 @@ async def test_a_stream_captures_its_own_replies(server: ServerProcess, client: 
     state = (await until(client, "STREAM.INFO.S",
                          lambda info: info["state"]["messages"] >= len(ids) + replies))["state"]
     if isinstance(server, BrokerProcess):
-        # nats-server has been seen to answer an asynchronous stream's refusals and duplicates twice.
+        # nats-server sometimes answers an asynchronous stream's refusals and duplicates twice.
         assert (state["messages"], state["last_seq"]) == (len(ids) + replies,) * 2
 
 
 @every_storage
 async def test_a_stream_captures_its_own_advisories(client: Client, config: dict[str, Any]) -> None:
-    """A publish pushes out a pending message, which causes an advisory, which pushes out the next …: this ends with the
-    last pending one, and the stream continues."""
+    """A publish removes a pending message, which causes an advisory, which removes the next, and so on.
+
+    This ends with the last pending one, and the stream continues.
+    """
     count = 300
     subject = "$JS.EVENT.ADVISORY.CONSUMER."
     await create(client, "E", f"{subject}MSG_TERMINATED.>", f"{subject}test", max_msgs=count, **config)
     await asyncio.gather(*(ask(client, f"{subject}test", b"%d" % n) for n in range(count)))
     await api(client, "CONSUMER.CREATE.E.C", stream_name="E", config={
         "name": "C", "durable_name": "C", "ack_policy": "explicit", "max_ack_pending": -1})
-    await take(client, "E.C", count)
+    await pull(client, "E.C", count)
     ack = await ask(client, f"{subject}test", b"one more")
     assert ack["seq"] == count + 1
-    # nats-server takes a message from what is pending before it stores the advisory of that.
+    # nats-server removes a message from the pending ones before it stores its advisory.
     await until(client, "STREAM.INFO.E", lambda info: info["state"]["last_seq"] > 2 * count)
     assert not (await api(client, "CONSUMER.INFO.E.C"))["num_ack_pending"]
     ack = await ask(client, f"{subject}test", b"and another")
@@ -177,7 +181,7 @@ async def test_a_stream_captures_an_inbox(client: Client, config: dict[str, Any]
     assert sorted(ack["seq"] for ack in acks) == list(range(1, 501))
     for n in (0, 99, 499):
         assert await stored(client, "P", acks[n]["seq"]) == (f"p.{n % 7}", b"%d" % n)
-    # The answers to the two creations, to the publishes, to the gets, and to the creation of the consumer.
+    # There are answers to the two creations, to the publishes, to the gets, and to the creation of the consumer.
     kept = await everything(client, "I", "_INBOX.*.*", 2 + 500 + 3 + 1)
     told = [json.loads(msg.data) for msg in kept]
     assert sorted(one["seq"] for one in told if one.get("stream") == "P" and "seq" in one) == list(range(1, 501))
@@ -198,7 +202,7 @@ async def test_a_stream_of_everything(client: Client) -> None:
     await api(client, "CONSUMER.CREATE.ALL.C", stream_name="ALL", config={
         "name": "C", "durable_name": "C", "ack_policy": "explicit", "filter_subject": "service"})
     # Each delivery is a message of the stream under the same subject, and so is delivered next.
-    await take(client, "ALL.C", 100)
+    await pull(client, "ALL.C", 100)
     before = (await api(client, "STREAM.INFO.ALL"))["state"]
     assert before["last_seq"] == before["messages"]
     assert before["num_subjects"] > 20
@@ -213,13 +217,13 @@ async def test_deliveries_into_a_stream(client: Client) -> None:
     await client.publish("$JS.API.CONSUMER.MSG.NEXT.S.C", json.dumps({"batch": 50}).encode(), reply="s.in")
     state = (await until(client, "STREAM.INFO.S", lambda info: info["state"]["last_seq"] >= 51))["state"]
     assert (state["messages"], state["last_seq"], ack["seq"]) == (51, 51, 1)
-    # Consumers of nats-server hear of a message some time after it is stored.
+    # Consumers of nats-server learn of a message some time after it is stored.
     info = await until(client, "CONSUMER.INFO.S.C", lambda info: info["num_pending"])
     assert (info["delivered"]["stream_seq"], info["num_ack_pending"], info["num_pending"]) == (50, 50, 1)
 
 
-async def take(client: Client, names: str, count: int) -> list[Msg]:
-    """``count`` messages of a consumer, unacked."""
+async def pull(client: Client, names: str, count: int) -> list[Msg]:
+    """Pull ``count`` messages of a consumer, without acking them."""
     got: list[Msg] = []
     done = asyncio.Event()
 
@@ -237,7 +241,7 @@ async def take(client: Client, names: str, count: int) -> list[Msg]:
 
 
 async def everything(client: Client, stream: str, subject: str, count: int) -> list[Msg]:
-    """The first ``count`` messages of a stream that match."""
+    """Return the first ``count`` messages of a stream that match."""
     await api(client, f"CONSUMER.CREATE.{stream}.all", stream_name=stream, config={
         "name": "all", "durable_name": "all", "ack_policy": "none", "filter_subject": subject})
-    return await take(client, f"{stream}.all", count)
+    return await pull(client, f"{stream}.all", count)

@@ -1,7 +1,7 @@
-"""A machine's clock that is years ahead, or behind, for one start of a broker that has no other clock: a directory's.
+"""A machine's clock that is years ahead, or behind, for one start of a broker whose store is a directory.
 
-Times of messages never decrease, so they stay ahead; what is decided about messages follows the clock again. The
-broker's clocks are shifted by a module on its path.
+Such a broker has no other clock. Times of messages never decrease, so they stay ahead; decisions about messages follow
+the clock again. The broker's clocks are shifted by a module on its path.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ time.time = lambda: time.time_ns() / 1e9
 
 @asynccontextmanager
 async def broker_at(folder: Path, shift: int) -> AsyncIterator[JetStreamContext]:
-    """A broker on the store in ``folder`` whose wall clock is off by ``shift`` seconds; it is killed in the end."""
+    """Yield a client of a broker on the store in ``folder`` whose wall clock is off by ``shift`` seconds; kill it at
+    the end."""
     (folder / "sitecustomize.py").write_text(SHIFT)
     async with BrokerProcess("--store", f"file://{folder / 'store'}",
                              environ={"PYTHONPATH": str(folder), "SHIFT_SECONDS": str(shift)}) as broker:
@@ -44,7 +45,7 @@ async def broker_at(folder: Path, shift: int) -> AsyncIterator[JetStreamContext]
 
 
 async def becomes(ask: Callable[[], Awaitable[object]], wanted: object) -> None:
-    """Ask until the answer is the wanted one."""
+    """Ask until the answer is ``wanted``."""
     async with asyncio.timeout(30):
         while await ask() != wanted:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
@@ -60,13 +61,13 @@ async def time_of(js: JetStreamContext, stream: str, seq: int) -> str:
 
 
 async def stored_again(js: JetStreamContext, subject: str, msg_id: str) -> bool:
-    """Whether a message with an id that is known is stored, since the id has left the window."""
+    """Return whether a message with a known id is stored, because the id has left the window."""
     return not (await js.publish(subject, b"again", headers={"Nats-Msg-Id": msg_id})).duplicate
 
 
 @pytest.mark.parametrize("others", [False, True])
 async def test_one_start_with_the_clock_ahead(others: bool, tmp_path: Path) -> None:
-    """Under the wrong clock a message comes to each stream; ``others``: others had come under the right one before.
+    """Each stream gets a message under the wrong clock; ``others``: it had got others under the right one before.
 
     With the clock right, messages expire by age and TTL, ids leave their window and schedules fire; the same after
     another restart.
@@ -86,7 +87,7 @@ async def test_one_start_with_the_clock_ahead(others: bool, tmp_path: Path) -> N
                 if shift == 0 or not others:
                     await js.add_stream(config)
                 assert (await js.publish(subject, b"x", headers={"Nats-Msg-Id": f"{shift}"})).seq > 0
-            # One that was stored under the right clock fires under the wrong one, and is next due in ten years.
+            # A schedule stored under the right clock fires under the wrong one, and is next due in ten years.
             await repeats(js, "timed.each", new=shift == 0 or not others)
     for again in range(1 + others):
         async with broker_at(tmp_path, 0) as js:
@@ -126,7 +127,8 @@ async def _grown(js: JetStreamContext, last_seq: int) -> bool:
 
 
 async def test_one_start_with_the_clock_behind(tmp_path: Path) -> None:
-    """A machine that started without its time: its clock cannot be right, so nothing is stored as if it were old.
+    """Shows a machine that started without its time: its clock cannot be right, so no message is stored as if it were
+    old.
 
     With the clock right again, messages with a TTL or in a stream with ``max_age`` are there.
     """

@@ -1,5 +1,4 @@
-"""``jetstream { limits { default_max_consumers } }``, beside the real nats-server: how many consumers a stream may
-have."""
+"""The setting ``jetstream { limits { default_max_consumers } }``, compared with the real nats-server."""
 
 from __future__ import annotations
 
@@ -35,8 +34,10 @@ def written(folder: Path, config: str) -> Path:
 
 async def outcome(process: type[ServerProcess], config: str, streams: tuple[dict[str, Any], ...],
                   folder: Path) -> list[Any]:
-    """The configured limit on /varz, and of each stream its configuration, what eight consumers got, and a ninth
-    without a name."""
+    """Return the configured limit on /varz, and for each stream its configuration and the answers to nine consumers.
+
+    The ninth has no name.
+    """
     path = written(folder, config)
     async with process("-c", str(path)) as server:
         client = await nats.connect(server.url)
@@ -60,12 +61,12 @@ async def outcome(process: type[ServerProcess], config: str, streams: tuple[dict
 
 @pytest.mark.parametrize(("config", "streams"), CONFIGS)
 async def test_as_the_real_server(config: str, streams: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
-    """The default counts where neither the stream nor its account has a limit; negative numbers mean none."""
+    """The default counts if neither the stream nor its account has a limit; negative numbers mean none."""
     theirs = await outcome(NatsServerProcess, config, streams, tmp_path / "theirs")
     assert await outcome(BrokerProcess, config, streams, tmp_path / "ours") == theirs
     assert theirs[0] != 3 or any(one and one["err_code"] == 10026 for one in theirs[2:] if not isinstance(one, int))
 
 
 def test_without_a_setting() -> None:
-    """As nats-server: 1000."""
+    """Shows 1000, as on nats-server."""
     assert load(read_flags(["-js"]), {}).jetstream.server.default_max_consumers == 1000

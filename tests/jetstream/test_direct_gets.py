@@ -1,4 +1,4 @@
-"""Direct gets: what is in memory is answered at once, and in the same words as what has to be read first."""
+"""Direct gets: messages in memory are answered at once, with the same bytes as messages that must be read first."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def _batch(broker: Inside, body: dict[str, Any]) -> list[tuple[Any, bytes]
 @pytest.mark.parametrize("config", [{}, {"max_msgs_per_subject": 5}, {"storage": "memory"}],
                          ids=["plain", "tracked", "memory"])
 async def test_answers_are_the_same_from_memory_and_from_the_store(config: dict[str, Any]) -> None:
-    """Each kind of request, before a restart, just after it with nothing in memory, and again."""
+    """Shows each kind of request, before a restart, just after it with nothing in memory, and again."""
     async with Inside() as broker:
         await _filled(broker, **config)
         hot = [await _answer(broker, *request) for request in REQUESTS]
@@ -85,7 +85,7 @@ async def test_answers_are_the_same_from_memory_and_from_the_store(config: dict[
 
 
 async def test_what_is_in_memory_takes_no_task() -> None:
-    """A run of gets of known messages, absent ones among them, is answered before the handler returns."""
+    """Shows that a run of gets of known messages, absent ones among them, is answered before the handler returns."""
     async with Inside() as broker:
         await _filled(broker, max_msgs_per_subject=5)
         await _answer(broker, "S.k.1", b"")
@@ -100,7 +100,8 @@ async def test_what_is_in_memory_takes_no_task() -> None:
 
 
 async def test_many_large_answers_are_spread_over_turns() -> None:
-    """One read may ask for hundreds of megabytes: about a mebibyte is answered at once, and everything in the end."""
+    """Shows that about a mebibyte is answered at once, and the rest later: one read may ask for hundreds of
+    megabytes."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["k.>"], "allow_direct": True})
         await broker.publish("k.big", BIG)
@@ -121,7 +122,7 @@ async def test_many_large_answers_are_spread_over_turns() -> None:
 
 
 async def test_gets_of_a_missing_stream_have_no_responders() -> None:
-    """Gets of a stream that is not there, among others: each request gets its own answer."""
+    """Shows gets of a stream that does not exist, among others: each request gets its own answer."""
     async with Inside() as broker:
         await _filled(broker)
         subjects = ["S.k.1", "T.k.1", "S.k.none", "T", "S.k.2"]

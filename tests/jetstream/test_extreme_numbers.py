@@ -1,5 +1,4 @@
-"""Numbers and times at the ends of their ranges, sent by a client: whatever the answer, everything stored can be read
-back.
+"""Numbers and times at the ends of their ranges, sent by a client: everything stored can be read back.
 
 The answers themselves are compared with nats-server's in differential/extremes.py and differential/schedules.py.
 """
@@ -29,20 +28,20 @@ SCHEDULES = ("@at 2262-04-11T23:47:16.854775807Z", "@at 2300-01-01T00:00:00Z", "
              "@at 1970-01-01T00:00:00Z", "@every 2100000h", "@every 2562047h")
 
 LASTING = (0, 1, 2, 3, 4, 10, 11)
-"""Those that are not due for a long time. The first message to go is a schedule that has fired."""
+"""The schedules that are not due for a long time. The first message to leave is a schedule that has fired."""
 
 DELAYS = (0, -1, MAX, MAX - 10**9, -MAX, -MAX - 1, MAX + 1, 10**18)
 
 
 async def api(client: Client, subject: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The answer to an API request."""
+    """Return the answer to an API request."""
     msg = await client.request(f"$JS.API.{subject}", json.dumps(body or {}).encode())
     answer: dict[str, Any] = json.loads(msg.data)
     return answer
 
 
 async def reopened(broker: BrokerProcess, store: Path, *, kill: bool) -> Client:
-    """Restart the broker, after a check of what it has stored."""
+    """Restart the broker, after a check of its store."""
     await (broker.kill() if kill else broker.stop())
     assert (await fsck(FileStore(store), SystemClock(), random.Random(1))).problems == []
     await broker.start()
@@ -51,7 +50,7 @@ async def reopened(broker: BrokerProcess, store: Path, *, kill: bool) -> Client:
 
 @pytest.mark.parametrize("storage", ["file", "memory"])
 async def test_schedules(storage: str, tmp_path: Path) -> None:
-    """Each publish is answered and so is the next; after a kill and after a stop with a checkpoint all messages are
+    """Each publish is answered, and so is the next; after a kill, and after a stop with a checkpoint, all messages are
     there."""
     async with BrokerProcess("--store", f"file://{tmp_path}") as broker:
         client = await nats.connect(broker.url)
@@ -111,7 +110,7 @@ async def test_delays_of_negative_acks(storage: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("purge_to, listed", [(100_000, True), (30_000_000, False), (MAX - 1, False)])
 async def test_a_gap_in_a_mirror(purge_to: int, *, listed: bool, tmp_path: Path) -> None:
-    """Its origin was purged up to a sequence of the client's choice.
+    """Shows a mirror whose origin was purged up to a sequence of the client's choice.
 
     The deleted sequences are listed, or refused if they are too many; deletes and consumers step over the gap.
     """

@@ -20,7 +20,7 @@ CASES = [
     ([b"*.b"], [b"a.b", b"c.b"], [b"a.c", b"a.a.b"]),
     ([b"a.>"], [b"a.b", b"a.b.c"], [b"a", b"b.a"]),
     ([b"a.*.c", b"x", b"y.>"], [b"a.b.c", b"x", b"y.z"], [b"a.c", b"y", b"xx"]),
-    # A wildcard character inside a longer token is an ordinary one.
+    # A wildcard character inside a longer token is an ordinary character.
     ([b"a*.b"], [b"a*.b"], [b"ab.b", b"aa.b"]),
     ([b"a.b>"], [b"a.b>"], [b"a.bc"]),
     ([b"a.+(b)"], [b"a.+(b)"], [b"a.bb"]),
@@ -29,7 +29,7 @@ CASES = [
 
 @pytest.mark.parametrize("filters, matching, others", CASES)
 def test_matching(filters: list[bytes], matching: list[bytes], others: list[bytes]) -> None:
-    """Each filter set matches by NATS's rules; asked twice, since the second answer is cached."""
+    """Each filter set matches by NATS's rules; it is asked twice, because the second answer is cached."""
     compiled = Filters(filters)
     for _ in range(2):
         assert all(compiled.match(subject) for subject in matching)
@@ -39,7 +39,7 @@ def test_matching(filters: list[bytes], matching: list[bytes], others: list[byte
 
 
 def test_all_pass_and_all_literal_sets() -> None:
-    """All-pass and all-literal sets are recognized, since readers have fast paths for them."""
+    """All-pass and all-literal sets are recognised, because readers have fast paths for them."""
     assert ALL.all
     assert Filters([b"a", b">"]).all
     assert not ALL.literal
@@ -50,7 +50,7 @@ def test_all_pass_and_all_literal_sets() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """A filter asked about ever new subjects stays correct."""
+    """Shows that a filter asked about ever new subjects stays correct."""
     compiled = Filters([b"a.*"])
     for i in range(140_000):
         assert compiled.match(b"a.%d" % i)
@@ -64,7 +64,8 @@ PATTERNS = st.lists(st.sampled_from([b"a", b"b", b"ab", b"*", b"*", b"/"]), min_
 @given(st.lists(st.tuples(PATTERNS, st.booleans()), min_size=1, max_size=3), st.lists(TOKENS, max_size=20))
 def test_a_pass_over_many_subjects_selects_what_matches(patterns: list[tuple[list[bytes], bool]],
                                                         many: list[list[bytes]]) -> None:
-    """``select`` agrees with ``match``, and ``spans`` hold every match; alone, where the filter is contiguous."""
+    """``select`` agrees with ``match``, and ``spans`` hold every match; if the filter is contiguous, they hold nothing
+    else."""
     filters = Filters([b".".join([*tokens, b">"] if rest else tokens) for tokens, rest in patterns])
     subjects = [b".".join(tokens) for tokens in many]
     matching = [subject for subject in subjects if filters.match(subject)]
@@ -83,7 +84,7 @@ def test_a_pass_over_many_subjects_selects_what_matches(patterns: list[tuple[lis
        st.lists(TOKENS, max_size=20))
 def test_many_wildcards_match_by_their_tokens_as_one_by_one(patterns: list[tuple[list[bytes], bool]],
                                                             many: list[list[bytes]]) -> None:
-    """Whatever the places of the wildcards, a set matches what one of its filters matches."""
+    """Shows that a set matches what one of its filters matches, wherever the wildcards are."""
     wild = [b".".join([*tokens, b">"] if rest else tokens) for tokens, rest in patterns]
     wild = [one for one in wild if one != b">" and (b"*" in one or b">" in one)]
     with pytest.MonkeyPatch.context() as patch:
@@ -97,7 +98,7 @@ def test_many_wildcards_match_by_their_tokens_as_one_by_one(patterns: list[tuple
 
 
 def test_a_thousand_wildcards_are_no_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pattern of them takes 30 ms to compile, and tries all of them where they begin with a wildcard."""
+    """A pattern of them takes 30 ms to compile, and tries all of them if they begin with a wildcard."""
     monkeypatch.setattr(filters_module, "_pattern", lambda _: pytest.fail("a pattern of a thousand"))
     filters = Filters([b"*.k%d.>" % i for i in range(1000)])
     assert filters.select([b"a.k7.b", b"a.k7", b"a.k1000.b", b"a.b.k7", b"b.k999.c.d"]) == [b"a.k7.b", b"b.k999.c.d"]

@@ -1,4 +1,4 @@
-"""After the lease has expired nothing is answered from memory, and streams loaded then work fully afterwards."""
+"""The time after the lease has expired: nothing is answered from memory; streams loaded then work fully afterwards."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ SECOND = 1_000_000_000
 
 
 async def test_a_restored_consumer_opens_once_the_lease_is_proved() -> None:
-    """An owner whose recovery took longer than T: a consumer that must read before it serves is refused at first. It
-    tries again, and serves."""
+    """Shows an owner whose recovery took longer than the lease: a consumer that must read first is refused at first.
+
+    It tries again, and serves.
+    """
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.K", {"name": "K", "subjects": ["K.>"]})
         for i in range(30):
@@ -61,7 +63,7 @@ async def test_duplicates_and_failed_expectations_wait_for_a_proof() -> None:
 
 
 async def test_a_restored_consumer_opens_after_an_unexpected_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is logged and the consumer tries again."""
+    """Shows that the error is logged and the consumer tries again."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.K", {"name": "K", "subjects": ["K.>"]})
         await broker.publish("K.1", b"1")

@@ -15,8 +15,11 @@ pytestmark = pytest.mark.asyncio
 
 @pytest.mark.shows("kv.ttl")
 async def test_buckets_of_stock_clients() -> None:
-    """nats.py enables TTLs whenever it creates a bucket: a key expires, and leaves a marker where the bucket has a
-    limit for them; both after a restart too."""
+    """nats.py enables TTLs whenever it creates a bucket: a key expires, and leaves a marker if the bucket has a limit
+    for it.
+
+    Both hold after a restart, too.
+    """
     async with Inside() as broker:
         js = broker.client.jetstream()
         plain = await js.create_key_value(KeyValueConfig(bucket="P"))

@@ -1,4 +1,5 @@
-"""Purging an account: all its streams are deleted, also those that are only in the store, and no other account's."""
+"""Purging an account: all its streams are deleted, including those that are only in the store, and no other
+account's."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest_asyncio
 from broker.access.accounts import AccountLimits
 from broker.jetstream.wire.errors import ApiError
 from broker.server.routing.router import Router
-from tests.jetstream.archives import begin_restore, restore, take
+from tests.jetstream.archives import begin_restore, restore, take_snapshot
 from tests.jetstream.caller import Caller
 from tests.jetstream.in_process import Inside
 
@@ -26,7 +27,7 @@ async def broker() -> AsyncIterator[Inside]:
 
 
 def begin_to_add(broker: Inside, name: str) -> tuple[Caller, asyncio.Future[None]]:
-    """A new account with JetStream, and when its streams are there."""
+    """Add an account with JetStream; return a client of it, and a future that is done when its streams are there."""
     router = Router(broker.clock, random.Random(1), asyncio.get_running_loop().call_soon)
     return Caller(router), broker.js.add_account(name, router, AccountLimits())
 
@@ -38,7 +39,7 @@ async def add(broker: Inside, name: str) -> Caller:
 
 
 async def fill(caller: Caller, streams: int = 2) -> None:
-    """Streams with a message and a consumer each."""
+    """Make streams with a message and a consumer each."""
     for n in range(streams):
         answers = [await caller.api(f"STREAM.CREATE.S{n}", {"name": f"S{n}", "subjects": [f"s{n}"]}),
                    await caller.api(f"CONSUMER.CREATE.S{n}.C", {"stream_name": f"S{n}", "config": {
@@ -48,7 +49,7 @@ async def fill(caller: Caller, streams: int = 2) -> None:
 
 
 async def is_new(caller: Caller) -> None:
-    """Nothing is left of earlier streams."""
+    """Check that nothing is left of earlier streams."""
     assert (await caller.api("STREAM.NAMES"))["streams"] is None
     info = await caller.api("INFO")
     assert (info["storage"], info["streams"], info["consumers"]) == (0, 0, 0)
@@ -83,7 +84,7 @@ async def test_streams_of_an_account_that_does_not_exist_any_more(broker: Inside
 
 
 async def test_an_account_that_comes_back_meanwhile(broker: Inside) -> None:
-    """Its streams are not restored while they are being deleted, nor are those that it makes then deleted."""
+    """Its streams are not restored while they are being deleted, and streams that it makes then are not deleted."""
     a = await add(broker, "A")
     await fill(a)
     removed = broker.js.remove_account("A")
@@ -96,7 +97,7 @@ async def test_an_account_that_comes_back_meanwhile(broker: Inside) -> None:
 
 
 async def test_an_account_that_goes_meanwhile(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its streams are deleted, in use or not."""
+    """Shows that its streams are deleted, in use or not."""
     monkeypatch.setattr("broker.jetstream.engine._PURGED_AT_ONCE", 1)
     a = await add(broker, "A")
     await fill(a, 3)
@@ -125,7 +126,7 @@ async def test_a_stream_that_cannot_be_used(broker: Inside) -> None:
 async def test_a_restore_continues(broker: Inside) -> None:
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
     await broker.publish("s")
-    backup = await take(broker.client, "S")
+    backup = await take_snapshot(broker.client, "S")
     to = await begin_restore(broker.client, backup, name="T", subjects=["t"])
     half = len(backup.archive) // 2
     await broker.client.request(to, backup.archive[:half], timeout=30)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.shows("operation.queue_limits")
 
 @pytest.mark.asyncio
 async def test_requests_past_the_limits_are_dropped() -> None:
-    """Of requests that come in one read, as many of each kind are answered as may wait; afterwards all are."""
+    """As many requests of each kind in one read are answered as may wait; afterwards all are."""
     async with Inside(JetStreamSettings(request_queue_limit=3,
                                         info_queue_limit=2)) as broker, Wire(broker.server.port) as wire:
         wire.send(b'CONNECT {"verbose":false}\r\nSUB answers.* 1\r\n' + b"".join(
@@ -42,7 +42,7 @@ async def test_requests_past_the_limits_are_dropped() -> None:
 
 
 async def test_counts() -> None:
-    """Each kind has a limit of its own; without one, that of the others is for both."""
+    """Each kind has a limit of its own; without one for info requests, the other limit is for both."""
     told: list[int] = []
     waiting = Waiting(JetStreamSettings(request_queue_limit=1), told.append)
     assert [waiting.admit(asks) for asks in (True, False, True, False)] == [True, True, False, False]
@@ -56,7 +56,8 @@ async def test_counts() -> None:
 
 
 def test_each_dropped_request_is_reported() -> None:
-    """The first at once, the others of a burst after a second, by kind; a quiet second later, the next one at once."""
+    """The first is reported at once, the others of a burst after a second, by kind; after a quiet second, the next at
+    once."""
     told: list[tuple[float, int]] = []
     loop = SimLoop(ManualClock())
 
@@ -101,7 +102,7 @@ async def test_the_system_account_is_notified(process: type[ServerProcess], tmp_
             await client.publish("$JS.API.STREAM.NAMES", reply="nobody")
         await client.flush()
         advisory = {"dropped": 0}
-        # nats-server also sends one where a request was taken up just before it would be dropped
+        # nats-server also sends one if a request was admitted just before it would be dropped.
         while not advisory["dropped"]:
             message = await advisories.next_msg(timeout=30)
             advisory = json.loads(message.data)

@@ -1,4 +1,4 @@
-"""The check of messages against their schemas notices what breaks them, and each type of message that is sent has one."""
+"""The check of messages against their schemas: it notices each fault, and each type of message has a schema."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tests.jetstream.differential import coverage
 from tests.jetstream.schemas import PUB_ACK, TYPES, broken
 
 WITHOUT = {"api.v1.stream_cancel_move_response", "api.v1.stream_evacuate_peer_response", "api.v1.system_response"}
-"""jsm.go has none of them: two are refusals on a server that stands alone, the third is one of an account without
-JetStream."""
+"""The types without a schema in jsm.go: two are refusals on a server that stands alone, the third is one of an account
+without JetStream.
+"""
 
 INFO = {"name": "S", "created": "2026-01-02T03:04:05.123456789Z", "config": {
     "name": "S", "subjects": ["s"], "retention": "limits", "max_consumers": -1, "max_msgs": -1, "max_bytes": -1,
@@ -23,7 +24,7 @@ ACTION = {"id": "x", "timestamp": "2026-01-02T03:04:05Z", "stream": "S", "action
 
 
 def faults(kind: str, message: dict[str, Any]) -> set[str]:
-    """Of a message of ``kind``, without the words that name it."""
+    """Return the faults of a message of ``kind``, without the words that name it."""
     found = broken(json.dumps({"type": "io.nats.jetstream." + kind} | message).encode())
     return {one.split(": ", 1)[1] for one in found}
 
@@ -65,6 +66,6 @@ def test_members_that_are_missing_or_not_known() -> None:
 
 
 def test_an_answer_quoted_by_an_audit() -> None:
-    """The answer within it is checked as if it had come by itself."""
+    """Shows that the answer within it is checked as if it had come by itself."""
     answer = {"type": "io.nats.jetstream.api.v1.stream_info_response"} | INFO | {"created": 1}
     assert "/created: not string" in faults("advisory.v1.api_audit", {"response": json.dumps(answer)})

@@ -28,12 +28,12 @@ from tests.jetstream.inbox.staging import eventually
 pytestmark = pytest.mark.shows("publish.atomic_limits")
 
 Row = tuple[str, dict[str, str]]
-"""Subject and headers of a message."""
+"""The subject and headers of a message."""
 
 
 @pytest_asyncio.fixture
 async def broker(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Inside]:
-    """One that writes a batch whenever it has more than 2000 bytes: about four of the messages below."""
+    """Yield a broker that writes a batch whenever it has more than 2000 bytes: about four of the messages below."""
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     async with Inside() as inside:
         yield inside
@@ -44,7 +44,7 @@ def payload(batch: str, place: int) -> bytes:
 
 
 async def publish(broker: Inside, rows: Sequence[Row], batch: str = "b", *, last: bool = True) -> dict[str, Any]:
-    """A whole batch; the answer to its commit. Not ``last``: all but the commit."""
+    """Publish a whole batch and return the answer to its commit. Not ``last``: publish all but the commit."""
     for place, (subject, headers) in enumerate(rows[:-1] if last else rows, 1):
         given = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(place), **headers}
         await broker.client.publish(subject, payload(batch, place), headers=given)
@@ -77,7 +77,7 @@ def nothing_is_left(broker: Inside) -> None:
 
 
 async def contents(broker: Inside, stream: str = "S") -> list[tuple[int, str, bytes]]:
-    """Every message, by a consumer."""
+    """Return every message, read by a consumer."""
     js = broker.client.jetstream()
     left = (await js.stream_info(stream)).state.messages
     if not left:
@@ -89,8 +89,10 @@ async def contents(broker: Inside, stream: str = "S") -> list[tuple[int, str, by
 
 
 async def test_messages_of_a_large_batch_are_the_streams(broker: Inside) -> None:
-    """Shows sequences, order and times over several runs; a consumer that waits, a mirror, gets, ids that are
-    duplicates from then on, and what is published next; all of it after a restart too."""
+    """Shows sequences, order and times over several runs; a waiting consumer, a mirror, and gets; also after a restart.
+
+    Its ids are duplicates from then on, and the next publish follows.
+    """
     await create(broker)
     await broker.ok("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "S"}})
     assert await broker.publish("s.0", b"before") == 1
@@ -174,8 +176,10 @@ SAME: dict[str, tuple[dict[str, Any], list[Row]]] = {
 
 @pytest.mark.parametrize("name", SAME)
 async def test_a_commit_decides_as_for_a_small_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows the same answer, state and messages, also after a restart, whether the batch is written before or not; of a
-    batch that is refused the runs are let go."""
+    """Shows the same answer, state and messages, also after a restart, whether the batch is written before or not.
+
+    The runs of a refused batch are deleted.
+    """
     config, rows = SAME[name]
     outcomes = []
     for spill_bytes in (1 << 20, 2000):
@@ -214,7 +218,7 @@ async def test_a_commit_decides_as_for_a_small_batch(name: str, monkeypatch: pyt
 
 
 async def test_messages_of_a_large_batch_expire_by_their_own_time(broker: Inside) -> None:
-    """Shows it at once, and after a restart."""
+    """Shows expiry at once, and after a restart."""
     await create(broker, allow_msg_ttl=True)
     for left, (batch, restarts) in ((9, ("b", False)), (18, ("c", True))):
         rows: list[Row] = [("s.0", {"Nats-TTL": "1s"}), *rows_of(9), ("s.1", {"Nats-TTL": "1s"})]
@@ -244,7 +248,7 @@ async def test_a_batch_that_is_committed_by_its_end(broker: Inside) -> None:
 
 
 async def test_messages_published_after_the_commit_come_after_it(broker: Inside) -> None:
-    """Shows it for one connection that does not wait, of messages to the stream and of another batch."""
+    """Shows one connection that does not wait, with messages to the stream and of another batch."""
     await create(broker)
     rows = rows_of(12)
     await publish(broker, rows[:-1], last=False)
@@ -264,7 +268,8 @@ async def test_messages_published_after_the_commit_come_after_it(broker: Inside)
 
 
 async def test_a_batch_that_ends_without_a_commit_leaves_nothing(broker: Inside) -> None:
-    """A gap, and a stream that allows no batches any more: its runs are let go, and nothing counts for it."""
+    """Shows a gap, and a stream that allows no batches any more: the runs are deleted, and nothing counts for the
+    batch."""
     await create(broker)
     deleted: list[str] = []
     broker.js._inflight.writing.release_runs = deleted.extend
@@ -296,7 +301,7 @@ async def _idle(broker: Inside) -> bool:
 
 
 async def test_the_inbox_sweeps_no_open_batch(broker: Inside) -> None:
-    """Shows it with no grace at all; what a batch left behind that a restart ended is swept."""
+    """Shows a grace of zero; runs of a batch that a restart ended are swept."""
     await create(broker)
     await publish(broker, rows_of(20), last=False)
     await broker.client.flush()
@@ -360,7 +365,7 @@ async def test_a_change_while_the_commit_waits_that_allows_no_batch_refuses_it(c
 
 
 async def test_a_batch_of_too_many_blocks_is_refused(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the batch, what was written of it."""
+    """Shows that the written runs are deleted with the batch."""
     monkeypatch.setattr(atomic, "BLOCKS_MAX", 3)
     await create(broker)
     deleted: list[str] = []
@@ -375,8 +380,10 @@ async def test_a_batch_of_too_many_blocks_is_refused(broker: Inside, monkeypatch
 @pytest.mark.parametrize("whose", ["the account's", "the server's"])
 async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str,
                                                                      monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it of batches that are never committed; which are abandoned with that limit's error, and that there is room
-    again once the others have ended."""
+    """Shows batches that are never committed: they are abandoned with that limit's error.
+
+    There is room again once the others have ended.
+    """
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     most = 20_000
     inside = (Inside(limits=AccountLimits(max_storage=most)) if whose == "the account's"
@@ -416,7 +423,7 @@ async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str,
 
 
 class Recorded(MemoryStore):
-    """Remembers the order in which objects came; and waits before those that ``slow`` is set for."""
+    """A store that records the order of its puts, and waits before those that ``slow`` is set for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -439,8 +446,7 @@ class Recorded(MemoryStore):
 
 
 async def test_killed_between_any_two_steps_there_are_all_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it by a replay of what was in the store after each put; and that nothing was acknowledged which a replay
-    from then on would not have."""
+    """Shows a replay of the store after each put: it has all messages or none, and everything acknowledged so far."""
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     inside = Inside()
     inside.store = Recorded()
@@ -461,7 +467,8 @@ async def test_killed_between_any_two_steps_there_are_all_or_none(monkeypatch: p
 
 
 def _replayed(store: MemoryStore, keys: Sequence[str]) -> tuple[int, int, int]:
-    """First and last sequence and messages of the stream, by these objects alone; what its blocks name is among them."""
+    """Return first sequence, last sequence and messages of the stream, by these objects alone, with the runs of its
+    blocks."""
     paths, state = ShardPaths(0), _state(store, keys)
     stream = next(iter(state.streams.values()), None)
     if stream is None:
@@ -472,7 +479,7 @@ def _replayed(store: MemoryStore, keys: Sequence[str]) -> tuple[int, int, int]:
 
 
 def _state(store: MemoryStore, keys: Sequence[str]) -> ShardState:
-    """What a start finds in these objects."""
+    """Return the state that a start finds in these objects."""
     state = ShardState()
     state.apply_segment(Position(1, 0))
     paths = ShardPaths(0)
@@ -495,8 +502,10 @@ def _state(store: MemoryStore, keys: Sequence[str]) -> ShardState:
                                   "what nobody waits for makes room"])
 async def test_a_start_behind_its_record_takes_out_what_would_have_left(name: str,
                                                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it by a start from what was in the store after each put behind the commit: messages of the batch that are
-    to leave in any case make room, before the limits of the stream take out others."""
+    """Shows a start from the store after each put behind the commit.
+
+    Messages of the batch that are to leave in any case make room, before the limits of the stream remove others.
+    """
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     config, rows = SAME[name]
     interest = config.get("retention") == "interest"
@@ -537,13 +546,13 @@ async def test_a_start_behind_its_record_takes_out_what_would_have_left(name: st
 
 
 async def _seqs(broker: Inside) -> list[int]:
-    """The sequences that the stream has."""
+    """Return the sequences that the stream has."""
     state = (await broker.ok("STREAM.INFO.S", {"deleted_details": True}))["state"]
     return [seq for seq in range(state["first_seq"], state["last_seq"] + 1) if seq not in state.get("deleted", ())]
 
 
 async def test_a_publisher_waits_for_a_slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that no more is held than what may be written and what was read already; and that all of it comes in the
+    """Shows that no more is held than the bytes that may be written and those read already; all of it arrives in the
     end."""
     monkeypatch.setattr(atomic, "SPILL_BYTES", 100_000)
     monkeypatch.setattr(inflight, "_WRITING_BYTES", 300_000)
@@ -558,7 +567,7 @@ async def test_a_publisher_waits_for_a_slow_store(monkeypatch: pytest.MonkeyPatc
         for place in range(1, 201):
             await broker.client.publish("s.0", body, headers={"Nats-Batch-Id": "b", "Nats-Batch-Sequence": str(place)})
         await eventually(lambda: _held(broker))
-        # The socket's buffers, and what one read brought, are behind it.
+        # The rest is in the socket's buffers and in the bytes of one read.
         assert 300_000 < writing.bytes < 2_000_000
         assert broker.js._inflight.staged_bytes < 2_500_000
         store.free.set()
@@ -570,7 +579,7 @@ async def test_a_publisher_waits_for_a_slow_store(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_headers_count_while_they_are_written(broker: Inside) -> None:
-    """A batch of headers alone takes its memory twice meanwhile, for which publishers are held as for payloads."""
+    """A batch of headers alone takes its memory twice meanwhile, so publishers are held as for payloads."""
     broker.store = store = Recorded()
     await broker.restart()
     await create(broker)
@@ -594,8 +603,10 @@ async def _written(broker: Inside) -> bool:
 
 @pytest.mark.parametrize("ends", ["the stream is deleted", "the store comes back", "the broker stops"])
 async def test_a_commit_that_waits_for_the_store(ends: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that publishes wait behind it, that it is carried out when the store answers, and that nothing of it is
-    left behind where that never happens."""
+    """Shows that publishes wait behind it, and that it is carried out when the store answers.
+
+    If that never happens, nothing of it is left behind.
+    """
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     inside = Inside()
     inside.store = store = Recorded()
@@ -629,8 +640,11 @@ async def test_a_commit_that_waits_for_the_store(ends: str, monkeypatch: pytest.
 @pytest.mark.parametrize(("error", "err_code"), [(StoreFull, 10023), (StoreRefused, 10008)])
 async def test_a_commit_that_the_store_refuses(error: type[StoreRefused], err_code: int,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the store has no room, or refuses for another reason, the batch is refused: requests to the stream do not
-    wait behind it for ever, so that a purge can make room, and the same batch can be published again."""
+    """A batch is refused if the store has no room, or refuses it for another reason.
+
+    Requests to the stream do not wait behind it for ever, so that a purge can make room, and the same batch can be
+    published again.
+    """
     monkeypatch.setattr(atomic, "SPILL_BYTES", 2000)
     inside = Inside()
     inside.store = store = Refusing()
@@ -647,7 +661,7 @@ async def test_a_commit_that_the_store_refuses(error: type[StoreRefused], err_co
 
 
 class Refusing(MemoryStore):
-    """Refuses runs with ``error``, while there is one."""
+    """A store that refuses runs with ``error``, while there is one."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What consumers say of messages that are sequenced and wait to be stored: nobody may receive them, and they count.
+"""Consumers and messages that are sequenced and wait to be stored: nobody may receive them, and they count as pending.
 
 A publisher that waits for no PubAck, but for the answer to a ping, knows that the server has its messages. Then every
-answer about them must say so, as nats-server's do (all but some: there, a consumer hears of a message a moment later).
+answer must count them, as nats-server's do (nearly all: its consumers learn of a message a moment later).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECONDS = 30.0
 
 
 class SlowStore(MemoryStore):
-    """Puts wait while ``open`` is not set."""
+    """A store whose puts wait while ``open`` is not set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,20 +44,20 @@ class Held(Inside):
         self.store: SlowStore = SlowStore()
 
     async def send(self, subjects: Iterable[str]) -> None:
-        """Publish without waiting to be stored."""
+        """Publish without waiting until the messages are stored."""
         for subject in subjects:
             await self.client.publish(subject, b"x")
         await self.client.flush()
 
     async def pull(  # type: ignore[override]
             self, names: str, *, prefix: str = "$JS.API.", **request: Any) -> asyncio.Queue[Msg]:
-        """The answers to a pull request, as they come."""
+        """Send a pull request; return a queue of its answers."""
         inbox, answers = self.client.new_inbox(), asyncio.Queue[Msg]()
 
-        async def take(msg: Msg) -> None:
+        async def queue_answer(msg: Msg) -> None:
             answers.put_nowait(msg)
 
-        await self.client.subscribe(inbox, cb=take)
+        await self.client.subscribe(inbox, cb=queue_answer)
         await self.client.publish(f"{prefix}CONSUMER.MSG.NEXT.{names}", json.dumps(request).encode(), reply=inbox)
         await self.client.flush()
         return answers
@@ -65,7 +65,7 @@ class Held(Inside):
 
 @pytest_asyncio.fixture
 async def broker() -> AsyncIterator[Held]:
-    """A stream of ``a.>`` with a consumer of all and one of ``a.2``; the store is held up."""
+    """Yield a broker with a stream of ``a.>``, a consumer of all and one of ``a.2``; its store is held up."""
     async with Held() as held:
         await held.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["a.>"]})
         for name, filters in (("all", {}), ("two", {"filter_subject": "a.2"})):
@@ -78,7 +78,7 @@ async def broker() -> AsyncIterator[Held]:
 
 
 async def text(answers: asyncio.Queue[Msg]) -> str:
-    """The next answer: a message's subject, or a status."""
+    """Return the next answer: a message's subject, or a status."""
     msg = await asyncio.wait_for(answers.get(), SECONDS)
     return (msg.headers or {}).get("Status") or msg.subject
 
@@ -115,7 +115,7 @@ async def test_removed_before_it_is_stored(broker: Held) -> None:
 @pytest.mark.parametrize("tail_max", [4096, 1], ids=["counted", "too many to count"])
 async def test_no_wait_gets_what_was_published_before(broker: Held, monkeypatch: pytest.MonkeyPatch,
                                                      tail_max: int) -> None:
-    """A one-shot waits for the store where a message will come, and gets all that were published before it."""
+    """A one-shot waits for the store if a message will come, and gets all that were published before it."""
     monkeypatch.setattr(cursor, "_TAIL_MAX_EACH", tail_max)
     await broker.send(["a.1", "a.2"])
     answers = await broker.pull("S.two", batch=5, no_wait=True)
@@ -142,7 +142,7 @@ async def test_no_wait_ends_where_the_message_is_removed(broker: Held, removal: 
 
 
 async def test_streams_in_memory(broker: Held) -> None:
-    """What their messages wait for, if for anything, is found the same way."""
+    """Shows that messages in memory, whether they wait or not, are counted the same way."""
     broker.store.open.set()
     await broker.ok("STREAM.CREATE.M", {"name": "M", "subjects": ["m"], "storage": "memory"})
     await broker.ok("CONSUMER.CREATE.M.c", {"stream_name": "M", "config": {"name": "c", "ack_policy": "none",
@@ -155,13 +155,13 @@ async def test_streams_in_memory(broker: Held) -> None:
 
 
 async def test_no_wait_does_not_wait_for_others_messages(broker: Held) -> None:
-    """Where none of the messages that wait to be stored matches, a one-shot ends at once."""
+    """A one-shot ends at once if none of the messages that wait to be stored matches."""
     await broker.send(["a.1"])
     assert await text(await broker.pull("S.two", batch=1, no_wait=True)) == "404"
 
 
 async def test_a_new_consumer_delivers_once_it_is_stored(broker: Held) -> None:
-    """First the answer to the request, then messages; a client may not expect any before."""
+    """The answer to the request is sent first, then messages; a client may not expect any before."""
     broker.store.open.set()
     for _ in range(3):
         await broker.publish("a.1")
@@ -174,6 +174,6 @@ async def test_a_new_consumer_delivers_once_it_is_stored(broker: Held) -> None:
         for _ in range(20):
             assert await wire.settled() == b"PONG\r\n"
         broker.store.open.set()
-        heard = b"".join([await wire.until(b"MSG a.1 2 ") for _ in range(3)])
-    assert heard.startswith(b"MSG reply 1 ")
-    assert b'"num_pending":3' in heard
+        received = b"".join([await wire.until(b"MSG a.1 2 ") for _ in range(3)])
+    assert received.startswith(b"MSG reply 1 ")
+    assert b'"num_pending":3' in received

@@ -35,7 +35,7 @@ async def grown(broker: Inside, stream: str, last_seq: int) -> None:
 
 
 async def stored(broker: Inside, stream: str) -> dict[int, tuple[str, bytes]]:
-    """Each message of the stream: sequence → subject and payload."""
+    """Return each message of the stream: sequence → subject and payload."""
     state = (await info(broker, stream))["state"]
     found = {}
     for seq in range(state["first_seq"], state["last_seq"] + 1):
@@ -52,8 +52,10 @@ async def make(broker: Inside, name: str, **config: Any) -> None:
 @pytest.mark.shows("copy.restart")
 @pytest.mark.parametrize("storage", ["file", "memory"])
 async def test_a_mirror_continues_after_a_restart(storage: str) -> None:
-    """Messages before, while and after the mirror's broker is away: each has the sequence and the time of its origin. A
-    mirror in memory starts from the beginning."""
+    """Shows messages before, while and after the mirror's broker is down: each has its origin's sequence and time.
+
+    A mirror in memory starts from the beginning.
+    """
     async with Inside() as broker:
         await make(broker, "S", subjects=["s.>"])
         await make(broker, "M", mirror={"name": "S"}, storage=storage)
@@ -75,7 +77,8 @@ async def test_a_mirror_continues_after_a_restart(storage: str) -> None:
 
 @pytest.mark.shows("copy.mirror")
 async def test_a_mirror_reads_many_blocks() -> None:
-    """A backlog of several commits, larger than one read, with a filter and gaps; the cache holds little of it."""
+    """Shows a backlog of several commits, larger than one read, with a filter and gaps; the cache holds little of
+    it."""
     async with Inside() as broker:
         await make(broker, "S", subjects=["s.>"])
         for n in range(1500):
@@ -96,7 +99,7 @@ async def test_a_mirror_reads_many_blocks() -> None:
 
 @pytest.mark.shows("copy.restart")
 async def test_sources_take_each_message_once_over_restarts() -> None:
-    """Two sources, restarts between publishes, once also after all copies are purged."""
+    """Shows two sources and restarts between publishes, once also after all copies are purged."""
     async with Inside() as broker:
         await make(broker, "A", subjects=["a.>"])
         await make(broker, "B", subjects=["b.>"])
@@ -116,8 +119,8 @@ async def test_sources_take_each_message_once_over_restarts() -> None:
 
 @pytest.mark.shows("copy.missing")
 async def test_an_origin_that_comes_goes_and_comes_back() -> None:
-    """A missing origin is an error in the info. When it is recreated, a source copies all of it; a mirror only what is
-    beyond its own."""
+    """A missing origin is an error in the info. When it is recreated, a source copies all of it, a mirror only new
+    sequences."""
     async with Inside() as broker:
         await make(broker, "M", mirror={"name": "S"})
         await make(broker, "D", sources=[{"name": "S"}])
@@ -170,7 +173,7 @@ async def test_a_full_stream_takes_what_it_was_offered_once_there_is_room() -> N
 
 
 async def test_publishes_and_copies_share_a_stream() -> None:
-    """A stream with subjects of its own: acknowledged publishes and copies all have sequences of their own."""
+    """Shows a stream with subjects of its own: acknowledged publishes and copies all have sequences of their own."""
     async with Inside() as broker:
         await make(broker, "S", subjects=["s"])
         await make(broker, "D", subjects=["d"], sources=[{"name": "S"}])
@@ -203,9 +206,11 @@ async def test_an_origin_that_no_import_reaches_is_an_error_in_the_info() -> Non
 @pytest.mark.shows("copy.restart")
 @pytest.mark.parametrize("seed", range(2))
 async def test_crashes_neither_repeat_nor_lose_what_is_copied(seed: int) -> None:
-    """The process ends again and again while messages are published, copied and purged from the stream that copies:
-    each message of the origin is copied once, in order. Messages not stored when it ends are lost, in the origin as in
-    the copies."""
+    """The process ends again and again while messages are published, copied and purged from the copying stream.
+
+    Each message of the origin is copied once, in order. Messages not stored at the end of a process are lost, in the
+    origin as in the copies.
+    """
     rng = random.Random(seed)
     async with Inside() as broker:
         await make(broker, "S", subjects=["s.>"])
@@ -236,7 +241,8 @@ async def test_crashes_neither_repeat_nor_lose_what_is_copied(seed: int) -> None
 
 @pytest.mark.parametrize("retention", ["interest", "workqueue"])
 async def test_sources_of_a_stream_that_keeps_what_consumers_wait_for(retention: str) -> None:
-    """A copy that no consumer waits for takes a sequence and leaves at once; in a work queue it waits for a consumer."""
+    """A copy that no consumer waits for takes a sequence and is removed at once; in a work queue it waits for a
+    consumer."""
     async with Inside() as broker:
         await make(broker, "S", subjects=["s.>"])
         await make(broker, "D", sources=[{"name": "S"}], retention=retention)
@@ -255,9 +261,10 @@ async def test_sources_of_a_stream_that_keeps_what_consumers_wait_for(retention:
 @pytest.mark.shows("publish.counter_sources")
 @pytest.mark.parametrize("seed", range(3))
 async def test_sums_of_counters_are_those_of_a_plain_model(seed: int) -> None:
-    """Two origins, a stream that sums them up with increments of its own, and a stream that copies those sums, through
-    crashes, purges and origins that are deleted and made anew: each sum is that of the totals that were last
-    counted."""
+    """Shows two origins, a stream that sums them up with increments of its own, and a stream that copies those sums.
+
+    Through crashes, purges and origins that are deleted and made anew, each sum is that of the totals last counted.
+    """
     rng = random.Random(seed)
     counted: dict[str, dict[str, int]] = {"A": {}, "B": {}, "D": {}}
     over: set[tuple[str, str]] = set()
@@ -312,8 +319,11 @@ async def test_sums_of_counters_are_those_of_a_plain_model(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_named_consumer_acks_what_is_stored(seed: int) -> None:
-    """A work queue whose one consumer delivers to a source in another stream, with crashes on the way: each message is
-    copied once, in order, and leaves the queue only then. Another consumer delivers to a mirror of a second stream."""
+    """A work queue whose one consumer delivers to a source in another stream, with crashes on the way.
+
+    Each message is copied once, in order, and leaves the queue only then. Another consumer delivers to a mirror of a
+    second stream.
+    """
     rng = random.Random(seed)
     by_flow = {"ack_policy": "flow_control", "flow_control": True, "idle_heartbeat": 100_000_000,
                "max_ack_pending": 1000}
@@ -355,7 +365,7 @@ async def test_a_named_consumer_acks_what_is_stored(seed: int) -> None:
 
 
 async def test_a_named_consumer_that_comes_later() -> None:
-    """Until it is there the info says why. What a client publishes to the delivery subject is no delivery."""
+    """Shows the reason in the info until the consumer exists. A client's publish to the delivery subject is ignored."""
     async with Inside() as broker:
         await make(broker, "S", subjects=["s"])
         await make(broker, "D", sources=[{"name": "S", "consumer": {"name": "C", "deliver_subject": "d"}}])

@@ -22,7 +22,7 @@ FULL = {"code": 503, "err_code": 10023, "description": "insufficient resources"}
 
 
 class Peer:
-    """A server as this test sees it: only errors and sequences, since the stores count headers differently."""
+    """A server as this test sees it: only errors and sequences, because the stores count headers differently."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -38,7 +38,7 @@ class Peer:
 
 
 async def fill(peer: Peer, storage: str) -> list[Any]:
-    """One scenario of a server that fills up and is emptied: its answers."""
+    """Play a server that fills up and is emptied; return its answers."""
     def stream(name: str, **config: Any) -> tuple[str, dict[str, Any]]:
         return name, {"name": name, "subjects": [f"{name}.>"], "storage": storage, **config}
 
@@ -65,7 +65,7 @@ async def fill(peer: Peer, storage: str) -> list[Any]:
     await publish("R.a", 10)
     await create(*stream("EMPTY"))
     await publish("EMPTY.a", 1)
-    # Which error comes first where there are several reasons.
+    # These show which error comes first if there are several reasons.
     await publish("L.a", 10)
     await publish("L.a", 10, Nats_Msg_Id="one")
     await publish("L.a", 200_001)
@@ -105,7 +105,7 @@ async def test_a_full_server_answers_as_nats_server_does(tmp_path: Path, storage
 
 
 async def burst(client: Client, subjects: Sequence[str], size: int) -> list[Any]:
-    """The answers to publishes that reach the server together, in their order."""
+    """Return the answers to publishes that reach the server together, in their order."""
     inbox = client.new_inbox()
     answers = await client.subscribe(f"{inbox}.*")
     for n, subject in enumerate(subjects):
@@ -151,6 +151,6 @@ async def test_stored_bytes_count_after_a_restart_too(caplog: pytest.LogCaptureF
         await broker.ok("STREAM.CREATE.file", {"name": "file"})
         assert await broker.publish("file") == 1
     told = [record.message for record in caplog.records if "limits exceeded" in record.message]
-    # Once for each kind, not once for each message.
+    # The limit is logged once for each kind, not once for each message.
     assert told == ["JetStream memory resource limits exceeded for server",
                     "JetStream file resource limits exceeded for server"]

@@ -20,7 +20,7 @@ from nats.aio.client import Client
 
 from broker.migration.cli import main
 from tests.harness import ROOT, BrokerProcess, NatsServerProcess
-from tests.jetstream.archives import api, take
+from tests.jetstream.archives import api, take_snapshot
 from tests.migration.kinds import FILLED, fill, seen, until
 from tests.real.proxy import TcpProxy
 
@@ -169,7 +169,7 @@ async def test_from_folders(source: tuple[NatsServerProcess, Client, dict[str, A
     _, client, wanted = source
     folder = tmp_path / "backups"
     for name in FILLED:
-        backup = await take(client, name)
+        backup = await take_snapshot(client, name)
         (folder / name).mkdir(parents=True)
         (folder / name / "backup.json").write_text(json.dumps({"config": backup.config, "state": backup.state}))
         (folder / name / "stream.tar.s2").write_bytes(backup.archive)

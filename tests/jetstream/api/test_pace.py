@@ -1,4 +1,4 @@
-"""Requests are begun a few in each turn of the loop, in their order."""
+"""A bounded number of requests is begun in each turn of the loop, in their order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.jetstream.in_process import Inside
 
 
 async def test_sixteen_pass_in_a_turn() -> None:
-    """A hundred callers pass in order, at most sixteen between two turns; one that was cancelled takes nobody's place."""
+    """A hundred callers pass in order, at most sixteen between two turns; a cancelled caller takes no place."""
     pace, passed, turns = Pace(), list[int](), list[int]()
 
     async def caller(number: int) -> None:
@@ -39,8 +39,10 @@ async def test_sixteen_pass_in_a_turn() -> None:
 
 @pytest.mark.parametrize("streams", [1, 200])
 async def test_requests_sent_at_once_are_served_in_slices(monkeypatch: pytest.MonkeyPatch, streams: int) -> None:
-    """200 requests of a client at once, for one stream or for as many: no turn begins more than a few, and all are
-    answered, those of one stream in order."""
+    """A client sends 200 requests at once, for one stream or for as many.
+
+    No turn begins more than a few, and all are answered, those of one stream in order.
+    """
     served: list[Request] = []
     inner = Api._serve_one
 

@@ -1,4 +1,5 @@
-"""The archive format: nats-server's bytes are read, ours are read back in whatever pieces, and bad ones are refused."""
+"""The archive format: nats-server's bytes are read, ours are read back in pieces of any size, and bad ones are
+refused."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from broker.jetstream.archive.framing import FrameReader, FrameWriter
 from broker.jetstream.archive.values import END, ArchivedConsumer, ArchivedMsg, ArchivedStream
 
 REAL = (Path(__file__).parent / "nats-server-2.15.1.s2").read_bytes()
-"""As nats-server 2.15.1 sent it: ten messages on three subjects, two of them deleted, and two consumers."""
+"""An archive as nats-server 2.15.1 sent it: ten messages on three subjects, two of them deleted, and two consumers."""
 
 STREAM = ArchivedStream(3, 100, 5, 9, "2026-11-22T10:54:28.700820478Z", "2026-11-22T10:54:28.70488539Z", 1)
 CONSUMER = ArchivedConsumer("C", {"durable_name": "C"}, (6, 9), (1, 5), {7: (2, 1_700_000_000_000_000_000)}, {7: 3})
@@ -70,7 +71,7 @@ def test_a_truncated_archive_is_noticed() -> None:
 
 
 def test_very_many_messages_in_few_bytes_come_a_few_at_a_time() -> None:
-    """A block of 4 MiB that compresses well; more than that is no block."""
+    """Shows a block of 4 MiB that compresses well; a larger block is refused."""
     head = MAGIC + entry(b"state.json", body=json.dumps({"last_seq": 1 << 40}).encode())
     many = b"".join(encode_entry(Entry(b"s", 0, seq, 0, b"")) for seq in range(1, 200_000))
     data = FrameWriter().write(head + many)
@@ -93,7 +94,7 @@ def test_each_flipped_bit_of_the_data_is_noticed() -> None:
             found = read(bytes(bad))
         except ArchiveError:
             continue
-        # A chunk whose kind says that it may be passed over is missing then, and that shows.
+        # If a flipped bit turns a chunk into one that readers skip, the chunk is missing, which is noticed.
         assert found == good, at
 
 

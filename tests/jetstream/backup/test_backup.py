@@ -20,7 +20,7 @@ from broker.jetstream.archive.contents import ArchiveReader, ArchiveWriter
 from broker.jetstream.archive.framing import FrameWriter
 from broker.jetstream.archive.values import ArchivedConsumer, ArchivedMsg, ArchivedStream
 from broker.jetstream.backup import chunks, restore, transfers
-from tests.jetstream.archives import Backup, Failed, api, begin_restore, take
+from tests.jetstream.archives import Backup, Failed, api, begin_restore, take_snapshot
 from tests.jetstream.archives import restore as restored
 from tests.jetstream.in_process import Inside
 
@@ -34,7 +34,7 @@ async def broker() -> AsyncIterator[Inside]:
 
 
 async def fill(broker: Inside, count: int = 20, size: int = 10, **config: Any) -> None:
-    """A stream S with ``count`` messages, of which the second and the last are deleted, and a consumer C."""
+    """Make a stream S with ``count`` messages, of which the second and the last are deleted, and a consumer C."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], **config})
     for n in range(count):
         await broker.publish(f"s.{n % 3}", b"%d " % n * (size // 2))
@@ -54,7 +54,7 @@ async def until(broker: Inside, holds: Callable[[dict[str, Any]], bool]) -> None
 
 
 async def messages(broker: Inside, stream: str) -> list[tuple[int, dict[str, Any]]]:
-    """All messages as MSG.GET shows them."""
+    """Return all messages as MSG.GET shows them."""
     state = (await broker.ok(f"STREAM.INFO.{stream}"))["state"]
     found = []
     for seq in range(state["first_seq"], state["last_seq"] + 1):
@@ -89,7 +89,7 @@ def msg(seq: int, subject: bytes = b"s.1", body: bytes = b"x", *, hlen: int = 0,
 
 
 def with_consumer(name: str, config: dict[str, Any], *state: Any, count: int = 1) -> bytes:
-    """An archive without messages, with ``count`` consumers that are all the same."""
+    """Return an archive without messages, with ``count`` consumers that are all the same."""
     return archive(small(3, count), [], *[ArchivedConsumer(name, config, *state)] * count)
 
 
@@ -108,7 +108,7 @@ async def test_a_stream_comes_back_as_it_was(broker: Inside, storage: str) -> No
         delivery = await broker.pull("S.C")
     await broker.client.request(delivery.reply, b"+ACK", timeout=30)
     before = await messages(broker, "S"), await broker.ok("STREAM.INFO.S"), await broker.ok("CONSUMER.INFO.S.C")
-    backup = await take(broker.client, "S")
+    backup = await take_snapshot(broker.client, "S")
     await broker.ok("STREAM.DELETE.S")
     info = await restored(broker.client, backup)
     after = await messages(broker, "S"), await broker.ok("STREAM.INFO.S"), await broker.ok("CONSUMER.INFO.S.C")
@@ -121,7 +121,7 @@ async def test_a_stream_comes_back_as_it_was(broker: Inside, storage: str) -> No
     for key in ("delivered", "ack_floor"):
         assert {name: after[2][key][name] for name in ("consumer_seq", "stream_seq")} == {
             name: before[2][key][name] for name in ("consumer_seq", "stream_seq")}
-    # It goes on where it was.
+    # It continues where it was.
     assert await broker.publish("s.1") == 21
     delivery = await broker.pull("S.C")
     assert delivery.subject == "s.0"
@@ -131,7 +131,7 @@ async def test_a_stream_comes_back_as_it_was(broker: Inside, storage: str) -> No
 async def test_a_restored_stream_survives_a_restart(broker: Inside) -> None:
     await fill(broker)
     await broker.pull("S.C")
-    backup = await take(broker.client, "S")
+    backup = await take_snapshot(broker.client, "S")
     before = await messages(broker, "S")
     await restored(broker.client, backup, name="T", subjects=["t.>"])
     await broker.restart()
@@ -142,20 +142,20 @@ async def test_a_restored_stream_survives_a_restart(broker: Inside) -> None:
 
 async def test_without_consumers(broker: Inside) -> None:
     await fill(broker)
-    backup = await take(broker.client, "S", no_consumers=True)
+    backup = await take_snapshot(broker.client, "S", no_consumers=True)
     assert (await restored(broker.client, backup, name="T", subjects=["t"]))["state"]["consumer_count"] == 0
 
 
 @pytest.mark.shows("api.snapshot")
 async def test_chunks_are_as_large_as_asked(broker: Inside) -> None:
     await fill(broker, 40, 4000)
-    backup = await take(broker.client, "S", chunk_size=1)
+    backup = await take_snapshot(broker.client, "S", chunk_size=1)
     assert set(backup.chunks[:-1]) == {1024}
     assert backup.status == "204"
-    again = await take(broker.client, "S", chunk_size=4096, window_size=4096)
+    again = await take_snapshot(broker.client, "S", chunk_size=4096, window_size=4096)
     assert set(again.chunks[:-1]) == {4096}
     assert sum(again.chunks) == sum(backup.chunks)
-    assert (await take(broker.client, "S")).status is None  # a single chunk
+    assert (await take_snapshot(broker.client, "S")).status is None  # a single chunk
 
 
 async def test_no_more_than_the_window_is_unanswered(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ async def test_no_more_than_the_window_is_unanswered(broker: Inside, monkeypatch
     events = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.SNAPSHOT_COMPLETE.S")
     for seconds in (0.2, 2.0, 10.0):  # on a busy machine the two acks may take longer
         monkeypatch.setattr(chunks, "ACK_SECONDS", seconds)
-        backup = await take(broker.client, "S", chunk_size=1024, window_size=3 * 1024, acks=2)
+        backup = await take_snapshot(broker.client, "S", chunk_size=1024, window_size=3 * 1024, acks=2)
         assert backup.status == "408"
         assert json.loads((await events.next_msg()).data)["error"] == "no flow response"
         if len(backup.chunks) >= 5:
@@ -182,7 +182,7 @@ async def test_a_client_that_leaves_ends_its_snapshot(broker: Inside) -> None:
 
 
 async def comes_whole(broker: Inside, subscription: Subscription, answer: dict[str, Any]) -> None:
-    """The archive that comes is all of S."""
+    """Check that the archive that arrives is all of S."""
     parts = []
     while (chunk := await subscription.next_msg()).data:
         parts.append(chunk.data)
@@ -196,7 +196,8 @@ async def comes_whole(broker: Inside, subscription: Subscription, answer: dict[s
 
 @pytest.mark.shows("api.snapshot")
 async def test_a_client_may_subscribe_after_the_answer(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the `nats` CLI does, while its wildcard for replies matches the inbox already."""
+    """Shows the `nats` CLI's way: its wildcard for replies matches the inbox before it subscribes to the inbox
+    itself."""
     monkeypatch.setattr(chunks, "INTEREST_SECONDS", 30.0)
     await fill(broker, 40, 4000)
     inbox = broker.client.new_inbox()
@@ -209,7 +210,7 @@ async def test_a_client_may_subscribe_after_the_answer(broker: Inside, monkeypat
 
 
 async def test_a_client_may_subscribe_with_a_wildcard(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets the archive as well, once no better subscription has come."""
+    """Shows that it gets the archive, too, if no subscription to the inbox itself has come for some time."""
     monkeypatch.setattr(chunks, "INTEREST_SECONDS", 0.1)
     await fill(broker, 40, 4000)
     subscription = await broker.client.subscribe("to.*")
@@ -282,7 +283,7 @@ async def test_messages_expire_as_they_would_have(broker: Inside) -> None:
 async def test_message_ids_of_the_window_are_known(broker: Inside) -> None:
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
     await broker.client.request("s.1", b"x", headers={"Nats-Msg-Id": "one"})
-    backup = await take(broker.client, "S")
+    backup = await take_snapshot(broker.client, "S")
     await broker.ok("STREAM.DELETE.S")
     await restored(broker.client, backup)
     for _ in range(2):
@@ -298,7 +299,7 @@ async def test_a_source_continues_after_what_was_copied(broker: Inside) -> None:
     config = {"name": "S", "sources": [{"name": "O"}]}
     await broker.ok("STREAM.CREATE.S", config)
     await until(broker, lambda state: state["messages"] == 3)
-    backup = await take(broker.client, "S")
+    backup = await take_snapshot(broker.client, "S")
     await broker.ok("STREAM.DELETE.S")
     await restored(broker.client, backup)
     await broker.publish("o")
@@ -311,7 +312,7 @@ async def test_a_source_continues_after_what_was_copied(broker: Inside) -> None:
 async def test_a_schedule_continues(broker: Inside) -> None:
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_msg_schedules": True})
     await broker.client.request("s.plan", b"x", headers={"Nats-Schedule": "@every 1s", "Nats-Schedule-Target": "s.out"})
-    backup = await take(broker.client, "S")
+    backup = await take_snapshot(broker.client, "S")
     await broker.ok("STREAM.DELETE.S")
     await restored(broker.client, backup)
     following = backup.state["last_seq"] + 1
@@ -468,7 +469,7 @@ async def test_a_client_that_does_not_wait_is_held_back(broker: Inside, monkeypa
 
 
 async def test_a_client_that_sends_nothing_over_and_over_is_held_back() -> None:
-    """Empty chunks take memory, too."""
+    """Shows that empty chunks count, because they take memory, too."""
     class Source:
         held = 0
 

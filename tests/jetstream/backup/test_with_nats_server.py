@@ -1,4 +1,5 @@
-"""Backups of nats-server restored here, and ours there: the same stream, and the same answers and advisories."""
+"""Backups of nats-server restored by the broker, and the broker's by nats-server: the same stream, answers and
+advisories."""
 
 from __future__ import annotations
 
@@ -15,18 +16,19 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.jetstream.archives import Backup, Failed, api, restore, take
+from tests.jetstream.archives import Backup, Failed, api, restore, take_snapshot
 from tests.jetstream.schemas import broken
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 _VARIES = {"ts", "created", "id", "timestamp", "start", "end", "client", "bytes"}
-"""Of advisories, ``bytes`` is the size of the archive: they compress differently."""
+"""Members that are not compared. In advisories, ``bytes`` is the size of the archive: the servers compress
+differently."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def clients(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Client, Client]]:
-    """Of nats-server and of the broker."""
+    """Yield clients of nats-server and of the broker."""
     folder: Path = tmp_path_factory.mktemp("stores")
     async with (NatsServerProcess("-js", "-sd", str(folder / "real")) as real,
                 BrokerProcess("-js", "-sd", str(folder / "ours")) as ours):
@@ -47,12 +49,13 @@ _NUMBERS = itertools.count(1)
 
 
 def new_name() -> str:
-    """nats-server removes a deleted stream's files after it has answered, and a new stream of that name may find them."""
+    """Return an unused name: nats-server removes a deleted stream's files after its answer, and a new stream may find
+    them."""
     return f"S{next(_NUMBERS)}"
 
 
 async def fill(client: Client, name: str) -> Backup:
-    """A stream with all that an archive can hold; returns its backup, and removes it."""
+    """Make a stream with everything that an archive can hold; return its backup, and remove the stream."""
     await api(client, f"STREAM.CREATE.{name}", {"name": name, "subjects": ["s.>"], "allow_msg_ttl": True,
                                                 "metadata": {"a": "b"}})
     js = client.jetstream()
@@ -87,13 +90,13 @@ async def fill(client: Client, name: str) -> Backup:
     await last.ack_sync()
     await (await js.pull_subscribe_bind("NONE", name)).fetch(9)
     await settled(client, f"{name}.WORK", num_ack_pending=13, num_redelivered=1)
-    backup = await take(client, name, chunk_size=4096)
+    backup = await take_snapshot(client, name, chunk_size=4096)
     await gone(client, name)
     return backup
 
 
 async def settled(client: Client, consumer: str, **wanted: int) -> None:
-    """nats-server takes acks from a queue of their own."""
+    """Wait until a consumer has these numbers: nats-server processes acks some time later."""
     async with asyncio.timeout(30):
         while True:
             info = await api(client, f"CONSUMER.INFO.{consumer}")
@@ -113,7 +116,7 @@ def plain(value: Any) -> Any:
 
 
 async def seen(client: Client, name: str) -> dict[str, Any]:
-    """All that a client can see of the stream."""
+    """Return everything that a client can see of the stream."""
     state = (await api(client, f"STREAM.INFO.{name}", {"deleted_details": True, "subjects_filter": ">"}))["state"]
     messages = {}
     for seq in range(1, state["last_seq"] + 1):
@@ -157,7 +160,7 @@ async def test_ours_is_restored_there_and_comes_back(clients: tuple[Client, Clie
     before = await seen(ours, name)
     await gone(ours, name)
     await restore(real, backup)
-    again = await take(real, name)
+    again = await take_snapshot(real, name)
     await gone(real, name)
     await restore(ours, again, chunk_bytes=999)
     assert await seen(ours, name) == before
@@ -184,7 +187,7 @@ async def test_changed_configurations(clients: tuple[Client, Client], changes: d
     [first, *_] = await (await real.jetstream().pull_subscribe_bind("A", name)).fetch(3)
     await first.ack_sync()
     await settled(real, f"{name}.A", num_ack_pending=2)
-    backup = await take(real, name)
+    backup = await take_snapshot(real, name)
     await gone(real, name)
     answers: list[Any] = []
     changed = {"name": new_name(), **changes}
@@ -192,7 +195,7 @@ async def test_changed_configurations(clients: tuple[Client, Client], changes: d
         try:
             info = await restore(client, backup, **changed)
         except Failed as failed:
-            # Where restoring fails, nats-server leaves half of a stream.
+            # If restoring fails, nats-server leaves half of a stream.
             answers.append(failed.error)
             assert client is real or not (await api(client, "STREAM.NAMES"))["streams"]
         else:
@@ -204,38 +207,40 @@ async def test_changed_configurations(clients: tuple[Client, Client], changes: d
 
 @pytest.mark.shows("advisory.snapshot", "advisory.restore")
 async def test_advisories(clients: tuple[Client, Client]) -> None:
-    """Each server's own: which, what they say, and what that breaks of their schemas. nats-server sends the one of a
-    restored stream's creation from another goroutine than those of the restore, before or after them.
+    """Compare the advisories of each server, and the rules of their schemas that they break.
+
+    nats-server sends the advisory of a restored stream's creation from another goroutine than those of the restore,
+    before or after them.
     """
-    heard = []
+    found = []
     name, other = new_name(), new_name()
     for client in clients:
         events: list[tuple[Any, ...]] = []
-        news = asyncio.Event()
+        arrived = asyncio.Event()
 
-        async def note(msg: Any, events: list[tuple[Any, ...]] = events, news: asyncio.Event = news) -> None:
+        async def note(msg: Any, events: list[tuple[Any, ...]] = events, arrived: asyncio.Event = arrived) -> None:
             event = json.loads(msg.data)
             for key in _VARIES & event.keys():
                 event[key] = type(event[key]).__name__
             events.append((msg.subject, plain(event.pop("state", None)), event, broken(msg.data)))
-            news.set()
+            arrived.set()
 
-        async def told(count: int, events: list[tuple[Any, ...]] = events, news: asyncio.Event = news) -> None:
+        async def events_arrived(count: int, events: list[tuple[Any, ...]] = events, arrived: asyncio.Event = arrived) -> None:
             while len(events) < count:
-                news.clear()
-                await asyncio.wait_for(news.wait(), 30)
+                arrived.clear()
+                await asyncio.wait_for(arrived.wait(), 30)
 
         subscription = await client.subscribe("$JS.EVENT.ADVISORY.STREAM.>", cb=note)
         await api(client, f"STREAM.CREATE.{name}", {"name": name, "subjects": ["s"]})
-        backup = await take(client, name)
-        await told(3)
+        backup = await take_snapshot(client, name)
+        await events_arrived(3)
         await gone(client, name)
         await restore(client, backup, name=other)
-        await told(7)
+        await events_arrived(7)
         with pytest.raises(Failed):
             await restore(client, Backup({"name": name, "subjects": ["t"]}, {}, b"no archive"))
-        await told(9)
+        await events_arrived(9)
         await subscription.unsubscribe()
-        heard.append(sorted(events, key=lambda event: event[0]))
-    assert heard[1] == heard[0]
-    assert len(heard[0]) == 9
+        found.append(sorted(events, key=lambda event: event[0]))
+    assert found[1] == found[0]
+    assert len(found[0]) == 9

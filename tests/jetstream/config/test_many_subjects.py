@@ -1,5 +1,4 @@
-"""Configurations with very many subjects: the same answers as from comparing each with each, and a bound on their
-shapes."""
+"""Configurations with very many subjects: checks give the same answers as comparing all pairs; shapes are bounded."""
 
 from __future__ import annotations
 
@@ -25,12 +24,12 @@ PREFIXES = st.lists(st.lists(st.sampled_from(["a", "b"]), min_size=1, max_size=3
 
 DIFFERENT = [".".join("*" if place >> bit & 1 else "a" for bit in range(9)) + f".{place}"
              for place in range(SHAPES_MAX + 1)]
-"""Subjects of which no two have their wildcards in the same places."""
+"""Subjects with their wildcards in different places, each."""
 
 
 @given(PREFIXES, SUBJECTS)
 def test_a_delivery_prefix_must_not_lead_back_to_the_origin(prefixes: list[str], subjects: list[str]) -> None:
-    """The error names the first prefix that does, and the first subject."""
+    """Shows that the error names the first such prefix, and the first subject."""
     config = StreamConfig.from_json({"name": "S", "sources": [
         {"name": "O"}, *({"name": "P", "external": {"api": "x", "deliver": prefix}} for prefix in prefixes)]})
     cycle = next(((prefix, subject) for prefix in prefixes for subject in subjects

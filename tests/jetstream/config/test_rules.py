@@ -1,4 +1,4 @@
-"""Which configurations and updates are accepted: defaults, error codes, and that nothing unsupported passes silently.
+"""The rules for configurations and updates: defaults, error codes, and that no unsupported setting is accepted.
 
 The full set of refusals, in nats-server's order and wording, is in scenarios.py.
 """
@@ -225,7 +225,7 @@ def test_creating_a_consumer_again_is_seen_as_such() -> None:
 
 
 def test_a_copy_of_a_consumer_shares_nothing_that_changes() -> None:
-    """Whatever is changed in the copy, the original stays as it was."""
+    """Shows that the original stays as it was when the copy is changed."""
     given = {"durable_name": "D", "backoff": [1], "filter_subjects": ["a", "b"], "metadata": {"k": "v"},
              "priority_groups": ["g"]}
     original = ConsumerConfig.from_json(deepcopy(given))

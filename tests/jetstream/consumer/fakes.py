@@ -25,7 +25,7 @@ SECOND = 1_000_000_000
 
 
 class VirtualLoop:
-    """call_soon, call_later and tasks, run by hand: nothing happens until ``settle`` or ``advance``."""
+    """A loop with call_soon, call_later and tasks, run by hand: nothing happens until ``settle`` or ``advance``."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.clock = clock
@@ -93,7 +93,7 @@ class Turn:
 
 
 class Delivered:
-    """One message as a subscriber sees it."""
+    """A message as a subscriber sees it."""
 
     def __init__(self, to: bytes, subject: bytes, reply: bytes, hlen: int, body: bytes) -> None:
         self.to = to
@@ -115,13 +115,14 @@ class Delivered:
 
 
 class FakeBus:
-    """Records everything sent. Inboxes have interest unless in ``deaf``; other subjects only if in ``heard``."""
+    """A bus that records everything sent. Inboxes have interest unless in ``deaf``, other subjects only if in
+    ``wanted``."""
 
     def __init__(self) -> None:
         self.sent: list[Delivered] = []
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.batches: list[int] = []
-        self.heard: set[bytes] = set()
+        self.wanted: set[bytes] = set()
         self.deaf: set[bytes] = set()
         self.pending: dict[bytes, int] = {}
         self.room: dict[bytes, int] = {}
@@ -130,7 +131,7 @@ class FakeBus:
         self.listens_to_events = True
 
     def count_work(self, amount: int) -> None:
-        """No turn is cut short here."""
+        """Do nothing: no turn is cut short here."""
 
     def subscribe(self, subject: bytes, handler: Callable[..., None], *, queue: bytes = b"") -> FakeSubscription:
         self.subscriptions[subject] = handler
@@ -144,7 +145,7 @@ class FakeBus:
             return self.listens_to_events
         if subject.startswith(b"_INBOX."):
             return subject not in self.deaf
-        return subject in self.heard
+        return subject in self.wanted
 
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         if subject.startswith(b"$JS.EVENT."):
@@ -180,15 +181,15 @@ class FakeBus:
         return watch
 
     def listen(self, subject: bytes, on: bool = True) -> None:
-        """Interest in ``subject`` begins or ends."""
-        (self.heard.add if on else self.heard.discard)(subject)
+        """Begin or end interest in ``subject``."""
+        (self.wanted.add if on else self.wanted.discard)(subject)
         for watch in self.watches:
             if watch.subject == subject and not watch.cancelled and watch.interested != on:
                 watch.interested = on
                 watch.changed(on)
 
-    def take(self) -> list[Delivered]:
-        """What was sent since the last call."""
+    def pop_sent(self) -> list[Delivered]:
+        """Return the messages sent since the last call."""
         sent, self.sent = self.sent, []
         return sent
 
@@ -249,8 +250,11 @@ class FakeLoading:
 
 
 class FakeStream:
-    """Messages in chunks of ``chunk_messages``; ``not_loaded`` makes each chunk need one load before it is handed out,
-    and ``indexed`` lets the stream know where the messages of a subject are."""
+    """A stream with its messages in chunks of ``chunk_messages``.
+
+    ``not_loaded`` makes each chunk need one load before it is returned, and ``indexed`` lets the stream know where the
+    messages of a subject are.
+    """
 
     def __init__(self, clock: ManualClock, *, chunk_messages: int = 100) -> None:
         self.clock = clock
@@ -361,7 +365,7 @@ class FakeStream:
 
 
 def run(loop: VirtualLoop, coro: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine, with the virtual loop running meanwhile."""
+    """Return the result of a coroutine, with the virtual loop running meanwhile."""
     result: list[Any] = []
 
     async def main() -> None:
@@ -384,7 +388,7 @@ class World:
         self.rng = random.Random(7)
 
     def consumer(self, state: ConsumerState | None = None, receiver: Any = None, **config: Any) -> Consumer:
-        """A consumer that is open; explicit acks with 30 s ack_wait unless said otherwise."""
+        """Return an open consumer; by default with explicit acks and an ack_wait of 30 s."""
         from broker.jetstream.consumer.start import starting_state
 
         full: dict[str, Any] = {"durable_name": "C", "ack_policy": "explicit", "max_deliver": -1, "max_waiting": 512}
@@ -411,7 +415,7 @@ class World:
         op = (b"$JS.API.CONSUMER.MSG.NEXT.S.C", inbox, len(headers), headers + payload)
         consumer.on_next([op], 0, 1, None, self.clock.now_ns())
         self.loop.settle()
-        return self.bus.take()
+        return self.bus.pop_sent()
 
     def ack(self, consumer: Consumer, *messages: Delivered, body: bytes = b"+ACK",
             reply: bytes = b"") -> list[Delivered]:
@@ -419,12 +423,12 @@ class World:
         ops = [(m.reply, reply, 0, body) for m in messages]
         consumer.on_ack(ops, 0, len(ops), None, self.clock.now_ns())
         self.loop.settle()
-        return self.bus.take()
+        return self.bus.pop_sent()
 
     def pass_time(self, ns: int) -> list[Delivered]:
         """Let time pass; returns what was sent meanwhile."""
         self.loop.advance(ns)
-        return self.bus.take()
+        return self.bus.pop_sent()
 
     def stored(self, consumer: Consumer, state: ConsumerState) -> ConsumerState:
         """Fold the consumer's delta into ``state``, as a segment's replay does."""
@@ -434,22 +438,22 @@ class World:
         return state
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Events whose subject holds ``kind``, in order."""
+        """Return the events whose subject contains ``kind``, in order."""
         return [event for subject, event in self.bus.events if kind in subject]
 
 
 def fresh_state(consumer: Consumer, start_seq: int = 1) -> ConsumerState:
-    """The stored state of a consumer that has just been created."""
+    """Return the stored state of a consumer that has just been created."""
     state = ConsumerState(consumer.name, consumer.config.to_json(), consumer.created_ns)
     state.delivered_sseq = state.floor_sseq = start_seq - 1
     return state
 
 
 def seqs(sent: Sequence[Delivered]) -> list[int]:
-    """Stream sequences of the messages among what was sent."""
+    """Return the stream sequences of the messages in ``sent``."""
     return [d.seq for d in sent if d.is_message]
 
 
 def statuses(sent: Sequence[Delivered]) -> list[str]:
-    """Status lines among what was sent."""
+    """Return the status lines in ``sent``."""
     return [d.status for d in sent if not d.is_message]

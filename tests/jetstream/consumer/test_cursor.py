@@ -52,8 +52,7 @@ async def test_messages_removed_during_the_first_count_are_not_counted() -> None
 
 
 async def test_messages_delivered_during_a_count_are_not_subtracted_twice() -> None:
-    """Messages that are delivered and acked while the store is asked are not found there; the five behind them are
-    pending."""
+    """Messages delivered and acked during a count are not found by it; the five after them are pending."""
     stream = FakeStream(ManualClock())
     stream.add(*"aaaaaaaaaa")
     cursor = Cursor(stream, Filters([b"a"]), 1, set())  # type: ignore[arg-type]
@@ -82,8 +81,10 @@ async def test_a_list_of_last_messages_survives_a_purge_of_some() -> None:
 
 
 async def test_removals_around_a_list_of_last_messages() -> None:
-    """Between the listed ones nothing is pending; behind them all is that was counted, and what leaves there does not
-    stay in the count, nor the part of a range that reaches so far."""
+    """Nothing between the listed messages is pending; after them, all counted messages are.
+
+    Removals after them are subtracted, also the part of a range that reaches so far.
+    """
     stream = FakeStream(ManualClock())
     stream.add(*"abcbcdbcd")
     cursor = Cursor(stream, Filters([b"*"]), 1, set())  # type: ignore[arg-type]
@@ -141,8 +142,11 @@ class Chunks:
 
 
 def test_a_list_is_delivered_as_far_as_one_chunk_goes() -> None:
-    """In runs, within what is wanted; what has left since the list was made, or was never there, is passed over, and
-    counted as pending no more; what a delivery did not reach comes again."""
+    """Listed messages are delivered in runs, within the limits.
+
+    Messages that have left since the list was made, or never existed, are skipped and no longer pending. Messages that
+    a delivery did not reach come again.
+    """
     stream = Chunks()
     cursor = Cursor(stream, Filters(), 1, set())  # type: ignore[arg-type]
     cursor.list_first([1, 2, 4, 5, 6, 8, 9, 11, 12, 16, 19], 20)
@@ -160,8 +164,11 @@ def test_a_list_is_delivered_as_far_as_one_chunk_goes() -> None:
 
 
 def test_the_values_of_a_key_are_delivered_together() -> None:
-    """Where the stream knows them, from many chunks at once: without those acked before or gone meanwhile, within the
-    bytes and up to what must be loaded first. What a delivery did not reach comes again."""
+    """Values that the stream knows are delivered from many chunks at once, within the bytes, up to one that must be
+    loaded.
+
+    Values acked before or removed meanwhile are left out. Values that a delivery did not reach come again.
+    """
     stream = FakeStream(ManualClock(), chunk_messages=3)
     stream.indexed = True
     for at in range(10):
@@ -195,7 +202,7 @@ def test_the_values_of_a_key_are_delivered_together() -> None:
 
 
 def test_only_acked_values_are_left() -> None:
-    """All that the stream knows of was acked ahead: the cursor reaches the end."""
+    """Shows that the cursor reaches the end if all values that the stream knows were acked ahead."""
     stream = FakeStream(ManualClock(), chunk_messages=2)
     stream.indexed = True
     stream.add("k", "a", "k", "b")
@@ -225,7 +232,7 @@ class Forgetful(FakeStream):
 
 
 def test_a_chunk_loaded_for_a_key_is_held_until_it_is_delivered() -> None:
-    """However small the cache: each load is followed by a delivery."""
+    """Shows that each load is followed by a delivery, even with the smallest cache."""
     stream = Forgetful()
     stream.add(*["k", "a"] * 4)
     cursor = Cursor(stream, Filters([b"k"]), 1, set())  # type: ignore[arg-type]
@@ -249,7 +256,7 @@ def all_messages(chunk_messages: int, count: int) -> tuple[FakeStream, Cursor]:
 
 
 def test_small_chunks_are_delivered_together() -> None:
-    """What is in memory makes one delivery, up to the number and about the bytes asked for; all columns go with it."""
+    """Chunks in memory make one delivery, up to the number and about the bytes asked for, with all columns."""
     stream, cursor = all_messages(3, 20)
     msgs = cursor.next_messages(8, 1 << 20)
     assert isinstance(msgs, MessageColumns)
@@ -271,7 +278,7 @@ def test_small_chunks_are_delivered_together() -> None:
 
 
 def test_chunks_with_gaps_and_headers_are_delivered_together() -> None:
-    """Removed messages and such as were acked ahead are left out in each chunk; headers of some make a column for all."""
+    """Removed messages and messages acked ahead are left out in each chunk; headers of some make a column for all."""
     stream, cursor = all_messages(3, 6)
     stream.add("h", headers=b"NATS/1.0\r\nA: 1\r\n\r\n")
     stream.add("t", "u")
@@ -285,7 +292,7 @@ def test_chunks_with_gaps_and_headers_are_delivered_together() -> None:
 
 
 def test_a_chunk_that_is_not_in_memory_ends_the_delivery() -> None:
-    """A chunk that would have to be loaded ends the delivery before it, and nothing is loaded for that."""
+    """Shows that a chunk that is not in memory ends the delivery before it, and is not loaded for that."""
     stream, cursor = all_messages(3, 9)
     loaded: list[int] = []
     stream.chunk_of = lambda seq: loaded.append(seq)  # type: ignore[assignment, func-returns-value]
@@ -295,7 +302,7 @@ def test_a_chunk_that_is_not_in_memory_ends_the_delivery() -> None:
 
 
 def test_only_stored_messages_are_delivered() -> None:
-    """Messages after the persisted ones are in memory too, but nobody may see them yet."""
+    """Shows that messages in memory that are not persisted are not delivered."""
     stream, cursor = all_messages(3, 9)
     later, _ = all_messages(3, 9)
     stream.persisted_seq, stream.chunk_of = 6, later.chunk_of  # type: ignore[method-assign]

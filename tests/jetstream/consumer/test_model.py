@@ -1,9 +1,9 @@
-"""A consumer against a naive model, under any order of events that hypothesis finds.
+"""A consumer against a simple model, under any order of events that hypothesis finds.
 
-The model keeps a set of pending sequences with their due times and counts, nothing clever. After each step the
-consumer's info must agree with it, and every delivery is checked: never a message that was acked or removed, new
-ones in order and without a gap, redeliveries before new ones, counts one up. Restarts go through the stored state and
-its deltas, once with everything stored, once with the losses of a crash.
+The model keeps a set of pending sequences with their due times and counts. After each step the consumer's info must
+agree with it, and every delivery is checked: never a message that was acked or removed, new ones in order and without a
+gap, redeliveries before new ones, counts one up. Restarts use the stored state and its deltas, either with everything
+stored or with the losses of a crash.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ WAIT = SECOND
 
 
 class Model:
-    """What a consumer must know, kept simply."""
+    """The state of a consumer, kept simply."""
 
     def __init__(self) -> None:
         self.high = 0
         self.pending: dict[int, int] = {}
-        """sequence → monotonic time at which its ack wait ends"""
+        """The monotonic time at which the ack wait ends, by sequence."""
         self.queued: list[int] = []
         self.counts: dict[int, int] = {}
         self.acked: set[int] = set()
         self.over: set[int] = set()
-        """had max_deliver deliveries"""
+        """The sequences that had max_deliver deliveries."""
 
 
 class ConsumerMachine(RuleBasedStateMachine):
@@ -163,7 +163,7 @@ class ConsumerMachine(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.w.pass_time(ms * MS)
         now = self.w.clock.monotonic_ns()
-        # Those whose wait ended earlier are queued earlier.
+        # Messages whose wait ended earlier are queued earlier.
         for _, seq in sorted((due, s) for s, due in self.model.pending.items() if due <= now):
             self.queue(seq)
 
@@ -180,13 +180,13 @@ class ConsumerMachine(RuleBasedStateMachine):
 
     @rule()
     def store(self) -> None:
-        """A segment is sealed and stored."""
+        """Seal and store a segment."""
         self.w.stored(self.consumer, self.state)
         self.saved = copy.deepcopy(self.model)
 
     @rule()
     def restart(self) -> None:
-        """A clean restart: all changes are stored. The consumer's info does not change."""
+        """Restart cleanly: all changes are stored. The consumer's info does not change."""
         self.store()
         before = self.shown()
         self.reopen()
@@ -195,7 +195,7 @@ class ConsumerMachine(RuleBasedStateMachine):
 
     @rule()
     def crash(self) -> None:
-        """Changes since the last segment are lost; acks of deliveries that went out may still arrive."""
+        """Crash: changes since the last segment are lost; acks of sent deliveries may arrive later."""
         self.model = copy.deepcopy(self.saved)
         self.reopen()
 
@@ -240,7 +240,7 @@ class ConsumerMachine(RuleBasedStateMachine):
     # ---- parts
 
     def to_come(self) -> list[int]:
-        """Messages still to be delivered for the first time, in order."""
+        """Return the messages that are yet to be delivered for the first time, in order."""
         model = self.model
         return [s for s in self.w.stream.live(model.high + 1)
                 if s not in model.acked and self.match(self.w.stream.messages[s][0])]
@@ -252,7 +252,7 @@ class ConsumerMachine(RuleBasedStateMachine):
         model.acked.add(seq)
 
     def late(self, seq: int) -> None:
-        """An ack after the last delivery is still an ack."""
+        """Apply an ack after the last delivery, which is valid."""
         if seq in self.model.over:
             self.model.over.discard(seq)
             self.model.acked.add(seq)
@@ -286,8 +286,9 @@ TestConsumer.settings = settings(max_examples=100, stateful_step_count=40, deadl
 
 
 def test_messages_that_were_acked_before_they_are_delivered_are_loaded_once() -> None:
-    """A crash forgets deliveries, and their acks come afterwards: the next pull passes over those messages and ends,
-    though every message has to be loaded from the store whenever it is needed.
+    """A crash forgets deliveries, and their acks arrive afterwards: the next pull skips those messages and ends.
+
+    Every message has to be loaded from the store whenever it is needed.
     """
     machine = ConsumerMachine()
     machine.begin(filters=["a"], max_deliver=-1, max_ack_pending=1000, chunk=1, before=4, not_loaded=True, indexed=True)

@@ -1,5 +1,4 @@
-"""A consumer whose messages and acks are not those of JetStream's protocol: a receiver of its own, and acks by
-sequence."""
+"""A consumer for another protocol than JetStream's: with a receiver of its own, and acks by sequence."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class Watch:
 
 
 class FakeReceiver:
-    """Records (sequence, payload, deliveries), up to ``room`` messages at once."""
+    """A receiver that records (sequence, payload, deliveries), up to ``room`` messages at once."""
 
     def __init__(self, *, interested: bool = True, room: int = 1000) -> None:
         self.interested = interested
@@ -49,7 +48,7 @@ class FakeReceiver:
 
 
 def test_a_receiver_gets_messages_in_order_and_acks_by_sequence() -> None:
-    """Nothing of it passes the bus: neither deliveries nor acks."""
+    """Shows that neither deliveries nor acks pass the bus."""
     world, receiver = World(), FakeReceiver()
     world.stream.add("a", "b", "c")
     consumer = world.consumer(receiver=receiver)
@@ -59,7 +58,7 @@ def test_a_receiver_gets_messages_in_order_and_acks_by_sequence() -> None:
     assert list(consumer.acks.pending) == [2]
     assert consumer.acks.floor_sseq == 1
     assert world.stream.acknowledged == [1, 3]
-    assert world.bus.take() == []
+    assert world.bus.pop_sent() == []
 
 
 def test_an_ack_by_sequence_says_when_it_is_stored() -> None:
@@ -78,7 +77,8 @@ def test_an_ack_by_sequence_says_when_it_is_stored() -> None:
 
 
 def test_what_is_not_acked_is_delivered_again() -> None:
-    """After ack_wait, with its count of deliveries; an ack of something that was never delivered changes nothing."""
+    """Shows a redelivery after ack_wait, with its count; an ack of a message that was never delivered changes
+    nothing."""
     world, receiver = World(), FakeReceiver()
     world.stream.add("a", "b")
     consumer = world.consumer(receiver=receiver, ack_wait=5 * SECOND)
@@ -90,7 +90,7 @@ def test_what_is_not_acked_is_delivered_again() -> None:
 
 
 def test_an_ack_of_all_acks_everything_below() -> None:
-    """With the policy all, the caller names only the stream sequence."""
+    """Shows that the caller names only the stream sequence, with the policy all."""
     world, receiver = World(), FakeReceiver()
     world.stream.add("a", "b", "c")
     consumer = world.consumer(receiver=receiver, ack_policy="all")
@@ -101,7 +101,8 @@ def test_an_ack_of_all_acks_everything_below() -> None:
 
 
 def test_a_full_or_absent_receiver_holds_delivery_back() -> None:
-    """Nothing is delivered before it wants something; what it does not take comes again, and none is skipped."""
+    """Shows that nothing is delivered before it wants messages; messages that it does not accept come again, in
+    order."""
     world, receiver = World(), FakeReceiver(interested=False, room=1)
     world.stream.add("a", "b", "c")
     consumer = world.consumer(receiver=receiver)
@@ -122,7 +123,7 @@ def test_a_full_or_absent_receiver_holds_delivery_back() -> None:
 
 
 def test_heartbeats_go_to_the_receiver() -> None:
-    """With the last sequences in their headers."""
+    """Shows heartbeats with the last sequences in their headers."""
     world, receiver = World(), FakeReceiver()
     world.consumer(receiver=receiver, idle_heartbeat=SECOND)
     world.pass_time(3 * SECOND)

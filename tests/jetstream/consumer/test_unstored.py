@@ -1,4 +1,4 @@
-"""What a consumer has delivered is written down in parts, however fast it delivers."""
+"""The records of a consumer's deliveries: they are bounded, however fast it delivers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ MESSAGES = 6000
 
 
 async def test_very_many_pending_messages_are_written_down_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """6000 messages are delivered at once and not acked, where 1000 are bound: no record has them all, and after a
-    restart they are pending."""
+    """6000 messages are delivered at once and not acked, with a bound of 1000 in a record.
+
+    No record has them all, and after a restart they are pending.
+    """
     monkeypatch.setattr(consumer_module, "_UNSTORED_MAX", 1000)
     listed: list[int] = []
     move_into = AckDelta.move_into

@@ -11,7 +11,7 @@ _AUDIT = "sub audit $JS.EVENT.ADVISORY.API\n"
 
 
 def _audited(*steps: str) -> str:
-    """Each step, and its audit advisory."""
+    """Return the steps, each followed by its audit advisory."""
     return "\n".join(f"{step}\nrest audit" for step in steps)
 
 
@@ -101,4 +101,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "advisory.consumer_pause": ("paused",),
     "advisory.stream_action": ("streams",),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

@@ -35,7 +35,7 @@ def _consumers(*configs: str, stream: str = _STREAM) -> str:
 
 
 def _alone(*configs: str) -> str:
-    """The same name each time, deleted in between."""
+    """Return streams of the same name, each deleted before the next."""
     lines = [_STREAM]
     for config in configs:
         lines += [f'api CONSUMER.CREATE.S.C {{"stream_name": "S", "config": {config}}}', "api CONSUMER.DELETE.S.C"]
@@ -648,4 +648,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "stream.subjects": ("subjects", "overlap"),
     "stream.updates": ("update", "updates that only go one way"),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

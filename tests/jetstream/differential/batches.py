@@ -6,7 +6,7 @@ __all__ = ["SCENARIOS", "SHOWS"]
 
 
 def _msg(subject: str, place: int, *headers: str, batch: str = "b", commit: str = "") -> str:
-    """One message of a batch."""
+    """Return one message of a batch."""
     given = [f"Nats-Batch-Id: {batch}", f"Nats-Batch-Sequence: {place}", *headers]
     if commit:
         given.append(f"Nats-Batch-Commit: {commit}")
@@ -14,7 +14,7 @@ def _msg(subject: str, place: int, *headers: str, batch: str = "b", commit: str 
 
 
 def _batch(*msgs: str | tuple[str, ...], batch: str = "b") -> str:
-    """A whole batch, of subjects and further headers; the last message commits it."""
+    """Return a whole batch, of subjects and further headers; the last message commits it."""
     rows = [(one,) if isinstance(one, str) else one for one in msgs]
     return "\n".join(_msg(subject, place, *headers, batch=batch, commit="1" if place == len(rows) else "")
                      for place, (subject, *headers) in enumerate(rows, 1))
@@ -166,4 +166,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "stream.atomic": ("not allowed", "no longer allowed", "on a mirror"),
     "stream.republish": ("transformed and published again",),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

@@ -19,7 +19,7 @@ __all__ = ["compare", "players"]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def players(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Player, ...]]:
-    """The real one, ours, and ours with a cache that holds next to nothing."""
+    """Yield players of nats-server, the broker, and the broker with a cache that holds almost nothing."""
     base = tmp_path_factory.mktemp("differential")
     async with AsyncExitStack() as stack:
         real = await stack.enter_async_context(NatsServerProcess("-js", "-sd", str(base / "real")))
@@ -31,7 +31,7 @@ async def players(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 @pytest.fixture
 def compare(players: tuple[Player, ...]) -> Callable[[str], Awaitable[None]]:
-    """Plays a scenario by its name, and fails at the first step whose results differ."""
+    """Return a function that plays a scenario by its name, and fails at the first step whose results differ."""
     async def compared(name: str) -> None:
         async def play() -> list[Played]:
             await asyncio.gather(*(one.clear() for one in players))

@@ -9,12 +9,12 @@ _PULL = _FIVE + "consumer C\n"
 
 
 def _push(options: str = "", messages: int = 5) -> str:
-    """A stream with messages and a push consumer to ``d``, which is subscribed to afterwards."""
+    """Return a stream with messages and a push consumer to ``d``, which is subscribed to afterwards."""
     return f'stream\nfill {messages} s.#\nconsumer C {{"deliver_subject": "d"{options}}}\n'
 
 
 def _start(config: str) -> str:
-    """Two subjects, then a consumer that begins somewhere, read to its end."""
+    """Return two subjects and a consumer that begins somewhere, read to its end."""
     return f"""stream
         fill 3 s.a
         fill 3 s.b
@@ -1218,4 +1218,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "stream.max_consumers": ("life: max_consumers",),
     "stream.max_msgs_per_subject": ("life: one message per subject",),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

@@ -1,6 +1,6 @@
 """Scenarios of requests by mirrors and sources of other servers, as data: see player.py for the steps.
 
-Consumers whose acks come with answers to flow control requests, and consumers that only copy.
+They have consumers whose acks come with answers to flow control requests, and consumers that only copy.
 """
 
 from __future__ import annotations
@@ -137,4 +137,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "copy.consumer": ("flow control acks", "sourcing consumers"),
     "copy.identity": ("identity of the stream",),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

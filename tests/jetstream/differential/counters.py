@@ -17,7 +17,7 @@ _BESIDE = ("Nats-Rollup: sub", "Nats-Expected-Stream: S", "Nats-Expected-Stream:
 
 
 def _batch(*increments: tuple[str, str], batch: str = "b") -> str:
-    """An atomic batch of (subject, headers)."""
+    """Return an atomic batch of (subject, headers)."""
     return "\n".join(
         f"pub[Nats-Batch-Id: {batch}; Nats-Batch-Sequence: {place}; {headers}"
         f"{'; Nats-Batch-Commit: 1' if place == len(increments) else ''}] {subject}"
@@ -194,4 +194,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
                      "a broken counter in a batch"),
     "stream.counter": ("configurations",),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

@@ -1,6 +1,6 @@
 """Every error code of JetStream and every type of message, and the scenario in which nats-server sends it, as data.
 
-The tests of the scenarios verify that it does, and that the answers here are the same in all their fields.
+The tests of the scenarios verify that it does, and that the broker's answers are the same in all their fields.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ CODES: dict[int, str] = {
     10225: "copying: identity of the stream",
     10227: "upstream: one source",
 }
-"""Scenarios by the code that nats-server gives in them."""
+"""The scenarios by the code that nats-server returns in them."""
 
 CODES_ELSEWHERE: dict[int, str] = {
     10002: "jetstream/test_accounts.py::limits_are_each_account_s_own_as_on_nats_server",
@@ -183,7 +183,7 @@ CODES_ELSEWHERE: dict[int, str] = {
     10194: "jetstream/stream/test_offline.py::one_stream_fails",
     10211: "jetstream/stream/publish/test_fast.py::open_batches_are_bounded",
 }
-"""Tests, from tests/, for which both servers need a configuration, or ours a state of its own."""
+"""The tests of other codes, as paths below tests/: both servers need a configuration, or the broker a special state."""
 
 CODES_NEVER_GIVEN: dict[str, tuple[int, ...]] = {
     "nats-server 2.15 has the code and nowhere gives it": (
@@ -203,7 +203,7 @@ CODES_NEVER_GIVEN: dict[str, tuple[int, ...]] = {
     "claims with limits for several replicas alone: the account has no JetStream here": (10120,),
     "a consumer of a newer API level; here its stream is offline with it": (10195,),
 }
-"""Codes by the reason why no scenario can have them."""
+"""The codes that no scenario can have, by the reason."""
 
 TYPES: dict[str, str] = {
     "advisory.v1.api_audit": "advisories: audit of messages",
@@ -243,7 +243,7 @@ TYPES: dict[str, str] = {
     "api.v1.stream_update_response": "retention: interest: limits to interest, nobody there",
     "metric.v1.consumer_ack": "acks: sampled",
 }
-"""Scenarios by the type of message that comes in them."""
+"""The scenarios by the type of message in them."""
 
 TYPES_ELSEWHERE: dict[str, str] = {
     "advisory.v1.api_limit_reached": "jetstream/test_queue_limits.py::the_system_account_is_notified",
@@ -269,7 +269,8 @@ _TYPE = re.compile(r'"io\.nats\.jetstream\.([a-z]+\.v1\.\w+)"')
 
 
 def unkept(name: str, came: Any) -> set[int | str]:
-    """What scenario ``name`` should have brought and did not, among all that nats-server answered."""
+    """Return the codes and types that scenario ``name`` should have brought and did not, among nats-server's
+    answers."""
     text = json.dumps(came).replace('\\"', '"')
     codes = {code for code, scenario in CODES.items() if scenario == name} - {int(code) for code in _CODE.findall(text)}
     types = {one for one, scenario in TYPES.items() if scenario == name} - set(_TYPE.findall(text))

@@ -1,6 +1,7 @@
 """Numbers at the ends of their ranges: durations, windows, TTLs, sequences, as data: see player.py for the steps.
 
-What is left out: times after the year 2262 where nats-server's numbers wrap around, and sequences above 2^63 - 1.
+Two kinds are left out: times after the year 2262, where nats-server's numbers wrap around, and sequences above 2^63 -
+1.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ _MAX = (1 << 63) - 1
 _NUMBERS = (0, -1, 1, 10**8, 10**9, 10**18, 1_900_000_000 * 10**9, _MAX - 10**9, _MAX, _MAX + 1, -_MAX - 1, -_MAX - 2,
             2 * _MAX + 1,
             2 * _MAX + 2)
-"""Among them a duration that is longer than Unix time."""
+"""The durations; one of them is longer than Unix time."""
 
 _TTLS = ("0", "-1", "1", "999ms", "1s", "9223372036", "9223372037", "9223372036854775807", "9223372036854775808",
          "9223372036s", "9223372037s", "2562047h", "2562048h", "1e9", "+5", "+5s")
@@ -29,7 +30,7 @@ _CONSUMER_FIELDS: dict[str, dict[str, object]] = {
 
 
 def _stream(field: str) -> str:
-    """A stream for each number, with a publish, and two of one id."""
+    """Return a stream for each number, with a publish, and two of one id."""
     steps = []
     for i, number in enumerate(_NUMBERS):
         config = {"subjects": [f"x{i}.>"], field: number} | ({"allow_msg_ttl": True} if "ttl" in field else {})
@@ -61,4 +62,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "stream.duplicate_window": ("streams, duplicate_window",),
     "publish.ttl": ("TTLs",),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

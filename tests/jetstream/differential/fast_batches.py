@@ -9,7 +9,7 @@ START, APPEND, COMMIT, END, PING = range(5)
 
 def _msg(place: int, operation: int = APPEND, *headers: str, batch: str = "b", flow: int | str = 2, gap: str = "fail",
          subject: str = "s.a") -> str:
-    """One message of a batch."""
+    """Return one message of a batch."""
     given = f"[{'; '.join(headers)}]" if headers else ""
     return f"into{given} F.{batch}.{flow}.{gap}.{place}.{operation}.$FI {subject} {batch}{place}"
 
@@ -92,4 +92,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "publish.fast": ("*",),
     "stream.batched": ("not allowed", "no longer allowed"),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

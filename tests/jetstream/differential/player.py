@@ -1,39 +1,38 @@
-"""Plays scenarios of publishing and consuming to a server, over a raw connection, and records what comes back.
+"""Plays scenarios of publishing and consuming to a server, over a raw connection, and records the answers.
 
 A scenario is a list of steps, one a line, for a stream S on servers without streams. ``200ms`` within JSON stands for
-200000000. What is compared is in brackets.
+200000000. The compared results are in brackets.
 
     stream {…}                  STREAM.CREATE.S of {"name": "S", "subjects": ["s.>"], …}                   [its answer]
     consumer C {…}              CONSUMER.CREATE.S.C of {"durable_name": "C", "ack_policy": "explicit", …}  [its answer]
     make NAME {…}               STREAM.CREATE.NAME of {"name": NAME, …}                                    [its answer]
-    grown NAME N                wait until its last sequence is N and its origins are heard of                        [its info]
-    failed NAME                 wait until an origin of it has an error                                    [its info]
-    msgs NAME                   each message that the stream holds: sequence, subject, headers, payload   [all of them]
+    grown NAME N                wait until its last sequence is N and its origins are active                 [its info]
+    failed NAME                 wait until an origin of it has an error                                      [its info]
+    msgs NAME                   each message of the stream: sequence, subject, headers, payload           [all of them]
     api SUBJECT BODY            a request to $JS.API.SUBJECT                                               [its answer]
     tell SUBJECT BODY           the same without a reply subject
     pub[Name: value; …] SUBJECT BODY        a JetStream publish                                            [its PubAck]
     into[Name: value; …] REPLY SUBJECT BODY     a publish with this reply subject (``-``: none), without waiting
     fill N SUBJECT              N publishes with bodies 1..N; a ``#`` in the subject becomes the number   [last PubAck]
-    sub BOX SUBJECT QUEUE       listen under a name of its own (SUBJECT: that of the box; QUEUE: none)
+    sub BOX SUBJECT QUEUE       subscribe under a name of its own (SUBJECT: that of the box; QUEUE: none)
     unsub BOX
-    pull C BOX BODY             CONSUMER.MSG.NEXT.S.C answered into the box; ``@pin2`` is the second pin that came
-    get BOX N                   wait for N messages of the box                                              [all of them]
-    until BOX TEXT              wait for a message with TEXT in its headers                            [all up to there]
-    rest BOX                    what else came within a short time                                        [all of them]
-    drop BOX                    forget what has come so far, undelivered or not
+    pull C BOX BODY             CONSUMER.MSG.NEXT.S.C answered into the box; ``@pin2`` is the second pin received
+    get BOX N                   wait for N messages of the box                                            [all of them]
+    until BOX TEXT              wait for a message with TEXT in its headers                       [all up to that one]
+    rest BOX                    other messages within a short time                                        [all of them]
+    drop BOX                    forget the messages received so far, undelivered or not
     ack BOX N PAYLOAD           answer the Nth delivery of the box
-    ask BOX N PAYLOAD           the same with a reply subject                                                [the reply]
+    ask BOX N PAYLOAD           the same with a reply subject                                               [the reply]
     nxt BOX N TO BODY           answer it with +NXT, the next messages going to box TO
     flow BOX SEQ CSEQ           answer the last flow control request of the box; with sequences, that acks up to them
-    info C                      CONSUMER.INFO, once it stands still                                                [it]
-    state                       STREAM.INFO's state, once it stands still                                          [it]
+    info C                      CONSUMER.INFO, once it no longer changes                                     [its info]
+    state                       STREAM.INFO's state, once it no longer changes                              [the state]
     sleep 100ms
 
-Ack subjects, times, ids and the player's reply subjects are normalized; everything else counts, to the byte. Steps that
-wait until something stands still send any number of requests: where a box sees requests, ``api`` sends one.
+Ack subjects, times, ids and the player's reply subjects are normalized; everything else is compared, to the byte. Steps
+that wait until something no longer changes send any number of requests: if a box receives requests, ``api`` sends one.
 
-Servers are compared by ``compare``, which plays more and more slowly: all that is given in ms takes a multiple of it
-then.
+Servers are compared by ``compare``, which plays more and more slowly: all times in ms are then multiplied.
 """
 
 from __future__ import annotations
@@ -53,20 +52,20 @@ __all__ = ["Played", "Player", "compare", "steps_of"]
 
 SECONDS = 5.0
 PATIENT_SECONDS = 30.0
-"""For what is not compared."""
+"""The timeout of requests that are not compared."""
 GROWN_SECONDS = 5.0
-"""nats-server retries a missing origin after some time."""
+"""The time until a stream has grown: nats-server retries a missing origin after some time."""
 SILENCE_SECONDS = 0.15
-"""No more messages are expected in a box after this time."""
+"""The time after which no more messages are expected in a box."""
 SILENT_SECONDS = 0.8
-"""A publish that is not answered by then never is."""
+"""The time after which a publish gets no answer any more."""
 STILL_SECONDS = 0.02
 TAKEN_SECONDS = 0.02
-"""After what has no answer: nats-server takes acks, pulls and API requests from queues of their own."""
+"""A pause after steps without answers: nats-server has queues of their own for acks, pulls and API requests."""
 NOT_GONE_YET = 10049
-"""nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
+"""The code of nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
 NOT_GONE_TRIES = 100
-"""After these, some 5 s, the error has another reason: a name that no directory can have."""
+"""The tries, some 5 s, after which the error has another reason: a name that no directory can have."""
 
 _STEP = re.compile(r"(\w+)(?:\[([^]]*)\])? ?(.*)", re.DOTALL)
 _CONTINUED = re.compile(r"([,;])\n {12,}")
@@ -85,7 +84,7 @@ _NUID = re.compile(r"[0-9A-Za-z]{22}")
 _NOT_COMPARED = {"id", "server", "api", "ack_time", "ts", "created", "last_active", "first_ts", "last_ts", "leader",
                  "_nats.ver", "pause_remaining", "raft_group"}
 _TRIES = (1, 1, 2, 4, 8)
-"""How slowly each of them is played."""
+"""The slowness of each try."""
 
 Played = list[tuple[str, Any]]
 """The steps of a scenario, with their compared results."""
@@ -101,7 +100,7 @@ def steps_of(scenario: str) -> str:
 
 @dataclass
 class Received:
-    """One message as it came."""
+    """A message as it was received."""
 
     subject: str
     reply: str
@@ -126,15 +125,15 @@ class Box:
 
 
 class Player:
-    """One connection to one server; ``user``: its name and password."""
+    """A connection to one server; ``user``: its name and password."""
 
     def __init__(self, port: int, user: str = "") -> None:
         self.port = port
         self.user = user
         self.slowness = 1
-        """What is given in ms, and each wait, takes so many times as long: on a busy machine servers are late."""
+        """The factor of all times in ms and of each wait: on a busy machine servers are late."""
         self.broken: set[str] = set()
-        """What messages of the scenario broke of their schemas."""
+        """The rules of schemas that messages of the scenario broke."""
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
@@ -147,7 +146,7 @@ class Player:
         self._pins: list[str] = []
         self._next_sid = 1
         self._next_reply = 0
-        self._news = asyncio.Event()
+        self._received = asyncio.Event()
         self._pong = asyncio.Event()
         self._errors: list[str] = []
         self._send(f"CONNECT {json.dumps(options)}\r\n".encode())
@@ -186,7 +185,7 @@ class Player:
                 box = self._sids.get(int(args[1]))
                 if box is not None:
                     box.came.append(Received(args[0], reply, data[:hlen], data[hlen:size]))
-                    self._news.set()
+                    self._received.set()
 
     def _listen(self, name: str, subject: str, queue: str = "") -> Box:
         box = self._boxes.get(name) or Box(0, subject)
@@ -208,16 +207,16 @@ class Player:
         """Wait until ``count`` messages of the box are unread."""
         deadline = asyncio.get_running_loop().time() + (seconds or min(SECONDS * self.slowness, PATIENT_SECONDS))
         while len(box.came) - box.read < count:
-            self._news.clear()
+            self._received.clear()
             left = deadline - asyncio.get_running_loop().time()
             try:
-                await asyncio.wait_for(self._news.wait(), left)
+                await asyncio.wait_for(self._received.wait(), left)
             except TimeoutError:
                 return False
         return True
 
     async def _request(self, subject: str, payload: bytes, headers: str = "", seconds: float = 0.0) -> Received | None:
-        """The answer, or None for silence."""
+        """Return the answer, or None for silence."""
         self._next_reply += 1
         reply = f"_R.{self._next_reply}"
         box = self._boxes["answers"]
@@ -254,7 +253,7 @@ class Player:
             await self._api(f"STREAM.DELETE.{name}", "", PATIENT_SECONDS)
 
     async def play(self, scenario: str) -> Played:
-        """A step that cannot be played has an error as its result."""
+        """Play the steps; a step that cannot be played has an error as its result."""
         self.broken.clear()
         played: Played = []
         for line in filter(str.strip, scenario.splitlines()):
@@ -265,7 +264,7 @@ class Player:
             came: Any
             try:
                 came = await getattr(self, "do_" + verb)(*([option or "", rest] if verb in ("pub", "into") else [rest]))
-            except Exception as error:  # what it needs has not come: this equals no other result
+            except Exception as error:  # its precondition is missing: the error equals no other result
                 came = error
             played.append((line.strip(), came))
         played.append(("errors of the connection", list(self._errors)))
@@ -284,7 +283,7 @@ class Player:
         name, last_seq = rest.split()
         deadline = asyncio.get_running_loop().time() + GROWN_SECONDS * self.slowness
         while True:
-            answer = await self._still(f"STREAM.INFO.{name}")
+            answer = await self._stable(f"STREAM.INFO.{name}")
             upstream = [*answer.get("sources", ()), *filter(None, [answer.get("mirror")])]
             grown = answer["state"]["last_seq"] >= int(last_seq) and all(one["active"] != "never" for one in upstream)
             if grown or asyncio.get_running_loop().time() > deadline:
@@ -293,7 +292,7 @@ class Player:
 
     async def do_failed(self, rest: str) -> Any:
         while True:
-            answer = await self._still(f"STREAM.INFO.{rest}")
+            answer = await self._stable(f"STREAM.INFO.{rest}")
             upstream = [*answer.get("sources", ()), *filter(None, [answer.get("mirror")])]
             if any("error" in one for one in upstream):
                 return answer
@@ -360,21 +359,21 @@ class Player:
         name, count = rest.split()
         box = self._boxes[name]
         await self._until(box, int(count))
-        return self._taken(box, box.read + int(count))
+        return self._unread(box, box.read + int(count))
 
     async def do_until(self, rest: str) -> list[Any]:
         name, text = rest.split(maxsplit=1)
         box, at = self._boxes[name], 0
         while await self._until(box, at + 1):
             if text.encode() in box.came[box.read + at].headers:
-                return self._taken(box, box.read + at + 1)
+                return self._unread(box, box.read + at + 1)
             at += 1
-        return self._taken(box, len(box.came))
+        return self._unread(box, len(box.came))
 
     async def do_rest(self, rest: str) -> list[Any]:
         await asyncio.sleep(SILENCE_SECONDS * self.slowness)
         box = self._boxes[rest]
-        return self._taken(box, len(box.came))
+        return self._unread(box, len(box.came))
 
     async def do_drop(self, rest: str) -> None:
         await asyncio.sleep(SILENCE_SECONDS * self.slowness)
@@ -406,10 +405,10 @@ class Player:
         self._publish(request.reply, b"", headers=acked)
 
     async def do_info(self, rest: str) -> Any:
-        return await self._still(f"CONSUMER.INFO.S.{rest}")
+        return await self._stable(f"CONSUMER.INFO.S.{rest}")
 
     async def do_state(self, _: str) -> Any:
-        answer = await self._still("STREAM.INFO.S", '{"deleted_details": true, "subjects_filter": ">"}')
+        answer = await self._stable("STREAM.INFO.S", '{"deleted_details": true, "subjects_filter": ">"}')
         return answer.get("state", answer)
 
     async def do_sleep(self, rest: str) -> None:
@@ -424,8 +423,8 @@ class Player:
         reply = deliveries[int(number) - 1].reply
         return reply, _json(payload) if "{" in payload else payload.encode()
 
-    async def _still(self, subject: str, body: str = "") -> Any:
-        """The answer once two in a row are equal: acks without a reply are processed some time later."""
+    async def _stable(self, subject: str, body: str = "") -> Any:
+        """Return the answer once two in a row are equal: acks without a reply are processed some time later."""
         before = None
         while True:
             answer = await self._api(subject, body)
@@ -435,24 +434,24 @@ class Player:
             await asyncio.sleep(STILL_SECONDS * self.slowness)
 
     async def _round_trip(self) -> None:
-        """Wait until the server has processed what was sent before."""
+        """Wait until the server has processed everything sent before."""
         self._pong.clear()
         self._send(b"PING\r\n")
         await asyncio.wait_for(self._pong.wait(), PATIENT_SECONDS)
 
     @staticmethod
-    def _taken(box: Box, end: int) -> list[Any]:
-        taken = [one.shown() for one in box.came[box.read:end]]
+    def _unread(box: Box, end: int) -> list[Any]:
+        shown = [one.shown() for one in box.came[box.read:end]]
         box.read = min(end, len(box.came))
-        return taken
+        return shown
 
 
 async def compare(players: Iterable[Player], play: Callable[[], Awaitable[Sequence[Played]]]) -> Played:
-    """Fail at the first step whose results differ among what ``play`` returns for each server, the real one's first,
-    which are returned. ``players``: all that it plays with.
+    """Compare the results of ``play`` for each server, the real one's first, and fail at the first step that differs.
 
-    nats-server's goroutines race, and where a server is late for what takes some ms, the other one goes on: a
-    difference gets more tries, slower ones in the end, and only one found each time is reported.
+    Return the real server's results. ``players`` are all players that it uses. nats-server's goroutines race, and a
+    server may be late for steps of some ms. So a difference gets more tries, slower ones in the end, and only a
+    difference found each time is reported.
     """
     players = list(players)
     for slowness in _TRIES:
@@ -472,7 +471,7 @@ def _json(body: str) -> bytes:
 
 
 def plain(text: str) -> str:
-    """``text`` without the parts in which two servers must differ."""
+    """Return ``text`` without the parts in which two servers must differ."""
     text = _SOURCE_IDENTITY.sub(r"\1ID", text)
     text = _AUTO_ACK.sub(r"\1AUTO.", text)
     text = _IDENTITY.sub(r"\1ID", text)
@@ -482,13 +481,13 @@ def plain(text: str) -> str:
 
 
 def value(payload: bytes) -> Any:
-    """A payload as a value: JSON decoded and made comparable, anything else as text."""
+    """Return a payload as a value: JSON decoded and made comparable, anything else as text."""
     text = payload.decode()
     return normal(json.loads(text)) if text[:1] == "{" and text[-1:] == "}" else plain(text)
 
 
 def normal(given: Any, key: str = "") -> Any:
-    """``given`` with everything normalized in which two servers must differ."""
+    """Return ``given`` with everything normalized in which two servers must differ."""
     if key in ("id", "pinned_id", "pinned_client_id") and isinstance(given, str):
         return "NUID" if _NUID.fullmatch(given) else given
     if key in _NOT_COMPARED:

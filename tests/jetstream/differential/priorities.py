@@ -8,13 +8,13 @@ __all__ = ["SCENARIOS", "SHOWS"]
 
 
 def _consumer(policy: str, messages: int = 6, options: str = "") -> str:
-    """A stream with messages and a consumer of the group ``g``."""
+    """Return a stream with messages and a consumer of the group ``g``."""
     return (f'stream\nfill {messages} s.#\n'
             f'consumer C {{"priority_policy": "{policy}", "priority_groups": ["g"]{options}}}\n')
 
 
 def _pull(box: str, batch: int = 1, **more: object) -> str:
-    """A pull request; what ends in ``_ms`` is a duration."""
+    """Return a pull request; arguments whose names end in ``_ms`` are durations."""
     shown = {name.removesuffix("_ms"): f"{value}ms" if name.endswith("_ms") else json.dumps(value)
              for name, value in more.items()}
     fields = "".join(f', "{name}": {value}' for name, value in shown.items())
@@ -308,4 +308,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "deliver.prioritized": ("prioritized: *",),
     "deliver.status_423": ("pinned: wrong id", "pinned: waiting when unpinned"),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

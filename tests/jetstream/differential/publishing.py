@@ -337,7 +337,7 @@ STREAMS_WITH_FAULTS = {
 
 
 def _two_faults(config: str) -> str:
-    """Publishes with one fault and with each pair: which of the two is reported shows the order of the checks."""
+    """Return publishes with one fault and with each pair: the reported one shows the order of the checks."""
     publishes = [f"pub[{one}] s.a x" for one in FAULTS] + [
         f"pub[{one}; {other}] s.a x" for one, other in combinations(FAULTS, 2)
         if one.partition(":")[0] != other.partition(":")[0]]
@@ -390,4 +390,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "stream.sealed": ("sealed", "sealed, and another fault"),
     "stream.storage": ("memory and its direct gets",),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

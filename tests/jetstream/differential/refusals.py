@@ -1,4 +1,4 @@
-"""Scenarios of what is refused, as data: see player.py for the steps. They are here for the codes of coverage.py."""
+"""Scenarios of refusals, as data: see player.py for the steps. They are here for the codes of coverage.py."""
 
 from __future__ import annotations
 
@@ -39,4 +39,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "consumer.num_replicas": ("consumers that cannot be",),
     "copy.own_consumer": ("origins that cannot be", "two sources of one consumer"),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

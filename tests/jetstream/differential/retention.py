@@ -1,5 +1,4 @@
-"""Scenarios of work queues and interest streams, as data: see player.py for the steps. Each begins on a server without
-streams."""
+"""Scenarios of work queues and interest streams, as data: see player.py. Each begins on a server without streams."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ def _update(config: str) -> str:
 
 
 def _refused(*consumers: str) -> str:
-    """Consumers of a work queue, one after the other, by names of their own."""
+    """Return consumers of a work queue, one after the other, by names of their own."""
     return _QUEUE + "\n".join(f"consumer {name} {config}" for name, _,
                               config in (one.partition(" ") for one in consumers))
 
@@ -881,4 +880,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "stream.retention_updates": ("rules: updates", "interest: limits to interest*"),
     "stream.workqueue_retention": ("work queue: *", "rules: *"),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

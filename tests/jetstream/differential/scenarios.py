@@ -1,6 +1,6 @@
 """The scenarios of player.py by their full names, in groups that take about as long as one another.
 
-A group is a test file, since whole files are distributed among workers.
+A group is a test file, because whole files are distributed among workers.
 """
 
 from __future__ import annotations

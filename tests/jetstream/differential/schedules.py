@@ -25,7 +25,7 @@ _PATTERNS = (
     "0/9223372036854775808 0 0 1 1 *", "0000000000000000000001 0 0 1 1 *", "*-3 0 0 1 1 *", "*-x-y 0 0 1 1 *",
     "*-x-y/2 0 0 1 1 *",
     "1-3/0 0 0 1 1 *", "1/ 0 0 1 1 *", "/1 0 0 1 1 *", "*/-1 0 0 1 1 *", "0/+30 0 0 1 1 *", "@every 1s")
-"""The one that fires soon is the last, so that none of the sequences depends on how long the others take."""
+"""The patterns. The one that fires soon is the last, so that no sequence depends on how long the others take."""
 
 _FAR_OFF = (
     "@at 2262-04-11T23:47:16.854775807Z", "@at 2262-04-11T23:47:16.854775808Z", "@at 2300-01-01T00:00:00Z",
@@ -35,7 +35,7 @@ _FAR_OFF = (
     "@at 1500-01-01T00:00:00Z", "@at 1970-01-01T00:00:00Z", "@at 10000-01-01T00:00:00Z", "@every 2100000h",
     "@every 2562047h",
     "@every 2562048h", "@every 9223372036s", "@every 9223372037s")
-"""Times at and beyond the ends of what a 64-bit number of nanoseconds can say."""
+"""Times at and beyond the ends of the range of a 64-bit number of nanoseconds."""
 
 _ZONES = (("0 0 0 1 1 *", "Europe/Berlin"), ("0 0 0 1 1 *", "UTC"), ("0 0 0 1 1 *", "Nowhere/Town"),
           ("0 0 0 1 1 *", ""),
@@ -81,7 +81,7 @@ def _refused(stream: str) -> str:
 
 
 def _batch(*msgs: tuple[str, str], batch: str = "b") -> str:
-    """An atomic batch of (subject, headers)."""
+    """Return an atomic batch of (subject, headers)."""
     return "\n".join(
         f"pub[Nats-Batch-Id: {batch}; Nats-Batch-Sequence: {place}{headers and '; '}{headers}"
         f"{'; Nats-Batch-Commit: 1' if place == len(msgs) else ''}] {subject} x"
@@ -89,7 +89,7 @@ def _batch(*msgs: tuple[str, str], batch: str = "b") -> str:
 
 
 def _batched(stream: str) -> str:
-    """The same headers in batches, each after another message."""
+    """Return the same headers in batches, each after another message."""
     every = [*(f"Nats-Schedule: {_FAR}; {headers}" for headers in _HEADERS),
              *(f"Nats-Schedule: {pattern}; Nats-Schedule-Time-Zone: {zone}; Nats-Schedule-Target: s.t"
                for pattern, zone in _ZONES)]
@@ -117,7 +117,7 @@ SCENARIOS: dict[str, str] = {
         _batch(("s.x", _END), ("s.y", _END), batch="g"), "state")),
     "patterns": "\n".join([_STREAM, *(f"pub[Nats-Schedule: {pattern}; Nats-Schedule-Target: s.t] s.{number} x"
                                       for number, pattern in enumerate(_PATTERNS))]) + "\nstate",
-    # A stream for each: on nats-server a time after 2262 has passed, so that messages follow, here it is due in 2262.
+    # A stream for each: on nats-server a time after 2262 has passed, so the message follows; here it is due in 2262.
     "far-off times": "\n".join(
         f'make F{number} {{"subjects": ["f{number}.>"], "allow_msg_schedules": true}}\n'
         f"pub[Nats-Schedule: {pattern}; Nats-Schedule-Target: f{number}.t] f{number}.a x"
@@ -147,7 +147,7 @@ SCENARIOS: dict[str, str] = {
         api STREAM.UPDATE.A {"name": "A", "allow_msg_schedules": true}
         api STREAM.CREATE.B {"name": "B"}
         api STREAM.UPDATE.B {"name": "B", "allow_msg_schedules": true}""",
-    # One wait for all, and a stream for each, since their order is not defined.
+    # There is one wait for all, and a stream for each, because their order is not defined.
     "firing": "\n".join([_STREAM, *(
         f'api STREAM.CREATE.{name} {{"name": "{name}", "subjects": ["{name}.>"], "allow_msg_schedules": true, '
         f'"allow_msg_ttl": true, "storage": "{storage}"}}'
@@ -156,7 +156,7 @@ SCENARIOS: dict[str, str] = {
         f'api STREAM.CREATE.{name} {{"name": "{name}", "subjects": ["{name}.>"], "allow_msg_schedules": true, '
         '"allow_atomic": true}'
         for name in ("BATCHED", "FROM")),
-        # What comes in a batch is published without one, though it keeps the headers.
+        # A schedule that fires from a batch is published without one, though it keeps the headers.
         _batch(("BATCHED.b", ""),
                ("BATCHED.a", "Nats-Schedule: @at 2020-01-01T00:00:00Z; Nats-Schedule-Target: BATCHED.t")),
         _batch(("FROM.b", ""), ("FROM.latest", "c: d"), batch="f"),
@@ -207,4 +207,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "publish.schedule_repeated": ("patterns",),
     "stream.schedules": ("configurations",),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

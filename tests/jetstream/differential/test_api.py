@@ -1,6 +1,6 @@
-"""The same requests to the real nats-server and to the broker: every answer must be the same, field by field.
+"""Requests to the real nats-server and to the broker: every answer must be the same, field by field.
 
-Times, ids and machine-dependent values are normalized first (``normal``); everything else counts, above all which
+Times, ids and machine-dependent values are normalized first (``normal``); everything else is compared, above all which
 fields are present and the texts of errors.
 """
 
@@ -31,10 +31,12 @@ from tests.jetstream.schemas import broken
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SILENCE_SECONDS = (0.4, 1.0, 2.0, 2.0)
-"""A request that is not answered by then never is; a busy machine gets more where that would be a difference. It is
-never near the five seconds after which a consumer that nobody uses is gone."""
+"""The times after which a request gets no answer any more; a try after a difference waits longer, for busy machines.
+
+It is far below the five seconds after which an unused consumer is deleted.
+"""
 NOT_GONE_YET = 10049
-"""nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
+"""The code of nats-server's "error creating store": it removes the directory of a deleted stream after answering."""
 
 _STEP = re.compile(r"(\w+)(?:\[([^:]+): ([^\]]*)\])? (\S+) ?(.*)")
 _TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
@@ -42,16 +44,16 @@ _AUTO_NAME = re.compile(r"[0-9A-Za-z]{8}")
 
 
 class Server:
-    """One of the two, as a client sees it. Answers come back as plain values."""
+    """A server, as a client sees it. Answers are plain values."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.silence_seconds = SILENCE_SECONDS[0]
         self.broken: set[str] = set()
-        """What messages of the scenario broke of their schemas."""
+        """The rules of schemas that messages of the scenario broke."""
 
     async def play(self, scenario: str) -> list[tuple[str, Any]]:
-        """Each step with its answer."""
+        """Play the steps; return each with its answer."""
         self.broken.clear()
         played = []
         for line in scenario.strip().splitlines():
@@ -104,7 +106,8 @@ class Server:
 
 
 def shown(msg: Any) -> Any:
-    """A message as a value: JSON decoded, headers beside it when there are any; a pull delivery's ack subject too."""
+    """Return a message as a value: JSON decoded, headers beside it if there are any; a pull delivery's ack subject,
+    too."""
     text = msg.data.decode()
     value = json.loads(text) if text[:1] == "{" else text
     reply = [re.sub(r"\d{19}", "TIME", msg.reply)] if msg.reply else []
@@ -112,7 +115,7 @@ def shown(msg: Any) -> Any:
 
 
 def normal(value: Any, key: str = "") -> Any:
-    """``value`` with everything normalized in which two servers must differ."""
+    """Return ``value`` with everything normalized in which two servers must differ."""
     if isinstance(value, dict):
         value = {name: normal(inner, name) for name, inner in value.items()}
         if key == "api":
@@ -143,9 +146,9 @@ def all_text(values: list[Any]) -> bool:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Server, ...]]:
-    """The real one, ours, and ours with a cache that holds next to nothing, each with one client.
+    """Yield nats-server, the broker, and the broker with a cache that holds almost nothing, each with one client.
 
-    With JETBLOCK_TEST_INSIDE set ours runs in this process, for debugging.
+    With JETBLOCK_TEST_INSIDE set, the broker runs in this process, for debugging.
     """
     base: Path = tmp_path_factory.mktemp("differential")
     async with AsyncExitStack() as stack:

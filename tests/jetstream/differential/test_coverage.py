@@ -17,7 +17,7 @@ PLAYED = api.SCENARIOS | scenarios.ALL
 
 
 def test_each_scenario_is_played() -> None:
-    """No module of scenarios is forgotten."""
+    """Shows that no module of scenarios is forgotten."""
     made = runpy.run_path(str(TESTS.parent / "docs" / "generators" / "compatibility.py"))
     assert len(PLAYED) + len(test_other_accounts.SCENARIOS) == made["scenarios"]() >= 400
 

@@ -16,12 +16,12 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.shows("publish.atomic", "publish.
 
 COUNT, SIZE = 130, 1_000_000
 BODY = os.urandom(SIZE + COUNT)
-"""Bodies that do not compress; each begins a byte further on."""
+"""Bodies that do not compress; each begins one byte after the one before."""
 
 
 async def outcome(url: str) -> tuple[list[Any], list[Any]]:
-    """The answers to two batches, of which the second is refused at its last message; and what is in the stream after
-    that."""
+    """Return the answers to two batches, of which the second is refused at its last message, and the stream's content
+    then."""
     client = await nats.connect(url)
     config = {"name": "S", "subjects": ["s.*"], "allow_atomic": True}
     created = await client.request("$JS.API.STREAM.CREATE.S", json.dumps(config).encode(), timeout=30)
@@ -49,7 +49,7 @@ async def outcome(url: str) -> tuple[list[Any], list[Any]]:
 
 
 async def test_a_large_batch(tmp_path: Path) -> None:
-    """Shows it with 130 MB; ours takes hardly more than what is on its way to the store."""
+    """Shows it with 130 MB; the broker takes hardly more than the bytes on their way to the store."""
     async with NatsServerProcess("-js", "-sd", str(tmp_path / "real")) as real:
         expected = await outcome(real.url)
     async with BrokerProcess("-js", "-sd", str(tmp_path / "ours")) as ours:
@@ -60,6 +60,6 @@ async def test_a_large_batch(tmp_path: Path) -> None:
 
 
 def peak(pid: int) -> int:
-    """The most memory that the process ever had, in KiB."""
+    """Return the most memory that the process ever had, in KiB."""
     [line] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmHWM")]
     return int(line.split()[1])

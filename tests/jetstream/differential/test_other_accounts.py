@@ -1,7 +1,7 @@
 """Mirrors and sources of another account's streams: the same on the real nats-server and on the broker.
 
 Account A has the streams; B, C and D import its API and deliveries in different ways. player.py describes the steps;
-each here begins with the account that takes it.
+each here begins with the account that plays it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ Accounts = dict[str, Player]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Accounts, Accounts]]:
-    """The real one's accounts, and ours."""
+    """Yield nats-server's accounts, and the broker's."""
     base = tmp_path_factory.mktemp("accounts")
     found = []
     async with AsyncExitStack() as stack:

@@ -11,7 +11,8 @@ __all__ = ["SCENARIOS", "SHOWS"]
 _TTLS = ("100s", "100", "0100", "100500ms", "never", "NEVER", "1h2m3s", "0", "0s", "0.5s", "-1s", "-1", "+100s", "x",
          "", "1x",
          "9223372036", "100.5s", "١s", "1s")
-"""As publishers may spell them, valid or not. The one that expires soon is the last, so that it is there at the end."""
+"""TTLs as publishers may spell them, valid or not. The one that expires soon is the last, so that it is there at the
+end."""
 
 SCENARIOS: dict[str, str] = {
     "a TTL's spelling": 'stream {"allow_msg_ttl": true}\n' + "\n".join(
@@ -63,7 +64,7 @@ SCENARIOS: dict[str, str] = {
         api STREAM.MSG.GET.A {"seq": 4}
         api STREAM.MSG.GET.B {"seq": 1}
         api STREAM.INFO.A""",
-    # One wait for all: plain expiry, under consumers, with markers, in memory.
+    # There is one wait for all: plain expiry, under consumers, with markers, in memory.
     "expiry": """stream {"allow_msg_ttl": true, "max_msgs_per_subject": 3}
         api STREAM.CREATE.M {"name": "M", "subjects": ["m.>"], "allow_msg_ttl": true, "storage": "memory"}
         api STREAM.CREATE.D {"name": "D", "subjects": ["d.>"], "subject_delete_marker_ttl": 60000000000,
@@ -123,4 +124,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "stream.delete_markers": ("streams with markers", "a TTL below that of markers", "expiry"),
     "stream.msg_ttl": ("TTLs may be allowed later", "expiry"),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

@@ -7,7 +7,7 @@ __all__ = ["SCENARIOS", "SHOWS"]
 
 
 def _creates(*configs: str) -> str:
-    """Streams under one name, each deleted before the next."""
+    """Return streams of one name, each deleted before the next."""
     return "\n".join(f"api STREAM.CREATE.S {config}\napi STREAM.DELETE.S" for config in configs)
 
 
@@ -364,4 +364,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "stream.republish": ("republish*",),
     "stream.subject_transform": ("transform*",),
 }
-"""What scenarios show, for docs/COMPATIBILITY.md: features, and names of scenarios (``*`` as in file names)."""
+"""The features that scenarios show, for docs/COMPATIBILITY.md, with names of scenarios (``*`` as in file names)."""

@@ -13,7 +13,7 @@ from broker.storage.state.applied import ShardState
 __all__ = ["Row", "eventually", "request", "stage", "text_id"]
 
 Row = tuple[bytes, bytes] | tuple[bytes, bytes, bytes]
-"""Subject, payload, message id."""
+"""A message: subject, payload, message id."""
 
 
 async def stage(store: ObjectStore, state: ShardState, stream: str, rows: Iterable[Row], *, account: str = "$G",
@@ -33,7 +33,7 @@ async def stage(store: ObjectStore, state: ShardState, stream: str, rows: Iterab
 
 
 async def request(store: ObjectStore, writer: RunWriter, *name: str) -> str:
-    """Put the request to let them join; returns its id as the API has it. One that is there already is left as it is."""
+    """Put the request to adopt the runs, unless it exists already; returns its id as the API has it."""
     asked = writer.request(request_id_of(*name), 0)
     try:
         await store.put(asked.key, asked.data)
@@ -47,7 +47,7 @@ def text_id(*name: str) -> str:
 
 
 async def eventually(holds: Callable[[], Awaitable[object]], seconds: float = 30.0) -> None:
-    """Ask again and again until it holds: for what happens in the background and tells nobody."""
+    """Wait until the condition holds, by polling: for background work without a notification."""
     async with asyncio.timeout(seconds):
         while not await holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)

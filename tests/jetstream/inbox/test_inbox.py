@@ -56,7 +56,7 @@ async def adopt(broker: Inside, stream: str, rows: list[tuple[bytes, ...]], *nam
 
 
 async def contents(broker: Inside, stream: str) -> list[tuple[int, str, bytes]]:
-    """Every message, by a consumer."""
+    """Return every message, read by a consumer."""
     js = broker.client.jetstream()
     info = await js.stream_info(stream)
     if not info.state.messages:
@@ -68,7 +68,7 @@ async def contents(broker: Inside, stream: str) -> list[tuple[int, str, bytes]]:
 
 
 async def settled(broker: Inside, stream: str, messages: int) -> None:
-    """Wait until the stream has as many."""
+    """Wait until the stream has ``messages`` messages."""
     async def holds() -> bool:
         return bool((await broker.ok(f"STREAM.INFO.{stream}"))["state"]["messages"] == messages)
 
@@ -76,8 +76,11 @@ async def settled(broker: Inside, stream: str, messages: int) -> None:
 
 
 async def test_staged_messages_are_the_streams_as_if_published(broker: Inside) -> None:
-    """Shows sequences after the last one, in order over several runs and blocks; publishing goes on after them; gets,
-    the last of a subject, a waiting consumer, its pending count, counts by subject; after a restart the same."""
+    """Shows sequences after the last one, in order over several runs and blocks; publishing continues after them.
+
+    Gets, the last of a subject, a waiting consumer, its pending count and counts by subject agree; also after a
+    restart.
+    """
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
     await broker.publish("s.a", b"0")
     js = broker.client.jetstream()
@@ -107,7 +110,7 @@ async def test_staged_messages_are_the_streams_as_if_published(broker: Inside) -
 
 
 async def test_pending_counts_do_not_count_twice(broker: Inside) -> None:
-    """Shows that a consumer that is there before, with and without a filter, has each message pending once."""
+    """Shows that a consumer that existed before, with and without a filter, has each message pending once."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
     await broker.publish("s.a")
     for name, subject in (("all", ""), ("some", "s.1")):
@@ -120,8 +123,10 @@ async def test_pending_counts_do_not_count_twice(broker: Inside) -> None:
 
 
 async def test_a_request_is_granted_once(broker: Inside) -> None:
-    """Shows that asking again, at once, after it was carried out, with the same runs or with others, and after a
-    restart, gives the same answer and adds nothing."""
+    """Shows that repeating the request gives the same answer and adds nothing.
+
+    It is repeated at once, after it was carried out, with the same runs or with others, and after a restart.
+    """
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"1"), (b"S", b"2")])
     asked = await request(broker.store, writer, "job")
@@ -136,8 +141,11 @@ async def test_a_request_is_granted_once(broker: Inside) -> None:
 
 
 async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: Inside) -> None:
-    """Shows duplicates of published messages and within the request, counted in the answer; a publish with a staged id
-    is a duplicate of it, before and after a restart; the dropped ones have no message."""
+    """Shows duplicates of published messages and within the request, counted in the answer; no message is stored for
+    them.
+
+    A publish with a staged id is a duplicate of it, before and after a restart.
+    """
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     js = broker.client.jetstream()
     await js.publish("S", b"p", headers={"Nats-Msg-Id": "1"})
@@ -158,8 +166,10 @@ async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: In
 
 
 async def test_scattered_duplicates(broker: Inside) -> None:
-    """Shows every second message of some blocks dropped, one block wholly and one not at all: contents, counts and the
-    window are right, before and after a restart, and the record has at most a row for each block."""
+    """Shows every second message of some blocks dropped, all of one block, and none of another.
+
+    Contents, counts and the window are right, before and after a restart. The record has at most a row for each block.
+    """
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"]})
     seen = [(b"s.0", b"first %d" % i, b"%d" % i) for i in range(0, 200,
                                                                 2)] + [(b"s.0", b"",
@@ -200,7 +210,7 @@ async def test_copies_filters_and_limits_over_scattered_duplicates(broker: Insid
     """Shows a mirror, a source with a filter and consumers of a stream of which every second staged message was
     dropped.
 
-    A limit for each subject is set afterwards. All have what is live and nothing else, and count it right.
+    A limit for each subject is set afterwards. All get the live messages and no others, and count them right.
     """
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"]})
     await broker.ok("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "S"}})
@@ -246,7 +256,7 @@ async def test_the_last_sequence(broker: Inside) -> None:
 
 
 async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
-    """Shows that ids are compared with what comes between the comparison and the record, with few and with many of
+    """Shows that ids are compared with messages between the comparison and the record, with few and with many of
     them."""
     clock = SystemClock()
     ids = [b"%d" % i for i in range(2000)]
@@ -271,11 +281,12 @@ async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
 
 
 async def test_a_request_while_the_ids_of_another_are_remembered(broker: Inside) -> None:
-    """Shows that ids which have joined and are not all in the window yet are duplicates for the next request already."""
+    """Shows that ids which have joined, and are not all in the window yet, are already duplicates for the next
+    request."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     stream = broker.js.stream("$G", "S")
     both = []
-    for ids in (range(9000), range(8999, -1, -1)):  # the second begins with what the first has not come to
+    for ids in (range(9000), range(8999, -1, -1)):  # the second begins with ids that the first has not reached
         writer = await stage(broker.store, broker.state, "S", [(b"S", b"", b"%d" % i) for i in ids])
         both.append(await read_staged(broker.store, Request(1, "$G", "S", stream.stream_id, writer.entries),
                                       ids_bytes_max=1 << 30))
@@ -289,8 +300,11 @@ async def test_a_request_while_the_ids_of_another_are_remembered(broker: Inside)
 
 @pytest.mark.parametrize("limited", ["account", "server"])
 async def test_requests_granted_at_once_pass_no_limit_together(limited: str) -> None:
-    """Shows that of two requests for two streams, each of which fits alone, the second is refused while the first is on
-    its way into the store; and that what was reserved is free again with the stream."""
+    """Shows two requests for two streams, each of which fits alone: the second is refused while the first is being
+    stored.
+
+    The reserved bytes are free again when the stream is deleted.
+    """
     limits = AccountLimits(max_storage=3000) if limited == "account" else AccountLimits()
     settings = JetStreamSettings(server=ServerLimits(max_storage=3000 if limited == "server" else -1))
     rows = 3 if limited == "server" else 2
@@ -328,8 +342,11 @@ async def test_requests_granted_at_once_pass_no_limit_together(limited: str) -> 
 async def test_a_rule_that_refuses_a_publish_refuses_all(broker: Inside, config: dict[str, object],
                                                                rows: list[tuple[bytes, ...]], why: str,
                                                                caplog: pytest.LogCaptureFixture) -> None:
-    """Shows the error, that nothing joined, that the answer is in the store for whoever has no client, and that the
-    request is gone; that the same request may be put again; and that the log takes it for no fault of the broker."""
+    """Shows the error, that nothing joined, that the answer is in the store for programs without a client, and no
+    request.
+
+    The same request may be put again. The log has no error of the broker.
+    """
     sealed = config.pop("sealed", False)
     made = await broker.ok("STREAM.CREATE.S", {"name": "S", **config})
     if sealed:
@@ -362,7 +379,7 @@ async def test_limits_hold_after_they_joined(broker: Inside) -> None:
     await settled(broker, "P", 6)
     assert sorted((subject, payload) for _, subject, payload in await contents(broker, "P")) == [
         ("p.0", b"24"), ("p.0", b"27"), ("p.1", b"28"), ("p.1", b"last"), ("p.2", b"26"), ("p.2", b"29")]
-    # What a subject may not keep makes room for other subjects' messages.
+    # Messages beyond a subject's limit make room for other subjects' messages.
     await broker.ok("STREAM.CREATE.K", {"name": "K", "subjects": ["k.*"], "max_msgs_per_subject": 1, "max_msgs": 5})
     for subject in ("k.1", "k.2"):
         await broker.publish(subject, b"first")
@@ -377,7 +394,8 @@ async def test_limits_hold_after_they_joined(broker: Inside) -> None:
 
 
 async def test_interest_and_work_queues_treat_them_as_published(broker: Inside) -> None:
-    """Shows that an interest stream keeps what its consumers get alone, and that acks remove staged messages."""
+    """Shows that an interest stream keeps only messages that its consumers get, and that acks remove staged
+    messages."""
     for name, retention in (("I", "interest"), ("W", "workqueue")):
         await broker.ok(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.*"], "retention": retention})
         await broker.ok(f"CONSUMER.DURABLE.CREATE.{name}.d", {"stream_name": name, "config": {
@@ -393,8 +411,8 @@ async def test_interest_and_work_queues_treat_them_as_published(broker: Inside) 
 
 
 async def test_times_never_fall_nor_lie_ahead(broker: Inside) -> None:
-    """Shows given times kept in an empty stream, raised to the stream's last, lowered to now, and now for those
-    without."""
+    """Shows given times: kept in an empty stream, raised to the stream's last, lowered to now; messages without get
+    now."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     past, now = 1_600_000_000_000_000_000, broker.clock.now_ns()
     await adopt(broker, "S", [(b"S", b"")] * 3, "1", times=[past, past + 5, past + 10])
@@ -413,7 +431,7 @@ async def test_times_never_fall_nor_lie_ahead(broker: Inside) -> None:
 
 
 async def test_sources_and_mirrors_get_them(broker: Inside) -> None:
-    """Shows that what joined is copied as what was published."""
+    """Shows that messages that joined are copied as published messages are."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     await broker.ok("STREAM.CREATE.M", {"name": "M", "mirror": {"name": "S"}})
     await broker.ok("STREAM.CREATE.T", {"name": "T", "sources": [{"name": "S"}]})
@@ -427,8 +445,11 @@ async def test_sources_and_mirrors_get_them(broker: Inside) -> None:
 
 
 async def test_invalid_requests_are_refused_with_the_reason(broker: Inside) -> None:
-    """Shows a request that is not there, one for another stream, runs that are missing, damaged, cut, not what the
-    request says, named twice, and joined already; another incarnation of the stream; a body that names none."""
+    """Shows the reasons for refusals.
+
+    A request may not exist, or be for another stream or another incarnation; its runs may be missing, damaged,
+    truncated, different from the request, named twice, or joined already; a body may name no request.
+    """
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     await broker.ok("STREAM.CREATE.T", {"name": "T"})
 
@@ -480,7 +501,7 @@ async def test_invalid_requests_are_refused_with_the_reason(broker: Inside) -> N
 
 async def test_an_owner_that_may_be_deposed_does_not_deny_a_request(
         broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that this answer waits until a put has landed: another owner may have granted the request, and deleted it."""
+    """Shows that this answer waits until a put is stored: another owner may have granted and deleted the request."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     opened, held, put = asyncio.Event(), asyncio.Event(), broker.store.put
 
@@ -500,8 +521,11 @@ async def test_an_owner_that_may_be_deposed_does_not_deny_a_request(
 
 
 async def test_a_refused_request_is_not_granted_later(broker: Inside) -> None:
-    """Shows a request whose owner ended between the refusal and the request's deletion: it stays refused though it
-    would be granted by now, also to whoever asks once it is gone; another attempt with the same id is granted."""
+    """Shows a request whose owner ended between the refusal and the request's deletion: it stays refused.
+
+    It would be granted by now. Callers that come after it is deleted get the refusal, too; another attempt with the
+    same id is granted.
+    """
     made = await broker.ok("STREAM.CREATE.S", {"name": "S", "max_msg_size": 3})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"large")])
     first = writer.request(request_id_of("job"), 0)
@@ -523,7 +547,7 @@ async def test_a_refused_request_is_not_granted_later(broker: Inside) -> None:
                                      b"s.\xff", b"s." + b"x" * 70_000])
 async def test_a_subject_that_no_message_can_have(broker: Inside, monkeypatch: pytest.MonkeyPatch,
                                                   subject: bytes) -> None:
-    """A writer of somebody's own may put one: delivered, it would end the protocol's line."""
+    """Another program's writer may put such a subject: delivered, it would end the protocol's line."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
     monkeypatch.setattr("broker.storage.staging.writer.is_stageable", lambda _: True)
     answer = await adopt(broker, "S", [(b"s.a", b"1"), (subject, b"2")])
@@ -561,8 +585,10 @@ async def test_headers_join_as_they_are(broker: Inside) -> None:
 async def test_headers_that_a_reader_could_not_parse(broker: Inside, monkeypatch: pytest.MonkeyPatch, block: bytes,
                                                      msg_id: bytes,
                                                      why: str) -> None:
-    """A writer of somebody's own may put any. Shows that the request is refused as a whole with the reason, which names
-    the message; that the answer is in the store; and that a sound request joins afterwards."""
+    """Another program's writer may put any headers: the request is refused as a whole, with the message in the reason.
+
+    The answer is in the store, and a valid request joins afterwards.
+    """
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     with monkeypatch.context() as careless:
         careless.setattr("broker.storage.staging.writer._with_id", lambda headers, msg_id: (block, msg_id))
@@ -590,7 +616,7 @@ async def test_headers_that_a_reader_could_not_parse(broker: Inside, monkeypatch
     lambda raw: zstandard.ZstdCompressor().compress(raw + b"more"), lambda raw: b"not what zstd writes"])
 async def test_frames_that_nobody_could_read(broker: Inside, monkeypatch: pytest.MonkeyPatch,
                                              made: Callable[[bytes], bytes]) -> None:
-    """A writer of somebody's own compresses them in its way, with checksums: granted, they would stop each consumer."""
+    """Another program's writer may compress them in its way, with checksums: granted, they would stop each consumer."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
     with monkeypatch.context() as patch:
         patch.setattr("broker.storage.format.section.compress_all", lambda frames: list(map(made, frames)))
@@ -602,7 +628,7 @@ async def test_frames_that_nobody_could_read(broker: Inside, monkeypatch: pytest
 
 
 async def test_frames_that_are_not_as_long_as_their_messages(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The figures of core, directory and frames agree with each other, and not with the messages'."""
+    """The lengths in core, directory and frames agree with each other, but not with the messages' lengths."""
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
 
     def longer(data: bytes, ref: BlockRef, key: str) -> Head:
@@ -629,7 +655,7 @@ async def test_a_damaged_request_is_dropped(broker: Inside) -> None:
 
 
 async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) -> None:
-    """Shows that it is neither dropped as damaged, nor are runs that it may name swept; and that others are granted."""
+    """Shows that it is not dropped as damaged, that no run that it may name is swept, and that others are granted."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     state = broker.state.stream("$G", "S")
     assert state is not None
@@ -653,7 +679,7 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
 
 
 async def test_runs_of_an_offline_stream_stay_until_it_is_deleted(broker: Inside) -> None:
-    """A record that could not be applied may name them. Those of another stream are swept."""
+    """A record that could not be applied may name them. Runs of another stream are swept."""
     for name in ("S", "T"):
         await broker.ok(f"STREAM.CREATE.{name}", {"name": name})
         await stage(broker.store, broker.state, name, [(b"S", b"")], now_ns=1_000_000_000)
@@ -673,8 +699,10 @@ async def test_runs_of_an_offline_stream_stay_until_it_is_deleted(broker: Inside
 
 
 async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows abandoned runs let go some at a time, although the first ones by key are asked for; that they are forgotten
-    once they are deleted, but not before requests are answered that had read them by then."""
+    """Shows abandoned runs deleted some at a time, although the first ones by key are asked for.
+
+    They are forgotten once they are deleted, but not before requests that had read them are answered.
+    """
     monkeypatch.setattr(inbox_module, "_SWEPT_AT_ONCE", 3)
     monkeypatch.setattr(inbox_module, "_LISTED_AT_ONCE", 2)
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
@@ -718,7 +746,7 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
     {"incarnation": 0}, {"account": ""}, {"stream": ""}, {"stream": 5}, {"runs": [[1 << 48, 1, 1, 1, 1]]},
     {"runs": [[1, 1, 1, 1]]}, {"runs": [[1, 1, 1, 1, -1]]}, {"runs": {}}, {"runs": []}, {"version": "1"}])
 async def test_a_request_with_impossible_values_harms_no_other(broker: Inside, change: dict[str, object]) -> None:
-    """Shows values at the edges and of wrong types in a request whose checksum is right: it goes, and the next one is
+    """Shows extreme values and wrong types in a request with a valid checksum: it is deleted, and the next one is
     granted."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     state = broker.state.stream("$G", "S")
@@ -737,7 +765,7 @@ async def test_a_request_with_impossible_values_harms_no_other(broker: Inside, c
 
 
 async def test_a_request_that_cannot_be_read_delays_no_other(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows an object that the store gives to nobody: its request stays, and says why; the next one is granted."""
+    """Shows an object that the store does not return: its request stays, with the reason; the next one is granted."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     refused, get = ShardPaths(0).inbox(1), broker.store.get
 
@@ -757,8 +785,10 @@ async def test_a_request_that_cannot_be_read_delays_no_other(broker: Inside, mon
 
 
 async def test_publishes_purges_and_updates_continue_meanwhile(broker: Inside) -> None:
-    """Shows that every publish is acknowledged and every request granted once, in whatever order, with contiguous
-    sequences, while the stream is purged and updated."""
+    """Shows that every publish is acknowledged and every request granted once, with contiguous sequences.
+
+    They come in any order, while the stream is purged and updated.
+    """
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"]})
     js = broker.client.jetstream()
     acks: list[int] = []
@@ -792,8 +822,7 @@ async def test_publishes_purges_and_updates_continue_meanwhile(broker: Inside) -
 
 async def test_a_stop_while_messages_join_gives_no_sequence_twice(broker: Inside,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that publishes which wait for the record of the staged messages are not acknowledged in its place by a
-    clean stop."""
+    """Shows that a clean stop does not acknowledge publishes that wait for the record of the staged messages."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"1"), (b"S", b"2"), (b"S", b"3")])
     asked = await request(broker.store, writer, "job")
@@ -825,8 +854,7 @@ async def test_a_stop_while_messages_join_gives_no_sequence_twice(broker: Inside
 
 async def test_a_broker_that_is_deposed_meanwhile_logs_no_fault(broker: Inside, monkeypatch: pytest.MonkeyPatch,
                                                                 caplog: pytest.LogCaptureFixture) -> None:
-    """Shows that whoever asked is told to ask again, of the next owner, and that the log has no error: nothing went
-    wrong here."""
+    """Shows that the caller is asked to try again, at the next owner, and that the log has no error."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writer = await stage(broker.store, broker.state, "S", [(b"S", b"1")])
     asked = await request(broker.store, writer, "job")
@@ -845,7 +873,7 @@ async def test_a_broker_that_is_deposed_meanwhile_logs_no_fault(broker: Inside, 
 
 
 async def test_a_stream_deleted_meanwhile_takes_the_request_with_it(broker: Inside) -> None:
-    """Shows an answer, whether the messages joined before or not, and nothing left of either."""
+    """Shows that there is an answer, whether the messages joined before or not, and that nothing of either is left."""
     for n in range(10):
         await broker.ok("STREAM.CREATE.S", {"name": "S"})
         writer = await stage(broker.store, broker.state, "S", [(b"S", b"")] * 50, block_messages=3)

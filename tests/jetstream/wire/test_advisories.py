@@ -25,7 +25,7 @@ NANOSECOND_TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")
 
 
 async def test_advisories_come_in_order(broker: BrokerProcess) -> None:
-    """A client's ordinary calls, and what another one receives on $JS.EVENT.ADVISORY.>."""
+    """Shows a client's ordinary calls, and the messages of another one on $JS.EVENT.ADVISORY.>."""
     watcher, client = await nats.connect(broker.url), await nats.connect(broker.url, name="worker")
     heard = await watcher.subscribe("$JS.EVENT.ADVISORY.>")
     for _ in range(2):  # the first PING may go out before the SUB
@@ -79,8 +79,8 @@ CONFIGURED: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-async def _heard(server: ServerProcess, connect: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The advisories of ``server`` for a new stream, by subject; ids and times by their types."""
+async def _advisories(server: ServerProcess, connect: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return the advisories of ``server`` for a new stream, by subject; ids and times by their types."""
     watcher, client = await nats.connect(server.url, **connect), await nats.connect(server.url, **connect)
     heard = await watcher.subscribe("$JS.EVENT.ADVISORY.>")
     for _ in range(2):  # the first PING may go out before the SUB
@@ -105,20 +105,20 @@ def _shape(name: str, value: Any) -> Any:
 @pytest.mark.shows("advisory.api_audit")
 @pytest.mark.parametrize("name", CONFIGURED)
 async def test_client_server_and_domain_are_as_nats_server_shows_them(name: str, tmp_path: Path) -> None:
-    """The members of ``client`` by how it came in, ``server`` and ``domain``; a token is never shown."""
+    """Shows the members of ``client`` by the way it connected, ``server`` and ``domain``; a token is never shown."""
     config, connect = CONFIGURED[name]
     path = tmp_path / "nats.conf"
     path.write_text(f"server_name: one\njetstream: enabled\n{config}\n")
     found = []
     for kind in (NatsServerProcess, BrokerProcess):
         async with kind("-c", str(path), "-sd", str(tmp_path / kind.__name__), monitor=False) as server:
-            found.append(await _heard(server, connect))
+            found.append(await _advisories(server, connect))
     assert found[0] == found[1]
     assert "t0ken" not in str(found)
 
 
 class _Waiting:
-    """A log that stores nothing until it is told to."""
+    """A log that stores nothing until it is released."""
 
     def __init__(self) -> None:
         self.waiters: list[tuple[Callable[..., object], tuple[Any, ...]]] = []

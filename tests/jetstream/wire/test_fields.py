@@ -30,7 +30,7 @@ JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_
 
 
 def reads(of: type[Any], value: object) -> Any:
-    """``value`` as an ``of``, None when it is refused as an unreadable request; anything else is an error."""
+    """Return ``value`` as an ``of``, None if it is refused as an unreadable request; anything else raises."""
     try:
         return wire.read(of, value() if callable(value) else value)
     except ApiError as error:
@@ -40,7 +40,7 @@ def reads(of: type[Any], value: object) -> Any:
 
 
 def complaint(text: bytes, of: type[Any] = StreamConfigRequest) -> str:
-    """The error text for an unreadable request, without its common prefix."""
+    """Return the error text for an unreadable request, without its common prefix."""
     with pytest.raises(ApiError) as caught:
         wire.read(of, wire.load(text))
     assert (caught.value.code, caught.value.err_code) == (400, 10025)

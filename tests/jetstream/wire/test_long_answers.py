@@ -21,7 +21,7 @@ VALUES = st.recursive(st.integers() | st.text(max_size=4) | st.none(),
 
 @given(VALUES)
 def test_slices_are_the_whole(value: Any) -> None:
-    """Nested mappings and lists, long ones among them and in them."""
+    """Shows nested mappings and lists, long ones among them and in them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(long_answers, "_AT_ONCE", 3)
         assert asyncio.run(dump_in_turns(value)) == dump(value)
@@ -34,7 +34,7 @@ def test_long_values_are_recognised() -> None:
 
 
 async def test_subjects_of_a_stream_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """STREAM.INFO of 500 subjects, where a slice is 50: no encoding of more, and all are shown."""
+    """Shows STREAM.INFO of 500 subjects with slices of 50: no encoding is longer, and all subjects are shown."""
     monkeypatch.setattr(long_answers, "_AT_ONCE", 50)
     dumped: list[int] = []
 

@@ -1,6 +1,6 @@
-"""Answers to deliveries: what each payload does, what the reply is, where the ack floor is.
+"""Answers to deliveries: the effect of each payload, its reply, and the ack floor.
 
-A consumer on a virtual loop gets messages by one pull; the answers go in as a client would send them.
+A consumer on a virtual loop gets messages by one pull; the answers are sent as a client would send them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tests.jetstream.consumer.fakes import MS, SECOND, Delivered, World, fresh_s
 
 
 def start(count: int = 5, **config: Any) -> tuple[World, Consumer, list[Delivered]]:
-    """A world whose consumer has just delivered ``count`` messages."""
+    """Return a world whose consumer has just delivered ``count`` messages."""
     w = World()
     w.stream.add(*["a"] * count)
     consumer = w.consumer(**config)
@@ -24,7 +24,7 @@ def start(count: int = 5, **config: Any) -> tuple[World, Consumer, list[Delivere
 
 
 def state(consumer: Consumer) -> tuple[int, int, int]:
-    """(ack floor, ack pending, redelivered)"""
+    """Return ack floor, ack pending and redelivered."""
     info = consumer.info()
     return info["ack_floor"]["stream_seq"], info["num_ack_pending"], info["num_redelivered"]
 
@@ -117,7 +117,7 @@ def test_double_acks_are_answered_once_persisted() -> None:
     assert not w.ack(consumer, got[0], reply=b"_INBOX.r")
     assert (w.stream.dirtied, w.stream.log.barriers) == (dirtied + (0 if dirtied else 1), 1)
     w.stream.log.persist()
-    answers = w.bus.take()
+    answers = w.bus.pop_sent()
     assert [(d.to, d.payload, d.headers) for d in answers] == [(b"_INBOX.r", b"", b"")]
     w.stream.log.held = False
     assert [d.to for d in w.ack(consumer, got[0], reply=b"_INBOX.r")] == [b"_INBOX.r"]
@@ -130,7 +130,7 @@ def test_every_well_formed_answer_with_a_reply_is_answered(body: bytes) -> None:
 
 
 def test_an_ack_beyond_what_was_delivered_is_ignored() -> None:
-    """Without a crash no delivery is forgotten: such an ack does nothing and gets no answer."""
+    """Shows that such an ack does nothing and gets no answer: without a crash no delivery is forgotten."""
     w = World()
     consumer = w.consumer()
     w.stream.add("a", "a", "a")
@@ -157,7 +157,7 @@ def test_bad_answers_do_nothing(subject: bytes, body: bytes) -> None:
 
 
 def test_ack_all() -> None:
-    """One ack settles everything up to it; at or below the floor it is answered and does nothing."""
+    """Shows that one ack acks everything up to it; at or below the floor it is answered and does nothing."""
     w, consumer, got = start(5, ack_policy="all")
     assert state(consumer) == (0, 5, 0)
     w.ack(consumer, got[2])
@@ -176,7 +176,7 @@ def test_ack_none_counts_as_acked_when_delivered() -> None:
 
 @pytest.mark.shows("advisory.nak")
 def test_nak_delivers_again_at_once_with_advisory() -> None:
-    """-NAK: to the tail of the redelivery queue, ahead of new messages; the delivery count goes up; an advisory for
+    """Shows -NAK: to the tail of the redelivery queue, ahead of new messages, with one delivery more, and an advisory
     each."""
     w, consumer, got = start(3)
     w.stream.add("a")
@@ -204,7 +204,7 @@ def test_nak_with_delay(body: bytes) -> None:
 @pytest.mark.parametrize("policy", ["explicit", "all"])
 @pytest.mark.parametrize("kinds", [[b"-NAK", b"-NAK", b"-NAK", b"", b"+ACK", b"-NAK 1s", b"+WPI"], [b"-NAK"], [b""]])
 def test_answers_in_one_run_do_what_they_do_one_by_one(kinds: list[bytes], policy: str, seed: int) -> None:
-    """Acks and negative acks in any order, some of them wrong: with the same advisories, floors, redeliveries and
+    """Shows acks and negative acks in any order, some invalid: the same advisories, floors, redeliveries and
     records."""
     rng = random.Random(seed)
     results = []
@@ -220,7 +220,7 @@ def test_answers_in_one_run_do_what_they_do_one_by_one(kinds: list[bytes], polic
         for run in runs:
             consumer.on_ack(run, 0, len(run), None, w.clock.now_ns())
         w.loop.settle()
-        assert not w.bus.take()
+        assert not w.bus.pop_sent()
         naked = [(e["stream_seq"], e["consumer_seq"], e["deliveries"]) for e in w.events("MSG_NAKED")]
         again = w.pull(consumer, b"100")
         results.append((state(consumer), naked, [(d.seq, d.count, d.cseq) for d in again],
@@ -234,7 +234,7 @@ def test_answers_in_one_run_do_what_they_do_one_by_one(kinds: list[bytes], polic
 
 
 def test_naks_in_one_run_come_back_in_their_order() -> None:
-    """Whatever chunks they are in; what has left the stream meanwhile does not."""
+    """Shows it for messages of several chunks; a message that has left the stream meanwhile does not come back."""
     w = World(chunk_messages=3)
     w.stream.add(*["a"] * 20)
     consumer = w.consumer()
@@ -290,7 +290,8 @@ def test_next_acks_and_pulls(body: bytes, expected: list[int]) -> None:
 
 
 def test_acks_after_a_crash_that_forgot_the_delivery() -> None:
-    """A restart from a state older than the deliveries: their acks are taken, those messages are not delivered again."""
+    """Shows a restart from a state older than the deliveries: their acks are accepted, and they are not delivered
+    again."""
     w, consumer, got = start(6)
     old = fresh_state(consumer)
     consumer.stop()
@@ -309,7 +310,7 @@ def test_acks_after_a_crash_that_forgot_the_delivery() -> None:
 
 
 def test_ack_all_after_a_crash_that_forgot_the_delivery() -> None:
-    """With ack all such an ack moves the consumer past everything up to it."""
+    """Shows that with ack all such an ack moves the consumer past everything up to it."""
     w, consumer, got = start(6, ack_policy="all")
     old = fresh_state(consumer)
     consumer.stop()

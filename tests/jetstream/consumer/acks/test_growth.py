@@ -27,8 +27,8 @@ class UnwalkedSet(set[int]):
 
 
 def test_a_removal_beside_many_exhausted_messages() -> None:
-    """Messages that reached max_deliver are counted for as long as they are in the stream; the cost of each removal
-    does not depend on their number."""
+    """Messages that reached max_deliver are counted while they are in the stream; a removal's cost ignores their
+    number."""
     world = World()
     for _ in range(3):
         world.stream.add("s.a")
@@ -44,7 +44,7 @@ def test_a_removal_beside_many_exhausted_messages() -> None:
 
 
 def test_messages_acked_ahead() -> None:
-    """Messages whose delivery was forgotten in a crash: passed, removed and counted one by one."""
+    """Messages whose delivery was forgotten in a crash are passed, removed and counted one by one."""
     acks = AckState([30 * 10**9], 0, 1)
     for seq in range(1, MANY + 1):
         acks.ack_ahead(seq, 0)
@@ -60,7 +60,7 @@ def test_messages_acked_ahead() -> None:
 
 
 def test_both_ways_to_search_a_range_find_the_same() -> None:
-    """A range wider than the remembered set is answered by walking the set, in the same order."""
+    """Shows that a range wider than the set is answered by walking the set, in the same order."""
     acks = AckState([30 * 10**9], 0, 1)
     acks.redelivered = dict.fromkeys((900, 5, 70, 12), 1)
     assert acks.exhausted(6, 1_000_000) == [12, 70, 900]
@@ -74,8 +74,10 @@ def test_both_ways_to_search_a_range_find_the_same() -> None:
 
 
 def test_an_ack_of_all_beyond_a_crash_is_applied_in_slices() -> None:
-    """Very many messages are pending, and the ack of one comes whose delivery a crash forgot: the pending ones are
-    acked 8192 in each turn of the loop. The gap up to that message is not listed one by one."""
+    """Very many messages are pending when an ack arrives whose delivery a crash forgot.
+
+    The pending ones are acked 8192 in each turn of the loop. The gap up to that message is not listed one by one.
+    """
     world = World()
     world.stream.add(*["s.a"] * 20_001)
     consumer = world.consumer(ack_policy="all", max_ack_pending=-1)

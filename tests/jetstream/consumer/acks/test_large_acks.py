@@ -1,4 +1,4 @@
-"""An ack of very many messages takes several turns of the loop, and comes to the same."""
+"""An ack of very many messages takes several turns of the loop, with the same effect."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ CONFIG: dict[str, Any] = {"ack_policy": "all", "max_ack_pending": -1, "ack_wait"
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some messages are very many."""
+    """Lower the bounds, so that some messages are very many."""
     monkeypatch.setattr(large, "_AT_ONCE", FEW)
 
 
 class Side:
-    """One of two consumers that the same happens to."""
+    """A consumer, one of two that get the same messages, answers and calls."""
 
     def __init__(self, at_once: int) -> None:
         self.at_once = at_once
@@ -68,8 +68,7 @@ class Side:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_large_acks_have_the_same_effect_as_small_ones(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows it by two consumers that the same happens to, one of which takes many turns: what is sent, shown and
-    stored."""
+    """Shows two consumers with the same history, one of which takes many turns: they send, show and store the same."""
     rng = random.Random(seed)
     sides = Side(1 << 30), Side(FEW)
     slices = 0
@@ -100,12 +99,13 @@ def deliver(count: int) -> tuple[World, Any, list[Delivered]]:
 
 
 def ack(world: World, consumer: Any, one: Delivered, body: bytes = b"+ACK", reply: bytes = b"") -> None:
-    """One that nothing follows yet."""
+    """Send one answer, without running the loop."""
     consumer.on_ack([(one.reply, reply, 0, body)], 0, 1, None, world.clock.now_ns())
 
 
 def test_answers_behind_a_large_ack_wait() -> None:
-    """Each turn acks some; the answer, other answers and deliveries come after the last, and the numbers always agree."""
+    """Shows that the answer, other answers and deliveries come after the last turn, and that the numbers always
+    agree."""
     world, consumer, sent = deliver(30)
     world.stream.add(*["s"] * 5)
     ack(world, consumer, sent[25], reply=b"_INBOX.done")
@@ -122,14 +122,14 @@ def test_answers_behind_a_large_ack_wait() -> None:
         callback(*args)
     assert list(dict.fromkeys(left)) == [26, 22, 18, 14, 10, 6, 4]
     world.loop.settle()
-    after = world.bus.take()
+    after = world.bus.pop_sent()
     assert [one.to for one in after if not one.is_message] == [b"_INBOX.done"]
     assert seqs(after) == [29, 31]
     assert world.stream.acknowledged == list(range(1, 27))
 
 
 def test_the_record_of_the_acks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once they are many, the next ones wait until the state has been written down."""
+    """Shows that the next acks wait until a record of the state is sealed, once there are many."""
     monkeypatch.setattr(large, "_UNSTORED_MAX", 8)
     world, consumer, sent = deliver(40)
     state = fresh_state(consumer)
@@ -148,11 +148,11 @@ def test_the_record_of_the_acks_is_bounded(monkeypatch: pytest.MonkeyPatch) -> N
         state.apply_delta(delta)
         left.append(len(state.pending))
     assert left == [32, 24, 16, 8, 0]
-    assert [one.to for one in world.bus.take()] == [b"_INBOX.done"]
+    assert [one.to for one in world.bus.pop_sent()] == [b"_INBOX.done"]
 
 
 def test_a_store_that_does_not_answer_holds_up_no_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state is not written down: after a second the rest is acked all the same, and the consumer goes on."""
+    """Shows that after a second without a record the rest is acked all the same, and the consumer continues."""
     monkeypatch.setattr(large, "_UNSTORED_MAX", 8)
     world, consumer, sent = deliver(40)
     world.stored(consumer, fresh_state(consumer))

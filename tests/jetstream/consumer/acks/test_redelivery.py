@@ -1,6 +1,6 @@
-"""How deliveries without an ack time out, and what a restart restores.
+"""Timeouts of deliveries without an ack, and what a restart restores.
 
-Virtual time throughout: ack waits, backoff, max_deliver, inactivity and pause happen when the test says so.
+Virtual time throughout: ack waits, backoff, max_deliver, inactivity and pause end when the test advances the clock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.jetstream.consumer.fakes import MS, SECOND, World, fresh_state, seqs,
 
 
 def restart(w: World, consumer: Consumer, state: Any, **config: Any) -> Consumer:
-    """The consumer as a new broker finds it in ``state``."""
+    """Return the consumer as a new broker finds it in ``state``."""
     consumer.stop()
     w.stream.consumers.remove(consumer)
     return w.consumer(state, **config)
@@ -61,7 +61,7 @@ def test_backoff() -> None:
 @pytest.mark.parametrize("max_deliver", [1, 2, 3])
 @pytest.mark.parametrize("nak", [False, True])
 def test_max_deliver(max_deliver: int, nak: bool) -> None:
-    """After the last allowed delivery one advisory is sent; the message leaves pending; a late ack is accepted."""
+    """Shows one advisory after the last allowed delivery; the message leaves pending; a late ack is accepted."""
     w = World()
     w.stream.add("a", "a")
     consumer = w.consumer(ack_wait=SECOND, max_deliver=max_deliver)
@@ -103,7 +103,7 @@ def test_waits_continue_after_a_restart() -> None:
 
 
 def test_a_wait_that_ended_while_the_broker_was_down() -> None:
-    """It redelivers at once after the restart."""
+    """Shows a redelivery at once after the restart."""
     w = World()
     w.stream.add("a")
     consumer = w.consumer(ack_wait=2 * SECOND)
@@ -117,8 +117,10 @@ def test_a_wait_that_ended_while_the_broker_was_down() -> None:
 
 @pytest.mark.parametrize("ahead", [30 * SECOND, 10 * 365 * 86400 * SECOND])
 def test_the_last_owners_clock_was_ahead(ahead: int) -> None:
-    """A delivery counts as made no later than the restart, by the second restart too; a NAK's delay has its length, and
-    the times of the last activity are not in the future."""
+    """A delivery counts as made no later than the restart, also at the second restart.
+
+    A NAK's delay keeps its length, and the times of the last activity are not in the future.
+    """
     w = World()
     w.stream.add("a", "a")
     consumer = w.consumer(ack_wait=2 * SECOND)
@@ -194,8 +196,10 @@ def test_a_purge_moves_the_consumer_without_advisories() -> None:
 
 
 def test_pause() -> None:
-    """Nothing is delivered while paused, redeliveries included; pulls send heartbeats and expire, acks work; then
-    delivery resumes."""
+    """Nothing is delivered while paused, redeliveries included, but pulls get heartbeats and expire, and acks work.
+
+    Then delivery resumes.
+    """
     w = World()
     w.stream.add("a", "a")
     consumer = w.consumer(ack_wait=SECOND)
@@ -273,7 +277,7 @@ def test_reset() -> None:
     ("by_start_time", {"opt_start_time": 1_800_000_000_000_000_000}, [6]),
 ])
 def test_deliver_policies(policy: str, extra: dict[str, Any], expected: list[int]) -> None:
-    """Where each policy begins, with a message published after the consumer was made; num_pending agrees."""
+    """Shows the start of each policy, with a message published after the consumer was made; num_pending agrees."""
     w = World()
     for subject in "ababc":
         w.stream.add(subject)
@@ -305,7 +309,7 @@ def test_last_per_subject_continues_after_a_restart() -> None:
 
 
 def test_filters_can_be_changed() -> None:
-    """num_pending is recounted from the consumer's position; passed messages are not revisited."""
+    """num_pending is recounted from the consumer's position; earlier messages are not delivered again."""
     w = World()
     w.stream.add("a", "b", "a", "b", "c", "a")
     consumer = w.consumer(filter_subject="a")
@@ -343,7 +347,7 @@ def test_replay_at_the_original_pace() -> None:
     w.clock.advance(10 * SECOND)
     w.stream.add("a")
     w.loop.settle()
-    assert seqs(w.bus.take()) == [5]
+    assert seqs(w.bus.pop_sent()) == [5]
 
 
 def test_ack_wait_can_be_changed() -> None:
@@ -359,7 +363,7 @@ def test_ack_wait_can_be_changed() -> None:
 
 
 def test_a_count_that_fails_is_tried_again_later() -> None:
-    """If the store fails while num_pending is counted, the retry is delayed; deliveries continue once it answers."""
+    """A failed count of num_pending is retried after a delay; deliveries continue once the store answers."""
     w = World()
     w.stream.add("a", "b", "a")
     consumer = w.consumer(filter_subject="a")

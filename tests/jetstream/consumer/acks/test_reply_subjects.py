@@ -1,4 +1,4 @@
-"""Which of the two formats of reply subjects deliveries and flow control requests carry: beside the real nats-server."""
+"""The two formats of reply subjects of deliveries and flow control requests: compared with the real nats-server."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_reply_subjects(client: Client, origin: str) -> None:
     await client.publish("$JS.API.CONSUMER.MSG.NEXT.S.C", b"3", reply=inbox)
     replies = [(await pulled.next_msg(timeout=30)).reply for _ in range(3)]
     assert all(reply.startswith(f"$JS.ACK.{origin}S.C.") for reply in replies), replies
-    # Whichever is sent, both are answered.
+    # Answers to both formats are accepted, whichever is sent.
     short, long = (f"$JS.ACK.{tokens}S.C." + reply.split("S.C.")[1]
                    for tokens, reply in zip(("", origin or "_.szMpdrwD."), replies, strict=False))
     for reply in (short, long):

@@ -1,6 +1,6 @@
-"""Priority policies: which requests are served, against the rules applied one message at a time; pins over time.
+"""Priority policies: the requests that are served, against the rules applied one message at a time; pins over time.
 
-The model below looks at one message after the other and walks the queue as ADR-42 describes; the broker shares out
+The model below handles one message after the other and walks the queue as ADR-42 describes; the broker shares out
 runs. Both must serve the same requests in the same order, and end the same ones. differential/priorities.py compares
 with the real server.
 """
@@ -31,7 +31,7 @@ class _Silent:
 
 
 class Model:
-    """Requests as dicts, in a list; one message at a time."""
+    """A queue of requests as dicts, in a list; it handles one message at a time."""
 
     def __init__(self, policy: str, requests: list[dict[str, Any]]) -> None:
         self.policy = policy
@@ -42,7 +42,7 @@ class Model:
         self.ended: dict[int, str] = {}
 
     def serve(self, size: int, pending: int, acks: int) -> int | None:
-        """The request that gets the message, or None."""
+        """Return the request that gets the message, or None."""
         for _ in range(len(self.queue)):
             one = self.queue[0]
             if self.policy == "pinned_client" and one["id"] not in ("", PIN):

@@ -1,4 +1,4 @@
-"""Pull requests: what each body asks for, how messages are shared out, and how a request ends.
+"""Pull requests: the meaning of each body, how messages are shared out, and how a request ends.
 
 Each test builds a stream in memory and a consumer on a virtual loop, sends requests as a client would, and checks what
 arrived in the inbox, status texts to the byte.
@@ -76,7 +76,7 @@ def test_a_delivery_carries_subject_reply_and_counts() -> None:
 
 
 def test_a_single_request_gets_its_messages_in_one_batch() -> None:
-    """With one request waiting a chunk goes out as one batch, not message by message."""
+    """A chunk is sent as one batch, not message by message, if one request is waiting."""
     w = world(100)
     assert seqs(w.pull(w.consumer(), b"100")) == list(range(1, 101))
     assert w.bus.batches == [100]
@@ -90,7 +90,7 @@ def test_waiting_requests_take_turns() -> None:
         assert not w.pull(consumer, batch, inbox=inbox)
     w.stream.add(*["a"] * 12)
     w.loop.settle()
-    got = w.bus.take()
+    got = w.bus.pop_sent()
     assert {to: [d.seq for d in got if d.to == to] for to in (b"_INBOX.a", b"_INBOX.b", b"_INBOX.c")} == {
         b"_INBOX.a": [1, 4], b"_INBOX.b": [2, 5, 7, 9, 11], b"_INBOX.c": [3, 6, 8, 10, 12]}
     assert [d.cseq for d in sorted(got, key=lambda d: d.seq)] == list(range(1, 13))
@@ -105,11 +105,12 @@ def test_turns_continue_where_they_stopped() -> None:
     for _ in range(5):
         w.stream.add("a")
         w.loop.settle()
-    assert [d.to[-1:] for d in w.bus.take()] == [b"a", b"b", b"a", b"b", b"a"]
+    assert [d.to[-1:] for d in w.bus.pop_sent()] == [b"a", b"b", b"a", b"b", b"a"]
 
 
 def test_expires_ends_a_request_with_what_was_left() -> None:
-    """At expires: 408 with the rest of batch and bytes; a request that was served in full gets nothing more."""
+    """An expired request gets 408 with the rest of batch and bytes; a request that was served in full gets nothing
+    more."""
     w = world(2)
     consumer = w.consumer()
     assert seqs(w.pull(consumer, {"batch": 2, "expires": SECOND})) == [1, 2]
@@ -122,7 +123,7 @@ def test_expires_ends_a_request_with_what_was_left() -> None:
 
 
 def test_no_wait_with_nothing_there() -> None:
-    """Without expires it gets 404 at once; with expires it waits, and gets 408 at the end."""
+    """A request without expires gets 404 at once; one with expires waits, and gets 408 at the end."""
     w = World()
     consumer = w.consumer()
     assert statuses(w.pull(consumer, {"batch": 1, "no_wait": True})) == ["404 No Messages"]
@@ -201,7 +202,7 @@ def test_a_message_too_large_for_one_goes_to_the_next() -> None:
     w.pull(consumer, b"5", inbox=b"_INBOX.b")
     w.stream.add("a", payload=b"x" * 100)
     w.loop.settle()
-    sent = w.bus.take()
+    sent = w.bus.pop_sent()
     assert [(d.to, d.status if not d.is_message else d.seq) for d in sent] == [
         (b"_INBOX.a", "409 Message Size Exceeds MaxBytes"), (b"_INBOX.b", 1)]
 
@@ -232,7 +233,7 @@ def test_max_waiting() -> None:
     assert not w.pull(consumer, b"1", inbox=b"_INBOX.b")
     w.stream.add("a")
     w.loop.settle()
-    assert [d.to for d in w.bus.take()] == [b"_INBOX.b"]
+    assert [d.to for d in w.bus.pop_sent()] == [b"_INBOX.b"]
 
 
 def test_an_inbox_that_is_gone_costs_no_delivery() -> None:
@@ -244,14 +245,13 @@ def test_an_inbox_that_is_gone_costs_no_delivery() -> None:
     w.bus.deaf.add(b"_INBOX.a")
     w.stream.add("a", "a")
     w.loop.settle()
-    sent = w.bus.take()
+    sent = w.bus.pop_sent()
     assert [(d.to, d.seq, d.count, d.cseq) for d in sent] == [(b"_INBOX.b", 1, 1, 1), (b"_INBOX.b", 2, 1, 2)]
 
 
 @pytest.mark.parametrize("several", [False, True])
 def test_messages_without_a_receiver_are_delivered_again_as_new(several: bool) -> None:
-    """A receiver that vanishes within a batch: the messages it missed go to the next request, with a delivery count of
-    1."""
+    """Shows a receiver that vanishes within a batch: the next request gets the rest, with a delivery count of 1."""
     w = world(6)
     consumer = w.consumer()
     consumer.update(_with(consumer.config, pause_until=w.clock.now_ns() + SECOND))
@@ -282,7 +282,7 @@ def test_deleting_a_consumer_ends_its_requests() -> None:
     w.pull(consumer, b"5")
     w.pull(consumer, b"5", inbox=b"_INBOX.b")
     consumer.delete()
-    assert [(d.to, d.status) for d in w.bus.take()] == [
+    assert [(d.to, d.status) for d in w.bus.pop_sent()] == [
         (b"_INBOX.a", "409 Consumer Deleted"), (b"_INBOX.b", "409 Consumer Deleted")]
     assert not w.pull(consumer, b"5")
 
@@ -294,7 +294,7 @@ def test_a_shutdown_reports_what_was_left() -> None:
     consumer = w.consumer()
     w.pull(consumer, b"5")
     consumer.shutdown()
-    sent = w.bus.take()
+    sent = w.bus.pop_sent()
     assert statuses(sent) == ["409 Server Shutdown"]
     assert b"Nats-Pending-Messages: 5" in sent[0].headers
 
@@ -333,6 +333,6 @@ def test_a_large_pull_gives_others_their_turn() -> None:
     while w.loop.ready:
         callback, args = w.loop.ready.pop(0)
         callback(*args)
-        turns.append(len(w.bus.take()))
+        turns.append(len(w.bus.pop_sent()))
     assert sum(turns) == 5000
     assert max(turns) <= 1000

@@ -17,19 +17,19 @@ def test_delivers_only_while_somebody_listens() -> None:
     w = World()
     w.stream.add("a", "a")
     consumer = w.consumer(deliver_subject="d")
-    assert not w.bus.take()
+    assert not w.bus.pop_sent()
     assert "push_bound" not in consumer.info()
     w.bus.listen(b"d")
     w.loop.settle()
-    assert [(d.to, d.subject, d.seq) for d in w.bus.take()] == [(b"d", b"a", 1), (b"d", b"a", 2)]
+    assert [(d.to, d.subject, d.seq) for d in w.bus.pop_sent()] == [(b"d", b"a", 1), (b"d", b"a", 2)]
     assert consumer.info()["push_bound"] is True
     w.bus.listen(b"d", False)
     w.stream.add("a")
     w.loop.settle()
-    assert not w.bus.take()
+    assert not w.bus.pop_sent()
     w.bus.listen(b"d")
     w.loop.settle()
-    assert seqs(w.bus.take()) == [3]
+    assert seqs(w.bus.pop_sent()) == [3]
 
 
 @pytest.mark.shows("deliver.stored_first")
@@ -40,7 +40,7 @@ def test_woken_by_a_commit() -> None:
     for seq in range(1, 4):
         w.stream.add("a")
         w.loop.settle()
-        assert seqs(w.bus.take()) == [seq]
+        assert seqs(w.bus.pop_sent()) == [seq]
 
 
 def test_redelivers_to_the_subject() -> None:
@@ -50,7 +50,7 @@ def test_redelivers_to_the_subject() -> None:
     consumer = w.consumer(deliver_subject="d", ack_wait=SECOND)
     w.bus.listen(b"d")
     w.loop.settle()
-    got = w.bus.take()
+    got = w.bus.pop_sent()
     w.ack(consumer, got[0])
     assert [(d.seq, d.count) for d in w.pass_time(1500 * MS)] == [(2, 2)]
 
@@ -62,17 +62,17 @@ def test_a_new_deliver_subject_gets_what_is_pending() -> None:
     consumer = w.consumer(deliver_subject="d")
     w.bus.listen(b"d")
     w.loop.settle()
-    w.bus.take()
+    w.bus.pop_sent()
     config = consumer.config.copy()
     config.deliver_subject = "e"
     w.bus.listen(b"e")
     consumer.update(config)
     w.loop.settle()
-    assert [(d.to, d.seq, d.count) for d in w.bus.take()] == [(b"e", 1, 2), (b"e", 2, 2)]
+    assert [(d.to, d.seq, d.count) for d in w.bus.pop_sent()] == [(b"e", 1, 2), (b"e", 2, 2)]
 
 
 def test_idle_heartbeats() -> None:
-    """Only when idle for the interval, only while there is interest; they carry the last sequences."""
+    """Heartbeats are sent only after an idle interval and while there is interest; they carry the last sequences."""
     w = World()
     w.consumer(deliver_subject="d", idle_heartbeat=SECOND, ack_policy="none")
     assert not w.pass_time(3 * SECOND)
@@ -86,15 +86,15 @@ def test_idle_heartbeats() -> None:
 
 
 def test_flow_control_stops_and_resumes() -> None:
-    """At half the window a request is sent; above the window delivery stops, as heartbeats report; the answer resumes
-    it."""
+    """A request is sent at half the window; above the window delivery stops, which heartbeats report; the answer
+    resumes it."""
     w = World(chunk_messages=8)
     for _ in range(40):
         w.stream.add("a", payload=b"x" * 100_000)
     w.consumer(deliver_subject="d", flow_control=True, idle_heartbeat=SECOND, ack_policy="none")
     w.bus.listen(b"d")
     w.loop.settle()
-    sent = w.bus.take()
+    sent = w.bus.pop_sent()
     requests = [d for d in sent if not d.is_message]
     assert [d.status for d in requests] == ["100 FlowControl Request"]
     fc = requests[0].reply
@@ -106,11 +106,11 @@ def test_flow_control_stops_and_resumes() -> None:
     assert b"Nats-Consumer-Stalled: " + fc in beat.headers
     w.bus.subscriptions[b"$JS.FC.S.C.*"]([(b"$JS.FC.S.C.nope", b"", 0, b"")], 0, 1, None, 0)
     w.loop.settle()
-    assert not w.bus.take()
+    assert not w.bus.pop_sent()
     handler = w.bus.subscriptions[b"$JS.FC.S.C.*"]
     handler([(fc, b"", 0, b"")], 0, 1, None, 0)
     w.loop.settle()
-    sent = w.bus.take()
+    sent = w.bus.pop_sent()
     assert len(seqs(sent)) == 19
     assert [d.status for d in sent if not d.is_message] == ["100 FlowControl Request"]
 
@@ -120,7 +120,7 @@ def _flow(w: World, request: Delivered, headers: bytes = b"") -> list[Delivered]
     block = b"NATS/1.0\r\n" + headers + b"\r\n" if headers else b""
     w.bus.subscriptions[b"$JS.FC.S.C.*"]([(request.reply, b"", len(block), block)], 0, 1, None, w.clock.now_ns())
     w.loop.settle()
-    return w.bus.take()
+    return w.bus.pop_sent()
 
 
 def test_acks_by_flow_control_survive_a_restart_and_never_time_out() -> None:
@@ -132,7 +132,7 @@ def test_acks_by_flow_control_survive_a_restart_and_never_time_out() -> None:
     consumer = w.consumer(**config)
     w.bus.listen(b"d")
     w.loop.settle()
-    sent = w.bus.take()
+    sent = w.bus.pop_sent()
     assert seqs(sent) == [1, 2, 3]
     sent = _flow(w, sent[-1], b"Nats-Last-Stream: 2\r\nNats-Last-Consumer: 2\r\n")
     assert seqs(sent) == [4, 5]
@@ -164,7 +164,7 @@ def test_an_answer_that_acks_nothing_still_opens_the_window(headers: bytes) -> N
                           max_ack_pending=3, ack_wait=0)
     w.bus.listen(b"d")
     w.loop.settle()
-    _flow(w, w.bus.take()[-1], headers)
+    _flow(w, w.bus.pop_sent()[-1], headers)
     assert consumer.info()["ack_floor"]["stream_seq"] == 0
     assert statuses(w.pass_time(1500 * MS)) == ["100 Idle Heartbeat", "100 FlowControl Request"]
 
@@ -191,7 +191,7 @@ def test_rate_limit() -> None:
     w.consumer(deliver_subject="d", ack_policy="none", rate_limit_bps=8 * 1000)
     w.bus.listen(b"d")
     w.loop.settle()
-    assert seqs(w.bus.take()) == [1, 2]
+    assert seqs(w.bus.pop_sent()) == [1, 2]
     assert not w.pass_time(900 * MS)
     assert seqs(w.pass_time(3200 * MS)) == [3, 4, 5]
 
@@ -205,7 +205,7 @@ def test_a_message_above_the_burst_still_goes() -> None:
 
 
 def test_a_deliver_group_is_asked_for() -> None:
-    """The interest that counts is the group's."""
+    """Shows that only interest of the group counts."""
     w = World()
     w.stream.add("a")
     asked = []
@@ -247,8 +247,8 @@ def test_nothing_is_delivered_past_the_lease() -> None:
     w.stream.log.lease_expired = True
     w.stream.add("a")
     w.loop.settle()
-    assert not w.bus.take()
+    assert not w.bus.pop_sent()
     w.stream.log.lease_expired = False
     w.stream.add("a")
     w.loop.settle()
-    assert seqs(w.bus.take()) == [1, 2]
+    assert seqs(w.bus.pop_sent()) == [1, 2]
