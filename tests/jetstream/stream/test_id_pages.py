@@ -372,8 +372,7 @@ async def test_the_last_id_is_known_without_blocks() -> None:
 
 
 async def test_a_block_that_took_long_is_exact() -> None:
-    """If a block spans more than a moment, each id has its own message's time: after a clean stop and after a
-    replay."""
+    """Each id of a long block has its own message's time: after a clean stop, and after a replay."""
     for kill in (False, True):
         world = PagedWorld()
         await world.open()
@@ -450,7 +449,7 @@ async def test_inline_ids_that_are_none(caplog: pytest.LogCaptureFixture) -> Non
 
 
 async def test_parts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids of the oldest parts are read from their blocks if very many parts cannot be joined, as between staged ones."""
+    """Ids of the oldest parts are read from blocks if very many parts cannot be joined, as between staged ones."""
     monkeypatch.setattr(state_ids, "_PARTS_MAX", 4)
     monkeypatch.setattr(state_ids, "PART_IDS", 3)
     world, stream = await _paged(20)

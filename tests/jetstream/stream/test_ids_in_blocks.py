@@ -70,8 +70,7 @@ def test_only_blocks_of_parts_without_ids_are_read() -> None:
 
 
 def test_hundreds_of_parts_cost_a_block_a_few_comparisons() -> None:
-    """One turn examines thousands of blocks; staged messages that alternate with other messages cause hundreds of
-    parts."""
+    """Staged messages that alternate with others cause hundreds of parts, and a turn examines thousands of blocks."""
     clock, ids = ManualClock(), StreamIds()
     now = clock.now_ns()
     for at in range(256):

@@ -143,7 +143,7 @@ async def test_an_interrupted_order_is_made_again(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("seed", range(2))
 async def test_a_reader_of_one_subject_uses_the_index(seed: int) -> None:
-    """From every sequence, the index gives the same next message of a tracked subject as a search of all blocks."""
+    """The index gives the same next message of a tracked subject as a search of all blocks, from every sequence."""
     world, stream, msgs = await _world(random.Random(seed), tracked=True)
 
     async def first(seq: int, filters: Filters) -> int:

@@ -16,8 +16,7 @@ from tests.storage.listening import Listening
 
 @pytest.mark.shows("stream.persist_mode", "publish.async")
 async def test_async_acknowledges_at_once() -> None:
-    """With persist_mode async, PubAcks and refusals are sent when the decision is taken; consumers wait for the
-    store."""
+    """PubAcks and refusals of an async stream are sent when the decision is taken; consumers wait for the store."""
     world = World()
     stream = world.stream(persist_mode="async")
     await world.settle()

@@ -204,7 +204,7 @@ async def test_a_marker_replaces_the_last_message() -> None:
 
 
 async def test_a_marker_that_is_refused_leaves_the_message() -> None:
-    """As on nats-server, the message stays.
+    """The message stays, as on nats-server.
 
     The marker is retried every two seconds, and succeeds once there is room.
     """

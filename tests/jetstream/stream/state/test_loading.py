@@ -474,8 +474,7 @@ def test_limits_raised_and_lowered_over_kills(virtual: SimLoop, monkeypatch: pyt
 
 
 def test_a_store_without_the_progress_of_enforcement(virtual: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If an earlier release wrote the records, the first start checks the limits, and records that for the next
-    start."""
+    """The first start after an earlier release checks the limits, and records that for the next start."""
     async def scenario(world: World, store: Gets) -> None:
         stream = await grown(world)
         world.log.block(stream).add(StreamUpdate({**stream.config.to_json(), "max_msgs_per_subject": 2}))

@@ -461,8 +461,9 @@ def test_a_slice_begins_behind_dead_blocks_that_are_not_persisted(monkeypatch: p
 
 
 def test_a_check_counts_on_limits_that_take_several_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a message is replaced, the limits are enforced in full, not just for a slice; otherwise another message
-    would be removed.
+    """The limits are enforced in full before a message is replaced, not just for a slice.
+
+    Otherwise another message would be removed.
 
     A random search found this history: sequence 2 stayed, and 3 was removed.
     """
