@@ -29,7 +29,7 @@ GAPLESS: Any = _Gapless()
 
 
 def dead_set(block: LiveBlock) -> DeadSet:
-    """The block's set of dead sequences, with room for all it has; an open block gets room to grow into."""
+    """Return the block's set of dead sequences, with room for all it has; an open block gets room to grow into."""
     dead = block.dead
     if dead is not None and dead.last_seq >= block.last_seq:
         return dead
