@@ -62,7 +62,7 @@ _PAGE_OBJECTS_MAX = 32
 _TURN_WEIGHT = 2_000
 """The weight of the streams copied between two turns of the loop, about in microseconds (``StreamCopy.weight``)."""
 _PART_WEIGHT = 1_000
-"""The weight of a part of a stream that has a page of its own: at most 1024 blocks, or 4096 times."""
+"""The weight of a part of a stream that has a page of its own: at most 1024 blocks, or 4096 expiry times."""
 _STREAMS_AT_ONCE = 4096
 """Streams that are checked, but not copied, between two turns of the loop."""
 _PLACED_IDS_AT_ONCE = 256
@@ -76,8 +76,13 @@ _PLACED_AT_ONCE = 4
 
 
 class CheckpointSettings:
-    """The conditions for a round to start: ``segments`` with blocks of streams since the last round began, or their
-    heads have ``head_bytes``, or ``interval_ns`` after the first of them, or ``empty_segments``."""
+    """The conditions for a round to start. One of these bounds must be reached since the last round began:
+
+        segments          segments with blocks of streams
+        head_bytes        bytes of the heads of these segments
+        interval_ns       time after the first of these segments
+        empty_segments    segments without such blocks
+    """
 
     def __init__(self, *, segments: int = 256, head_bytes: int = 64 << 20, empty_segments: int = 20,
                  interval_ns: int | None = 60_000_000_000, hold_factor: int = 4, roots_kept: int = 3,
@@ -90,7 +95,7 @@ class CheckpointSettings:
         the next one. An idle log has up to (``roots_kept`` + 1) times as many. Each round costs two puts and a
         listing."""
         self.interval_ns = interval_ns
-        """None: time alone starts no round. The first round comes this long after the owner's start."""
+        """None: time alone starts no round. An owner's first round comes at the latest this long after its start."""
         self.hold_factor = hold_factor
         """Commits wait for a new root once ``segments`` or ``head_bytes`` is exceeded by this factor."""
         self.roots_kept = roots_kept

@@ -300,8 +300,10 @@ class ShardState:
                                       f"it names segment {key_position(key)}, which was released")
 
     def _created(self, core: BlockCore) -> StreamState | None:
-        """Return the stream that this block creates; None if it was deleted later, is not wanted, or its create record is
-        damaged."""
+        """Return the stream that this block creates.
+
+        Returns: None if the stream was deleted later, is not wanted, or its create record is damaged.
+        """
         for record in core.records:
             if record.kind == StreamCreate.KIND:
                 break
