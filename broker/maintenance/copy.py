@@ -1,14 +1,14 @@
-"""Copies a store to another place, object by object, also while a broker writes to it.
+"""Copy a store to another place, object by object, also while a broker writes to it.
 
-A pass lists what the destination lacks, then copies it. Both orders follow the history of a store, so that whatever the
-destination has at any moment is a state that the source could have left by a crash:
+A pass lists the objects that the destination lacks, then copies them. Both orders follow the history of a store. So at
+any moment the destination has a state that the source could have left by a crash:
 
-    listed    roots ── log ── pages ── runs ── claims         what an object names exists before it: list that after it
+    listed    roots ── log ── pages ── runs ── claims         an object exists before others name it: list it after them
     copied    claims ── runs ── pages ── log ── roots         nothing is named before it is there
 
-What the source deletes meanwhile is missing from the copy: the copy is replayed, and if it lacks anything that its state
-names, another pass copies the newer state, in which that is no longer named. Passes are incremental, since objects never
-change, and so is a copy that was interrupted, or one that is brought up to date a day later.
+Objects that the source deletes meanwhile are missing from the copy. So the copy is replayed: if it lacks an object that
+its state names, another pass copies the newer state, which no longer names that object. Passes are incremental, since
+objects never change. So is a copy that was interrupted, or one that is updated a day later.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ _IN_FLIGHT_BYTES = 128 << 20
 
 @dataclass(slots=True)
 class Copied:
-    """What a copy did. present: what the destination had already. ends: the last position of each shard in the copy.
-    whole: whether the copy has all that its state names. problems: what is wrong in the copy, most of it in the source too."""
+    """The outcome of a copy."""
 
     store_id: bytes = b""
     copied: Extent = field(default_factory=Extent)
     present: Extent = field(default_factory=Extent)
+    """The objects that the destination had before."""
     passes: int = 0
     ends: dict[int, Position] = field(default_factory=dict)
+    """The last position of each shard in the copy."""
     whole: bool = False
+    """True if the copy has all objects that its state names."""
     verified: Verified | None = None
     problems: list[Problem] = field(default_factory=list)
+    """The faults in the copy; most of them are in the source, too."""
 
     def to_json(self) -> dict[str, Any]:
-        """The report."""
+        """Return the report."""
         return {"store_id": self.store_id.hex(), "copied": _extent(self.copied), "present": _extent(self.present),
                 "passes": self.passes, "shards": [{"shard": n, "position": str(at)} for n, at in self.ends.items()],
                 "whole": self.whole, "verified": None if self.verified is None else
@@ -63,11 +66,11 @@ def _extent(extent: Extent) -> dict[str, int]:
 
 
 class Copier:
-    """One copy from ``source`` to ``destination``."""
+    """A copy from ``source`` to ``destination``."""
 
     def __init__(self, source: Source, destination: Destination,
                  progress: Callable[[int, int, int, int], None] = lambda *_: None) -> None:
-        """Args: progress(objects, of objects, bytes, of bytes) is called after each object of a pass."""
+        """Make a copier; progress(objects, all objects, bytes, all bytes) is called after each object of a pass."""
         self._source = source
         self._destination = destination
         self._progress = progress
@@ -75,11 +78,11 @@ class Copier:
         self._format = b""
 
     async def run(self, *, must_be_new: bool = False, verifying: bool = False) -> Copied:
-        """Copy what is missing, check the copy, and make it a store.
+        """Copy the missing objects, check the copy, and make it a store.
 
         Args: must_be_new refuses a destination that is a store. verifying reads every byte of the copy.
-        Raises: CopyRefused; CannotInspect if the source is no store; StoreError. What was copied until then stays, and is
-            not copied again.
+        Raises: CopyRefused; CannotInspect if the source is no store; StoreError. After an error the copied objects
+            stay, and the next run does not copy them again.
         """
         done, source, destination = self._done, self._source, self._destination
         stored = await self._open(must_be_new)
@@ -103,8 +106,8 @@ class Copier:
                 break
             if done.passes >= _PASSES_MAX:
                 raise CopyRefused(f"{destination.url}: after {done.passes} passes the copy still lacks something: "
-                                  f"{problems[0] if problems else 'it ends before the source did'}; run the same command again "
-                                  f"to go on, best while less is deleted from the source")
+                                  f"{problems[0] if problems else 'it ends before the source did'}; run the same "
+                                  f"command again to continue, best while less is deleted from the source")
         done.problems += problems
         if verifying:
             done.verified = await verify(destination.view, _survey(destination.url, stored, surveys))
@@ -125,17 +128,17 @@ class Copier:
         return stored
 
     async def _newest_claim(self, numbers: list[int]) -> bytes:
-        """The claim of the highest epoch of all shards; b"" if there is none."""
-        found: list[Key] = []
+        """Read the claim of the highest epoch of all shards; b"" if there is none."""
+        newest_epoch, newest_key = 0, ""
         for number in numbers:
-            found += [key async for info in self._source.folder(ShardPaths(number).epochs) if (key := parse(info.key)) is not None]
-        newest = max(found, key=lambda key: key.position or Position(0, 0), default=None)
-        if newest is None or newest.position is None:
-            return b""
-        return await self._source.find(ShardPaths(newest.shard or 0).epoch(newest.position.epoch)) or b""
+            async for info in self._source.folder(ShardPaths(number).epochs):
+                key = parse(info.key)
+                if key is not None and key.position is not None and key.position.epoch > newest_epoch:
+                    newest_epoch, newest_key = key.position.epoch, info.key
+        return await self._source.find(newest_key) or b"" if newest_key else b""
 
     async def _in_source(self, problems: list[Problem], numbers: list[int]) -> bool:
-        """Whether the source has these problems too, so that no other pass would mend them."""
+        """Return True if the source has these problems, too, so that another pass would not help."""
         theirs = {problem.object for number in numbers
                   for problem in (await read_shard_survey(self._source, ShardPaths(number))).problems}
         return all(problem.object in theirs for problem in problems)
@@ -143,7 +146,7 @@ class Copier:
     # One pass.
 
     async def _lacking(self, numbers: list[int]) -> list[ObjectInfo]:
-        """What the destination lacks, in the order in which it is to be copied. Raises: CopyRefused; StoreError."""
+        """List the objects that the destination lacks, in the order of copying. Raises: CopyRefused; StoreError."""
         parts: list[list[ObjectInfo]] = []
         for number in numbers:
             paths = ShardPaths(number)
@@ -164,7 +167,8 @@ class Copier:
 
     async def _missing_of(self, theirs: AsyncIterator[ObjectInfo], ours: AsyncIterator[ObjectInfo],
                           beyond: list[Position] | None = None) -> list[ObjectInfo]:
-        """What is in the source's listing only; ``beyond`` takes the positions of what is in the destination's only."""
+        """Return the objects that only the source has; add positions of objects that only the destination has to
+        ``beyond``."""
         lacking = []
         mine = await anext(ours, None)
         async for info in theirs:
@@ -173,9 +177,10 @@ class Copier:
                 mine = await anext(ours, None)
             if mine is not None and mine.key == info.key:
                 if mine.size != info.size:
-                    raise CopyRefused(f"{self._destination.url}: {info.key} has {mine.size} bytes there and {info.size} in the "
-                                      f"source, and nothing is ever overwritten: the destination has a history of its own, or "
-                                      f"this object is damaged in one of them (`jetblock inspect URL --verify` tells)")
+                    raise CopyRefused(f"{self._destination.url}: {info.key} has {mine.size} bytes there and "
+                                      f"{info.size} in the source, and nothing is ever overwritten: the destination "
+                                      f"has a history of its own, or this object is damaged in one of them (`jetblock "
+                                      f"inspect URL --verify` shows which)")
                 if self._done.passes == 1:
                     self._done.present.add(info.size)
                 mine = await anext(ours, None)
@@ -187,16 +192,19 @@ class Copier:
         return lacking
 
     async def _expect_released(self, paths: ShardPaths, beyond: list[Position]) -> None:
-        """What the source no longer has lies below a checkpoint of it, or it was set back. Raises: CopyRefused."""
+        """Check that objects which only the copy has are older than a checkpoint of the source.
+
+        Otherwise the source was set back to an older state. Raises: CopyRefused.
+        """
         if not beyond:
             return
         newest = max([info.key async for info in self._source.folder(paths.checkpoints)], default="")
         if paths.checkpoint(max(beyond)) > newest:
-            raise CopyRefused(f"{self._destination.url}: it goes on to {max(beyond)}, which the source does not have: the source "
-                              f"was set back; copy to an empty directory or prefix")
+            raise CopyRefused(f"{self._destination.url}: it continues to {max(beyond)}, which the source does not "
+                              f"have: the source was set back; copy to an empty directory or prefix")
 
     async def _copy(self, lacking: list[ObjectInfo]) -> int:
-        """Copy these objects, in order; returns how many the source had deleted meanwhile."""
+        """Copy these objects, in order; return the number of those that the source had deleted meanwhile."""
         gone = count = size = 0
         all_bytes = sum(info.size for info in lacking)
         async for info, there in each(lacking, self._copy_one, self._destination.at_once, weight=lambda info: info.size,
@@ -217,20 +225,21 @@ class Copier:
         try:
             _expect_header(data, key, info.key)
         except FormatError as error:
-            # A missing log entry could pass for the log's end; a damaged one never does.
-            self._done.problems.append(of_error(info.key, error, "it is damaged in the source, and was copied as it is"))
+            # It is copied nevertheless: a missing log entry could be taken for the log's end, a damaged one never is.
+            means = "it is damaged in the source, and was copied as it is"
+            self._done.problems.append(of_error(info.key, error, means))
         await self._destination.put(info.key, data)
         self._done.copied.add(len(data))
         return True
 
 
 def _expect_header(data: bytes, key: Key, name: str) -> None:
-    """Raises: Corrupt unless the object has a header for this key, and is as long as that says."""
+    """Check that the object's header fits its key and its size. Raises: Corrupt."""
     header = ObjectHeader.unpack(data, name)
     kind = ObjectKind.SEAL if key.kind == ObjectKind.SEGMENT and header.kind == ObjectKind.SEAL else key.kind
     header.expect(kind, key.position, key.object_id)
     if header.size != len(data):
-        raise Corrupt(name, "header", 40, f"it says {header.size} bytes, and there are {len(data)}")
+        raise Corrupt(name, "header", 40, f"the header gives {header.size} bytes, and there are {len(data)}")
 
 
 def _note(info: ObjectInfo, beyond: list[Position] | None) -> None:

@@ -1,11 +1,11 @@
-"""``jetblock copy SOURCE DESTINATION``, and ``backup`` and ``restore``, which are copies with an intention.
+"""``jetblock copy SOURCE DESTINATION``, and ``backup`` and ``restore``, which are copies for a certain purpose.
 
-    copy       the destination is new, or an earlier copy, which is brought up to date
+    copy       the destination is new, or an earlier copy, which is updated
     backup     the same
     restore    the destination must be new, and every byte of it is read and checked before it becomes a store
 
-Exit status: 0 the copy is whole, no problem found; 1 it is finished, and problems are listed; 2 there is no copy, or not a
-finished one, with the reason on standard error.
+Exit status: 0 the copy is whole, no problem found; 1 it is finished, and problems are listed; 2 there is no finished
+copy, and the reason is on standard error.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from broker.storage.objectstore import StoreError, open_store
 __all__ = ["main"]
 
 _EPILOG = """\
-A store is file://DIR or s3://BUCKET/PREFIX; s3:// takes region and credentials from the AWS_* environment. The source is only
-read, and a broker may write to it meanwhile. Nothing in the destination is ever overwritten. An interrupted command is run
-again: it goes on where it was.
+A store is file://DIR or s3://BUCKET/PREFIX; s3:// takes region and credentials from the AWS_* environment. The source
+is only read, and a broker may write to it meanwhile. Nothing in the destination is ever overwritten. After an
+interruption, run the same command again: it continues.
 status: 0 the copy is whole, 1 it is finished and problems are listed, 2 it is not finished, or was refused
 """
 _DESCRIPTIONS = {
@@ -42,7 +42,7 @@ _PUT_TIMEOUT_NS = 60_000_000_000
 
 
 def main(verb: str, arguments: Sequence[str]) -> int:
-    """Run one copy; returns the exit status."""
+    """Run one copy; return the exit status."""
     try:
         options = _parse(verb, arguments)
     except SystemExit as ended:
@@ -52,7 +52,7 @@ def main(verb: str, arguments: Sequence[str]) -> int:
         done = asyncio.run(_run(options, progress))
     except KeyboardInterrupt:
         progress.clear()
-        print(f"jetblock {verb}: interrupted; run the same command again to go on", file=sys.stderr)
+        print(f"jetblock {verb}: interrupted; run the same command again to continue", file=sys.stderr)
         return 130
     except (CannotInspect, CopyRefused, StoreError, ValueError) as error:
         progress.clear()
@@ -84,7 +84,7 @@ def _parse(verb: str, arguments: Sequence[str]) -> argparse.Namespace:
 
 
 async def _run(options: argparse.Namespace, progress: Progress) -> Copied:
-    """Raises: CopyRefused; CannotInspect; StoreError; ValueError for a URL."""
+    """Run the copy. Raises: CopyRefused; CannotInspect; StoreError; ValueError for a URL of no known form."""
     source = open_source(options.source)
     try:
         destination = _open_destination(options.destination, source)
@@ -107,7 +107,7 @@ def _open_destination(url: str, source: Source) -> Destination:
 
 
 def _place(url: str) -> str:
-    """The URL, of a directory without symbolic links."""
+    """Return the URL, or the path of a directory without symbolic links."""
     directory = url.removeprefix("file://")
     return url if directory == url else os.path.realpath(directory)
 

@@ -1,22 +1,23 @@
-"""What a load costs on S3: requests and bytes from the rules by which the log, checkpoints and compaction work. Arithmetic alone.
+"""The costs of a load on S3: requests and bytes by the rules of the log, checkpoints and compaction. Arithmetic only.
 
     commits        one for each message, at most one for each commit_interval, and one for each full segment
     log            commits; an idle owner's heartbeats, every third of the lease
-    checkpoints    a round for 256 commits, or a minute after the first: a root, and pages in two objects; one listing; where
-                   nothing is published, a root and a record after 20 heartbeats
-    ids            one object of pages more in each round, for streams whose message ids do not fit beside their entry; pages
-                   that are joined are read, one for each of those streams, 64 at most
-    subjects       of a stream whose blocks have more than 16 subjects each: an object of pages in each round with 128 new blocks,
-                   whose indexes are read
-    compaction     64 objects are put as one; small commits of this owner are in memory still, all else is read by a GET each;
-                   each byte is written again once a tier
-    expiry         a GET for each 256 KiB of indexes of runs, or for each block that holds more
-    deletion       free, without a request before it
+    checkpoints    a round for 256 commits, or a minute after the first: a root, pages in two objects, and one listing;
+                   if nothing is published, a root and a record after 20 heartbeats
+    ids            one more object of pages in each round, for streams whose message ids do not fit into their entry;
+                   pages that are joined are read: one for each of those streams, 64 at most
+    subjects       for streams whose blocks have more than 16 subjects each: one object of pages in each round with 128
+                   new blocks, and reads of the indexes of these blocks
+    compaction     64 objects are put as one; small commits of this owner are in memory, every other object is read by
+                   one GET; each byte is rewritten once per tier
+    expiry         a GET for each 256 KiB of indexes of runs, or for each block with a larger index
+    deletion       free, and without other requests
     inbox          one listing each inbox_interval
-    standbys       each looks at the log every sixth of the lease, up to every 24th if there are more than three commits between
-                   two looks: two GETs, and two for each commit, 32 at most
+    standbys       each polls the log every sixth of the lease, up to every 24th if there are more than three commits
+                   between two polls: two GETs, and two for each commit, 32 at most
 
-A steady state is meant: as much is removed as comes in. ``tests/maintenance/test_cost.py`` counts the requests of the real engine.
+The figures hold for a steady state: as much is removed as comes in. ``tests/maintenance/test_cost.py`` counts the
+requests of the real engine.
 """
 
 from __future__ import annotations
@@ -36,18 +37,19 @@ MONTH_SECONDS = 30 * 86_400
 GB = 10**9
 
 _BLOCK_BYTES = 420
-"""What a block has beside its messages: directory row, core, index, and its share of the segment's header; compressed."""
+"""The compressed bytes of a block beside its messages: directory row, core, index, and a share of the segment's
+header."""
 _MESSAGE_BYTES = 9
-"""What a message has in an index: columns of times and lengths."""
+"""The bytes of a message in an index: columns of times and lengths."""
 _TIERS_WRITTEN = 1.8
-"""How often compaction writes a byte of small commits (docs/adr/0006)."""
+"""The number of times that compaction writes a byte of small commits (docs/adr/0006)."""
 _PUTS_A_ROUND = 3
 _PUTS_AN_IDLE_ROUND = 2
 _ID_BYTES = 50
-"""What a message id takes in a page, and in the log."""
+"""The bytes of a message id in a page, and in the log."""
 _ID_PAGES_READ_MAX = 64
 _INDEX_BYTES = 160
-"""What the index of a block takes that holds few messages of one subject."""
+"""The bytes of the index of a block with few messages of one subject."""
 _NEIGHBOURS_BYTES = 256 << 10
 _CHECKPOINT = CheckpointSettings()
 _COMPACTION = CompactionSettings()
@@ -55,18 +57,20 @@ _COMPACTION = CompactionSettings()
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """messages a second, each of ``size`` bytes (headers, subject and payload), over ``streams``, kept for ``days``.
-
-    stored: share of a message's bytes after compression. cold_gets: messages a second that are read one by one and are not in the
-    cache. subjects: distinct ones in each stream; ids: messages have a Nats-Msg-Id. The rest are the broker's settings.
-    """
+    """A constant load, and the settings of the broker that receives it."""
 
     messages: float
+    """Messages published in a second."""
     size: float = 500
+    """Bytes of a message: headers, subject and payload."""
     streams: int = 1
+    """The number of streams that share the messages."""
     days: float = 30
+    """Days for which messages are kept."""
     stored: float = 0.4
+    """The share of a message's bytes that compression leaves."""
     cold_gets: float = 0
+    """Messages in a second that are read one by one and are not in the cache."""
     standbys: int = 0
     commit_interval_s: float = 0.02
     segment_bytes: int = 4 << 20
@@ -74,34 +78,42 @@ class Load:
     inbox_interval_s: float = 60
     compaction: bool = True
     subjects: int = 1
+    """Distinct subjects in each stream."""
     ids: bool = False
+    """True if messages have a Nats-Msg-Id."""
     duplicate_window_s: float = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Dollars. The defaults are the list prices of AWS S3 Standard in us-east-1, as of 2025: a thousand PUTs or LISTs, a thousand
-    GETs, a GB for a month; and for a GB that leaves the region, 0 within it."""
+    """Prices in dollars. The defaults are the list prices of AWS S3 Standard in us-east-1, as of 2025."""
 
     puts: float = 0.005
+    """The price of a thousand PUTs or LISTs."""
     gets: float = 0.0004
+    """The price of a thousand GETs."""
     storage: float = 0.023
+    """The price of storing a GB for a month."""
     egress: float = 0.0
+    """The price of reading a GB; reads within the region are free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """A month. puts, lists, gets, deletes: requests. written, read: bytes. stored: bytes that lie there on average."""
+    """The requests, bytes and dollars of a month."""
 
     puts: float
     lists: float
     gets: float
     deletes: float
     written: float
+    """Bytes written."""
     read: float
+    """Bytes read."""
     stored: float
+    """Bytes stored, on average."""
     parts: dict[str, float]
-    """Puts by what they are for."""
+    """Puts by their purpose."""
     puts_dollars: float
     gets_dollars: float
     storage_dollars: float
@@ -112,16 +124,17 @@ class Bill:
         return self.puts_dollars + self.gets_dollars + self.storage_dollars + self.egress_dollars
 
     def to_json(self) -> dict[str, Any]:
-        """Whole requests and bytes, dollars to the cent."""
+        """Return whole requests and bytes, and dollars to the cent."""
         counts = {name: round(getattr(self, name)) for name in
                   ("puts", "lists", "gets", "deletes", "written", "read", "stored")}
         return {**counts, "puts_by_purpose": {name: round(n) for name, n in self.parts.items()}, "dollars": {
             "puts_and_lists": round(self.puts_dollars, 2), "gets": round(self.gets_dollars, 2),
-            "storage": round(self.storage_dollars, 2), "egress": round(self.egress_dollars, 2), "all": round(self.dollars, 2)}}
+            "storage": round(self.storage_dollars, 2), "egress": round(self.egress_dollars, 2),
+            "all": round(self.dollars, 2)}}
 
 
 def bill(load: Load, prices: Prices | None = None) -> Bill:
-    """What a month of constant load costs."""
+    """Calculate the costs of a month of constant load."""
     prices = prices or Prices()
     raw = load.messages * load.size
     commits = load.messages
@@ -135,37 +148,37 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
         rounds = max(rounds, commits / _CHECKPOINT.segments, 1 / (interval_s + 0.5 / commits))
         round_puts = _PUTS_A_ROUND
     merged = load.compaction and raw / commits < _COMPACTION.large_bytes if commits else False
-    # 1/64 of the commits, of these again 1/64, and so on.
+    # Every 64 commits give a run, every 64 of these runs give another, and so on.
     runs = commits / (_COMPACTION.segments - 1) if merged else 0.0
-    ids = _of_ids(load, rounds) if load.ids else _NOTHING
-    subjects = _of_subjects(load, commits, rounds, merged) if commits else _NOTHING
+    ids = _id_costs(load, rounds) if load.ids else _NOTHING
+    subjects = _subject_costs(load, commits, rounds, merged) if commits else _NOTHING
     puts = {"commits": commits, "heartbeats": heartbeats, "checkpoints": rounds * round_puts + ids.puts + subjects.puts,
             "compaction": runs}
     all_puts = sum(puts.values())
     lists = rounds + (1 / load.inbox_interval_s if load.inbox_interval_s else 0.0)
-    looks = max(6 / load.lease_s, min(24 / load.lease_s, commits / 3))
-    standby_gets = load.standbys * (2 * looks + min(2 * commits, 32 * looks))
+    polls = max(6 / load.lease_s, min(24 / load.lease_s, commits / 3))
+    standby_gets = load.standbys * (2 * polls + min(2 * commits, 32 * polls))
     blocks = min(commits * load.streams, load.messages)
     body = raw * load.stored + load.messages * _MESSAGE_BYTES
     log_bytes = body + blocks * _BLOCK_BYTES + heartbeats * 104 + ids.written
     gets = standby_gets + 2 * load.cold_gets + ids.gets + subjects.gets
     if merged:
         in_memory = _COMPACTION.segments * log_bytes <= _COMPACTION.recent_bytes * commits
-        gets += runs * _COMPACTION.segments - (commits if in_memory else 0.0) + _of_expiry(load, raw, commits)
+        gets += runs * _COMPACTION.segments - (commits if in_memory else 0.0) + _expiry_gets(load, raw, commits)
     kept = body if merged else body + blocks * _BLOCK_BYTES
     rewritten = body * _TIERS_WRITTEN if merged else 0.0
     seconds = MONTH_SECONDS
     stored = kept * load.days * 86_400
     read = (log_bytes + rewritten if merged else 0.0) + 2 * load.cold_gets * 64 * 1024
     return Bill(
-        all_puts * seconds, lists * seconds, gets * seconds, all_puts * seconds, (log_bytes + rewritten) * seconds, read * seconds,
-        stored, {name: n * seconds for name, n in puts.items()},
-        (all_puts + lists) * seconds / 1000 * prices.puts, gets * seconds / 1000 * prices.gets, stored / GB * prices.storage,
-        read * seconds / GB * prices.egress)
+        all_puts * seconds, lists * seconds, gets * seconds, all_puts * seconds, (log_bytes + rewritten) * seconds,
+        read * seconds, stored, {name: n * seconds for name, n in puts.items()},
+        (all_puts + lists) * seconds / 1000 * prices.puts, gets * seconds / 1000 * prices.gets,
+        stored / GB * prices.storage, read * seconds / GB * prices.egress)
 
 
 class _Part(NamedTuple):
-    """A second's worth."""
+    """The requests and bytes of one second for one purpose."""
 
     puts: float
     gets: float
@@ -175,8 +188,9 @@ class _Part(NamedTuple):
 _NOTHING = _Part(0, 0, 0)
 
 
-def _of_ids(load: Load, rounds: float) -> _Part:
-    """Pages of message ids: in each round for the streams with enough new ones; half of these join one that is there."""
+def _id_costs(load: Load, rounds: float) -> _Part:
+    """Count pages of message ids: each round writes one for each stream with enough new ids; half of them join an old
+    page."""
     of_stream = load.messages / load.streams * _ID_BYTES
     if not rounds or of_stream * load.duplicate_window_s <= INLINE_IDS_BYTES_MAX:
         return _Part(0, 0, load.messages * _ID_BYTES)
@@ -185,20 +199,20 @@ def _of_ids(load: Load, rounds: float) -> _Part:
                  load.messages * _ID_BYTES * 2)
 
 
-def _of_subjects(load: Load, commits: float, rounds: float, merged: bool) -> _Part:
-    """Pages of subjects, for streams whose blocks have more than a reference lists."""
+def _subject_costs(load: Load, commits: float, rounds: float, merged: bool) -> _Part:
+    """Count pages of subjects, for streams whose blocks have more subjects than a block's reference lists."""
     if min(load.messages / commits / load.streams, load.subjects) <= SUMMARY_SUBJECTS_MAX:
         return _NOTHING
-    # Where rounds come often, half of the segments since the last one are not merged yet.
+    # If rounds are frequent, half of the segments since the last one are not merged yet.
     share = 1.0 if not merged else 0.5 if rounds >= commits / _CHECKPOINT.segments else 0.05
     gets = min(load.streams * commits * share, rounds * _CHECKPOINT.segments)
     return _Part(gets / BLOCKS_MIN, gets, 0)
 
 
-def _of_expiry(load: Load, raw: float, commits: float) -> float:
-    """GETs of the indexes of runs of which a part has expired: blocks of one run are due at about the same time."""
+def _expiry_gets(load: Load, raw: float, commits: float) -> float:
+    """Count GETs of the indexes of partly expired runs; the blocks of one run expire at about the same time."""
     kept_s = load.days * 86_400
-    # Merged until it is large, or until what it holds is about to expire.
+    # A run is merged again until it is large, or until its messages are about to expire.
     run_s = min(_COMPACTION.merge_bytes / raw, max(_COMPACTION.segments / commits, kept_s / _COMPACTION.segments))
     messages = load.messages * run_s
     blocks = max(min(load.streams, messages), raw * run_s / _COMPACTION.block_bytes)

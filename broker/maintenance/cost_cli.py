@@ -1,4 +1,4 @@
-"""``jetblock cost``: what a load costs on S3 in a month, or that of a store as its log shows it.
+"""``jetblock cost``: the costs of a load on S3 in a month. The load is given, or measured in a store.
 
 Exit status: 0; 2 for wrong arguments, or a store that cannot be read.
 """
@@ -22,18 +22,17 @@ from broker.inspect.survey import Survey, read_survey, stream_row
 from broker.maintenance.cost import Bill, Load, Prices, bill
 from broker.storage.objectstore import StoreError
 
-__all__ = ["TooYoung", "main", "measured"]
-
+__all__ = ["TooYoung", "main", "measure_load"]
 
 
 class _Option(NamedTuple):
-    """One field of ``Load`` on the command line."""
+    """A field of ``Load`` on the command line."""
 
     metavar: str
     about: str
     parse: Callable[[str], float]
     show: Callable[[Any], str] = "{:g}".format
-    """Shows the default."""
+    """Formats the default value for the help text."""
 
 
 def _show_seconds(value: float) -> str:
@@ -61,7 +60,7 @@ _PRICES = {"puts": "of 1000 PUTs or LISTs", "gets": "of 1000 GETs", "storage": "
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print one bill; returns the exit status."""
+    """Print one bill; return the exit status."""
     try:
         options = _parse(arguments)
     except SystemExit as ended:
@@ -69,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
     load = Load(messages=0)
     try:
         if options.store is not None:
-            load = asyncio.run(_of_store(options.store, time.time_ns(), any_age=options.messages is not None))
+            load = asyncio.run(_load_of(options.store, time.time_ns(), any_age=options.messages is not None))
     except KeyboardInterrupt:
         return 130
     except (CannotInspect, StoreError, TooYoung) as error:
@@ -91,15 +90,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="jetblock cost", description="Requests, bytes and dollars of a month of constant load on S3.",
         epilog="Prices are list prices of AWS S3 Standard (us-east-1, 2025) unless given. docs/COST.md has the rules.")
-    parser.add_argument("store", metavar="STORE_URL", nargs="?", help="file://DIR or s3://BUCKET/PREFIX: take what is not given "
+    parser.add_argument("store", metavar="STORE_URL", nargs="?", help="file://DIR or s3://BUCKET/PREFIX: take what is "
+                                                                      "not given "
                         "from this store: what its streams hold and since when, and how often its broker commits")
     parser.add_argument("--store", dest="store_option", metavar="STORE_URL", help="the same")
     defaults = {field.name: field.default for field in fields(Load)}
     for name, option in _LOAD.items():
         default = defaults[name]
-        said = f"{option.about} (default {option.show(default)})" if isinstance(default, (int, float)) else option.about
-        parser.add_argument(f"--{name.removesuffix('_s').replace('_', '-')}", dest=name, type=option.parse, metavar=option.metavar,
-                            help=said)
+        text = f"{option.about} (default {option.show(default)})" if isinstance(default, (int, float)) else option.about
+        parser.add_argument(f"--{name.removesuffix('_s').replace('_', '-')}", dest=name, type=option.parse,
+                            metavar=option.metavar, help=text)
     parser.add_argument("--ids", action="store_true", help="messages have a Nats-Msg-Id")
     parser.add_argument("--no-compaction", action="store_true", help="as with compaction: false")
     for name, text in _PRICES.items():
@@ -124,22 +124,23 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 class TooYoung(Exception):
-    """A store that has existed for too short a time to tell what a month will be like."""
+    """The store's streams are too young to estimate the load of a month."""
 
 
-async def _of_store(url: str, now_ns: int, *, any_age: bool) -> Load:
+async def _load_of(url: str, now_ns: int, *, any_age: bool) -> Load:
     source = open_source(url)
     try:
-        return measured(await read_survey(source), now_ns, any_age=any_age)
+        return measure_load(await read_survey(source), now_ns, any_age=any_age)
     finally:
         await source.close()
 
 
-def measured(survey: Survey, now_ns: int, *, any_age: bool = False) -> Load:
-    """The load that a store shows: all messages that each stream ever got, over the time since the stream was created.
+def measure_load(survey: Survey, now_ns: int, *, any_age: bool = False) -> Load:
+    """Estimate the load of a store: all messages that each stream ever got, over the time since the stream was created.
 
-    What a stream got within its first hour counts as an hour's load, so that a burst is not taken for a month's.
-    Args: ``any_age`` is for callers that need all but the rate.
+    A stream younger than an hour counts as one hour old, so that a short burst does not become the load of a month.
+
+    Args: ``any_age`` is for callers that do not need the rate: it allows younger streams.
     Raises: TooYoung if no stream with messages is an hour old.
     """
     messages = raw = stored = days = eldest_s = commits = 0.0
@@ -161,9 +162,9 @@ def measured(survey: Survey, now_ns: int, *, any_age: bool = False) -> Load:
         if opening is not None and now_ns > opening.at_ns:
             commits = end.number / ((now_ns - opening.at_ns) / 1e9)
     if streams and eldest_s < _HOUR_SECONDS and not any_age:
-        raise TooYoung(f"{survey.url}: the oldest stream with messages in this store is {eldest_s:.1f} s old, and less than an "
-                       f"hour does not tell what a month's load is: say how many messages come in a second with --messages N; the "
-                       f"rest is taken from the store")
+        raise TooYoung(f"{survey.url}: the oldest stream with messages in this store is {eldest_s:.1f} s old, and less "
+                       f"than an hour does not show the load of a month: give the number of messages in a second by "
+                       f"--messages N; the rest is taken from the store")
     load = Load(messages=messages)
     if not streams:
         return load
@@ -171,14 +172,14 @@ def measured(survey: Survey, now_ns: int, *, any_age: bool = False) -> Load:
     if eldest_s < _HOUR_SECONDS:
         return load
     load = replace(load, days=days)
-    # Fewer commits than messages: the interval that gives as many.
+    # If there are fewer commits than messages, use the interval that gives this number of commits.
     return replace(load, commit_interval_s=1 / commits) if 0 < commits < messages else load
 
 
 def _lines(load: Load, found: Bill) -> list[str]:
     compaction = "on" if load.compaction else "off"
-    lines = [f"load         {load.messages:g} messages/s of {load.size:.0f} bytes, in {_number(load.streams, 'stream')}, kept for "
-             f"{load.days:g} days",
+    lines = [f"load         {load.messages:g} messages/s of {load.size:.0f} bytes, in "
+             f"{_number(load.streams, 'stream')}, kept for {load.days:g} days",
              f"settings     commit_interval {_show_seconds(load.commit_interval_s)}, compaction {compaction}, "
              f"{_number(load.standbys, 'standby')}", ""]
     table = Table(["a month", "number", "dollars"], ["number", "dollars"])
@@ -189,7 +190,8 @@ def _lines(load: Load, found: Bill) -> list[str]:
         ("stored", size(round(found.stored)), found.storage_dollars), ("all", "", found.dollars)]
     for name, number, dollars in rows:
         table.add(name, number, "" if dollars is None else f"{dollars:.2f}")
-    return [*lines, *table.flush(), "", "PUTs for: " + ", ".join(f"{name} {count(round(n))}" for name, n in found.parts.items())]
+    return [*lines, *table.flush(), "",
+            "PUTs for: " + ", ".join(f"{name} {count(round(n))}" for name, n in found.parts.items())]
 
 
 def _number(number: int, noun: str) -> str:

@@ -1,11 +1,17 @@
-"""Checks a store and repairs it: ``inspect``'s verification, then a plan, tried on an overlay before anything is written.
+"""Check a store and repair it: ``inspect``'s verification, then a plan, tried on an overlay before anything is written.
 
     verify ── problems? ── plan, on an overlay ── apply it there ── verify again ── not worse? ── apply it to the store
                                    └─────────── else the same with fewer parts ───────────┘ or nothing is changed
 
-Applying: copies of what is replaced go to quarantine, with a record of all of it; substitutes take their places; an owner that
-serves nobody corrects streams and cuts three checkpoints; damaged checkpoints leave. Killed at any point, the next run goes
-on: each step leaves the store as readable as before or more, and no bytes are gone that are not in quarantine.
+A plan is applied in four steps:
+
+    1. Copies of the objects to replace go to quarantine, with a record of the whole repair.
+    2. Substitutes replace these objects.
+    3. An owner that serves no clients corrects streams and cuts three checkpoints.
+    4. Damaged checkpoints are deleted.
+
+If fsck is killed at any point, the next run continues: each step leaves the store at least as readable as before, and
+all bytes that are gone are in quarantine.
 """
 
 from __future__ import annotations
@@ -24,7 +30,7 @@ from broker.inspect.source import Source
 from broker.inspect.survey import Survey, read_survey
 from broker.inspect.verify import Verified, verify
 from broker.maintenance.overlay import Overlay
-from broker.maintenance.owner import settle
+from broker.maintenance.owner import correct_shard
 from broker.maintenance.plan import Lost, Part, Plan, make_plan
 from broker.maintenance.quarantine import Quarantine, Unfinished, finish_repair, unfinished_repairs
 from broker.maintenance.substitute import Unrepairable
@@ -45,7 +51,8 @@ _Progress = Callable[[int, int, int, int], object]
 _PARTS = tuple(map(frozenset, (
     (Part.LOG, Part.CLAIMS, Part.ENTRIES), (Part.LOG, Part.ENTRIES), (Part.LOG, Part.CLAIMS), (Part.LOG,),
     (Part.CLAIMS, Part.ENTRIES), (Part.CLAIMS,), (Part.ENTRIES,), ())))
-"""The plans that are tried, until one can be carried out: what can be repaired is, even if something else cannot."""
+"""The plans to try, in order, until one can be carried out: a part that cannot be repaired does not prevent the
+others."""
 
 
 class Owned(Exception):
@@ -54,49 +61,57 @@ class Owned(Exception):
 
 @dataclass(slots=True)
 class Checked:
-    """problems: as found. remaining: after the repair, done or tried. lost: messages that cannot be read, and cannot be saved.
-    repairable: None if there is nothing to repair. refused: why there is, or was, no repair."""
+    """The outcome of a check, and of the repair after it."""
 
     verified: Verified
     problems: list[Problem]
+    """The problems that the check found."""
     lost: list[Lost] = field(default_factory=list)
+    """Messages that cannot be read, and that no repair can restore."""
     notes: list[str] = field(default_factory=list)
     substitutes: list[str] = field(default_factory=list)
+    """The keys of the substitutes."""
     repairable: bool | None = None
+    """None if there is nothing to repair."""
     repaired: bool = False
     refused: str = ""
+    """The reason why there is no repair, or was none."""
     quarantine: str = ""
     remaining: list[Problem] = field(default_factory=list)
+    """The problems that remain after the repair, or would remain after it."""
     repairs: list[Repaired] = field(default_factory=list)
-    """Earlier ones."""
+    """Earlier repairs."""
 
     def to_json(self) -> dict[str, Any]:
-        """The report."""
+        """Return the report."""
         return {"objects": self.verified.objects, "bytes": self.verified.bytes, "orphans": len(self.verified.orphans),
-                "problems": [problem.to_json() for problem in self.problems], "lost": [lost.to_json() for lost in self.lost],
+                "problems": [problem.to_json() for problem in self.problems],
+                "lost": [lost.to_json() for lost in self.lost],
                 "notes": self.notes, "substitutes": self.substitutes, "repairable": self.repairable,
                 "repaired": self.repaired, "refused": self.refused, "quarantine": self.quarantine,
                 "remaining": [problem.to_json() for problem in self.remaining],
                 "repairs": [repair.to_json() for repair in self.repairs]}
 
 
-async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: bool = False, lease_ns: int = 15_000_000_000,
-               sleep: Callable[[float], Awaitable[object]] = asyncio.sleep, progress: _Progress = lambda *_: None) -> Checked:
-    """Check the store; with ``repair``, mend what can be mended.
+async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: bool = False,
+               lease_ns: int = 15_000_000_000, sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+               progress: _Progress = lambda *_: None) -> Checked:
+    """Check the store; with ``repair``, repair all that can be repaired.
 
-    Args: progress(objects, of objects, bytes, of bytes) is called as they are read, in each of up to three readings.
+    Args: progress(objects, all objects, bytes, all bytes) is called as objects are read, in each of up to three
+        readings.
     Raises: CannotInspect if there is no store, or one of a newer format; Owned; StoreError.
     """
     locks = await _expect_no_owner(store, lease_ns, sleep) if repair else []
     try:
         if (directory := directory_of(store)) is not None:
-            # What a power cut left of segments that were not synced is the log's end, not damage.
+            # Segments that were not synced before a power cut are not damage: the log ends before them.
             for shard in await shards(Source(store)):
                 if repair:
                     log_tail(repair_tail(directory, ShardPaths(shard)), store.url)
                 else:
                     hide_torn(directory, shard)
-        return await _checked(store, clock, rng, progress, repair=repair)
+        return await _check(store, clock, rng, progress, repair=repair)
     except Fenced as fenced:
         raise Owned(f"{store.url}: {fenced}; a broker took the store meanwhile. Stop it, and run this again") from None
     finally:
@@ -104,14 +119,14 @@ async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: 
             lock.release()
 
 
-async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progress: _Progress, *, repair: bool) -> Checked:
+async def _check(store: ObjectStore, clock: Clock, rng: random.Random, progress: _Progress, *, repair: bool) -> Checked:
     survey, verified = await _examine(store, progress)
     problems = [*survey.problems, *verified.problems]
     done = Checked(verified, problems, remaining=problems, repairs=survey.repairs)
     unfinished = await unfinished_repairs(store)
     if not problems and not unfinished.folders:
         return done
-    # A staged run that nobody has adopted may be anybody's, and keeps nothing from being repaired.
+    # A staged run that no stream has adopted may come from any program, so it does not prevent a repair.
     unadopted = {orphan.object for orphan in verified.orphans if _is_staged(orphan.object)}
     if any(problem.remedy == NEWER and problem.object not in unadopted for problem in problems):
         done.repairable, done.refused = False, "not repaired: a newer jetblock wrote part of it; use that version"
@@ -135,10 +150,10 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progres
             await finish_repair(store, folder)
         if problems:
             done.repairable = False
-            done.refused = "there is nothing to repair: what is listed keeps no broker from serving the rest"
+            done.refused = "there is nothing to repair: the problems listed keep no broker from serving the rest"
         return done
     if refused:
-        done.notes.append(f"not everything can be mended: {refused}")
+        done.notes.append(f"not everything can be repaired: {refused}")
     done.repairable, done.remaining = True, remaining
     if not repair:
         return done
@@ -159,17 +174,19 @@ async def _checked(store: ObjectStore, clock: Clock, rng: random.Random, progres
 
 
 def _concerned(problems: list[Problem]) -> frozenset[Part]:
-    """The parts of a plan that these problems may need: each trial reads the whole store."""
+    """Return the parts of a plan that these problems may need; others are not tried, since a trial reads the whole
+    store."""
     kinds = {key.kind for problem in problems if (key := parse(problem.object)) is not None}
     return frozenset({Part.LOG} | ({Part.CLAIMS} if ObjectKind.CLAIM in kinds else set())
                      | ({Part.ENTRIES} if ObjectKind.SEGMENT in kinds else set()))
 
 
-async def _try(store: ObjectStore, survey: Survey, problems: list[Problem], unfinished: Unfinished, parts: frozenset[Part],
-               clock: Clock, rng: random.Random, progress: _Progress) -> tuple[Plan, list[Problem]]:
-    """Make a plan with these parts and carry it out on an overlay; returns it, and the problems that it leaves.
+async def _try(store: ObjectStore, survey: Survey, problems: list[Problem], unfinished: Unfinished,
+               parts: frozenset[Part], clock: Clock, rng: random.Random,
+               progress: _Progress) -> tuple[Plan, list[Problem]]:
+    """Make a plan with these parts and carry it out on an overlay; return the plan, and the problems that remain.
 
-    Raises: Unrepairable, with the reason, if there is none, or the outcome would be worse; StoreError.
+    Raises: Unrepairable, with the reason, if there is no plan, or the outcome would be worse; StoreError.
     """
     trial = Overlay(store)
     try:
@@ -183,13 +200,14 @@ async def _try(store: ObjectStore, survey: Survey, problems: list[Problem], unfi
     record = Repaired("", 0, frozenset(problem.object for problem in problems), [])
     remaining = new_problems([*after.problems, *verified.problems], [record])
     if worse := _worse(survey, problems, after, remaining, parts):
-        raise Unrepairable(f"not repaired: that was tried on a copy in memory, and would not do: {worse}")
+        raise Unrepairable(f"not repaired: a repair was tried on a copy in memory, and did not work: {worse}")
     return plan, remaining
 
 
 def _is_staged(object_: str) -> bool:
     key = parse(object_)
-    return key is not None and key.kind == ObjectKind.RUN and key.position is not None and key.position.epoch == STAGED_EPOCH
+    return (key is not None and key.kind == ObjectKind.RUN and key.position is not None
+            and key.position.epoch == STAGED_EPOCH)
 
 
 async def _examine(store: ObjectStore, progress: _Progress) -> tuple[Survey, Verified]:
@@ -199,10 +217,10 @@ async def _examine(store: ObjectStore, progress: _Progress) -> tuple[Survey, Ver
 
 
 async def _apply(store: ObjectStore, plan: Plan, clock: Clock, rng: random.Random) -> None:
-    """All of the plan but its substitutes, which are there."""
-    for number in plan.settle:
+    """Apply the plan, whose substitutes have been put already."""
+    for number in plan.shards:
         paths = ShardPaths(number)
-        if not await settle(store, paths, plan.corrections.get(number, ()), clock, rng):
+        if not await correct_shard(store, paths, plan.corrections.get(number, ()), clock, rng):
             continue
         view = await read_shard(Source(store), paths)
         root = view.snapshot.root if view.snapshot is not None else None
@@ -215,8 +233,9 @@ async def _apply(store: ObjectStore, plan: Plan, clock: Clock, rng: random.Rando
                 await store.delete(key)
 
 
-def _worse(before: Survey, problems: list[Problem], after: Survey, remaining: list[Problem], parts: frozenset[Part]) -> str:
-    """Why the outcome of a trial is not to be had; "" if it is."""
+def _worse(before: Survey, problems: list[Problem], after: Survey, remaining: list[Problem],
+           parts: frozenset[Part]) -> str:
+    """Return the reason why the outcome of a trial is not acceptable; "" if it is."""
     for old, new in zip(before.shards, after.shards, strict=True):
         if not new.view.whole and (old.view.whole or Part.LOG in parts):
             return str(new.view.problems[-1]) if new.view.problems else "the log cannot be read"
@@ -230,8 +249,10 @@ def _worse(before: Survey, problems: list[Problem], after: Survey, remaining: li
     return ""
 
 
-async def _expect_no_owner(store: ObjectStore, lease_ns: int, sleep: Callable[[float], Awaitable[object]]) -> list[StoreLock]:
-    """On a directory: take the shards' locks. On a bucket: watch the log for longer than T. Raises: Owned; StoreError."""
+async def _expect_no_owner(store: ObjectStore, lease_ns: int,
+                           sleep: Callable[[float], Awaitable[object]]) -> list[StoreLock]:
+    """Lock the shards of a directory; watch the log of a bucket for longer than the lease. Raises: Owned;
+    StoreError."""
     source = Source(store)
     numbers = await shards(source)
     if store.try_lock is not None:
@@ -255,7 +276,7 @@ async def _expect_no_owner(store: ObjectStore, lease_ns: int, sleep: Callable[[f
 
 
 async def _newest(source: Source, paths: ShardPaths) -> tuple[str, bool]:
-    """The last claim and log entry, and whether the last owner has sealed its own epoch."""
+    """Return the keys of the last claim and log entry, and True if the last owner has sealed its own epoch."""
     claim = entry = ""
     async for info in source.folder(paths.epochs):
         claim = info.key

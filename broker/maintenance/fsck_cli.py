@@ -1,7 +1,7 @@
-"""``jetblock fsck STORE_URL``: check a store; with ``--repair``, mend it.
+"""``jetblock fsck STORE_URL``: check a store; with ``--repair``, repair it.
 
-Exit status: 0 the store is sound, also after a repair; 1 problems are listed, those that remain after a repair; 2 the store
-could not be checked, or not be repaired because a broker owns it, with the reason on standard error.
+Exit status: 0 the store is undamaged, perhaps after a repair; 1 problems are listed, after a repair those that remain;
+2 the store could not be checked, or not be repaired because a broker owns it, and the reason is on standard error.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from broker.storage.objectstore.retrying import RetryingStore
 __all__ = ["main"]
 
 _EPILOG = """\
-Without --repair nothing is written: the repair is worked out, and tried on a copy in memory. With it, a copy of everything
+Without --repair nothing is written: the repair is planned, and tried on a copy in memory. With it, a copy of everything
 that is replaced is kept below quarantine/ in the store. No broker may run on the store then.
 status: 0 sound, 1 problems found or left, 2 not checked, or not repaired because a broker owns the store
 """
@@ -36,7 +36,7 @@ _LEASE_NS_MAX = 10**15
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one check; returns the exit status."""
+    """Run one check; return the exit status."""
     try:
         options = _parse(arguments)
     except SystemExit as ended:
@@ -65,7 +65,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="jetblock fsck", epilog=_EPILOG,
-                                     description="Check every byte of a store, say what is lost, and mend what can be mended.",
+                                     description="Check every byte of a store, say what is lost, and mend what can be "
+                                                 "mended.",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", metavar="STORE_URL", help="file://DIR or s3://BUCKET/PREFIX")
     parser.add_argument("--repair", action="store_true", help="mend the store; without it nothing is written")
@@ -110,7 +111,8 @@ def _lines(done: Checked) -> list[str]:
         lines.append(f"repaired; what was replaced is kept below {done.quarantine}")
         lines += problem_lines(done.remaining) if done.remaining else ["sound now"]
     elif done.repairable:
-        lines.append("--repair would mend this" + (f", but for {len(done.remaining)} problems:" if done.remaining else ""))
+        lines.append("--repair would mend this" + (f", but for {len(done.remaining)} problems:" if done.remaining
+                                                   else ""))
         lines += problem_lines(done.remaining)
     else:
         lines.append(done.refused)

@@ -1,6 +1,7 @@
-"""A store over another one that is never written to: what is put or deleted stays in memory.
+"""A store over another one that is never changed: puts and deletes stay in memory.
 
-A repair is tried here first, by the code that then does it for real, so that its outcome is known before anything changes.
+A repair is tried here first, by the code that carries it out afterwards, so that its outcome is known before any
+change.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ __all__ = ["Overlay"]
 
 
 class Overlay(ObjectStore):
-    """``base`` with changes of its own. Closing it leaves ``base`` open."""
+    """A view of ``base`` with changes in memory. Closing it leaves ``base`` open."""
 
     def __init__(self, base: ObjectStore) -> None:
         self.url = base.url
         self.puts_cost = base.puts_cost
         self._base = base
         self._changed: dict[str, bytes | None] = {}
-        """None: deleted."""
+        """The changed objects by key; None: the object is deleted."""
 
     async def put(self, key: str, data: Buffers) -> None:
         check_key(key)
@@ -41,7 +42,7 @@ class Overlay(ObjectStore):
 
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
         mine = {key: data for key, data in self._changed.items() if key.startswith(prefix) and key > after}
-        # As many more as may have been deleted here: the page must not end early.
+        # Up to len(mine) rows may be deleted here, so as many more are listed: the page must not end early.
         base = await self._base.list(prefix, after, None if limit is None else limit + len(mine))
         found = {info.key: info for info in base if info.key not in mine}
         found.update({key: ObjectInfo(key, len(data)) for key, data in mine.items() if data is not None})

@@ -1,7 +1,7 @@
 """An owner that serves no clients: it takes the shard as a broker does, corrects streams, cuts checkpoints, and seals.
 
-All that it writes is what a broker writes: a claim, seals, an opening, blocks with removed ranges and outcomes, pages and
-roots. It releases and deletes nothing. Whoever owned the shard before is fenced.
+It writes only what a broker writes: a claim, seals, an opening, blocks with removed ranges and outcomes, pages and
+roots. It releases and deletes nothing. The earlier owner is fenced.
 """
 
 from __future__ import annotations
@@ -29,35 +29,37 @@ from broker.storage.shard import Shard, ShardSettings
 from broker.storage.state.ids import decode_ids
 from broker.storage.state.stream import StreamState
 
-__all__ = ["Correction", "settle"]
+__all__ = ["Correction", "correct_shard"]
 
 _NEVER = 1 << 62
 
 
 class Correction(NamedTuple):
-    """removed: messages of the stream that cannot be read. outcome: the stream without them."""
+    """The removal of messages that cannot be read from a stream."""
 
     stream_id: int
     removed: Sequence[Removed]
     outcome: Outcome
+    """The stream's figures without these messages."""
 
 
-async def settle(store: ObjectStore, paths: ShardPaths, corrections: Sequence[Correction], clock: Clock, rng: random.Random
-                 ) -> bool:
-    """Apply the corrections; returns whether the newest checkpoints are all new, which an offline stream prevents.
+async def correct_shard(store: ObjectStore, paths: ShardPaths, corrections: Sequence[Correction], clock: Clock,
+                        rng: random.Random) -> bool:
+    """Apply the corrections, and cut as many checkpoints as a store keeps.
 
-    Raises: Fenced; FormatError if the log still cannot be read; StoreError.
+    Returns: True if all of these checkpoints are complete; an offline stream prevents that.
+    Raises: Fenced; FormatError if the log cannot be read; StoreError.
     """
     me = Identity(SUBSTITUTE, rng.randbytes(16))
     taken = await take_shard(store, paths, me, clock, rng)
-    settings = ShardSettings(log=LogSettings(), sweep_grace_ns=_NEVER,
-                             checkpoint=CheckpointSettings(segments=_NEVER, head_bytes=_NEVER, empty_segments=_NEVER,
-                                                           interval_ns=None, replayed_segments=_NEVER,
-                                                           replayed_epochs=_NEVER, subjects=SubjectSettings(enabled=False)))
+    checkpoint = CheckpointSettings(segments=_NEVER, head_bytes=_NEVER, empty_segments=_NEVER, interval_ns=None,
+                                    replayed_segments=_NEVER, replayed_epochs=_NEVER,
+                                    subjects=SubjectSettings(enabled=False))
+    settings = ShardSettings(log=LogSettings(), sweep_grace_ns=_NEVER, checkpoint=checkpoint)
     shard = await Shard.open(store, paths, taken.epoch, me.nonce, clock, rng, settings)
     new = True
     for stream in shard.state.streams.values():
-        # One that is damaged would be named for ever; a broker makes them anew.
+        # Checkpoints would name a damaged page for ever, so all pages of subjects are dropped; a broker makes new ones.
         stream.dirty = stream.dirty or bool(stream.subjects)
         stream.subjects = ()
         await _check_ids(store, paths, stream)
@@ -67,7 +69,7 @@ async def settle(store: ObjectStore, paths: ShardPaths, corrections: Sequence[Co
             for removed in correction.removed:
                 block.remove(*removed)
         for _ in range(settings.checkpoint.roots_kept):
-            # A checkpoint needs something new in the log: this record releases nothing.
+            # A checkpoint needs a new record in the log; this record releases nothing.
             shard.log.block(shard.log.shard).add(Release())
             shard.log.urgent()
             await shard.log.persisted()
@@ -81,7 +83,7 @@ async def settle(store: ObjectStore, paths: ShardPaths, corrections: Sequence[Co
 
 
 async def _check_ids(store: ObjectStore, paths: ShardPaths, stream: StreamState) -> None:
-    """Name no page of message ids that cannot be read. Raises: StoreError."""
+    """Remove references to pages of message ids that cannot be read. Raises: StoreError."""
     for part in stream.ids.parts():
         if (ref := part.place) is None:
             continue

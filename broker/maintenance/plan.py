@@ -1,10 +1,10 @@
-"""What a repair does to a store, worked out on an overlay of it: substitutes for objects, and corrections of streams.
+"""The plan of a repair, made on an overlay of the store: substitutes for objects, and corrections of streams.
 
-    substitutes    the format; a log entry that replay needs and cannot read; claims; any log entry that can be rebuilt whole
-    corrections    messages that no longer can be read are removed, as a delete would, so that consumers go past them
-    checkpoints    damaged ones, and their pages, leave the store once newer ones are there
+    substitutes    for the format, claims, log entries that a replay needs, and log entries that can be rebuilt whole
+    corrections    messages that cannot be read are removed, as by a delete, so that consumers skip them
+    checkpoints    damaged checkpoints and their pages are deleted once newer ones exist
 
-A plan has all parts of this, or some: where one cannot be carried out, the others still can (``fsck``).
+A plan may leave out some parts: if one part cannot be carried out, the others can (``fsck``).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["Lost", "Part", "Plan", "make_plan"]
 _OPENING_GONE = re.compile(r"\bepoch (\d+) was opened")
 _SUBSTITUTES_MAX = 10_000
 _WITNESSES = 32
-"""Objects of an epoch whose headers are read to learn who wrote them."""
+"""The number of an epoch's objects whose headers are read to find the process run that wrote them."""
 
 
 class Part(Enum):
-    """What a plan may leave out. The format is always in it."""
+    """A part that a plan may leave out. The format is in every plan."""
 
     LOG = "log entries without which a broker cannot start, and the streams that depend on them"
     CLAIMS = "claims"
@@ -51,7 +51,7 @@ class Part(Enum):
 
 
 class Lost(NamedTuple):
-    """Messages of a stream that cannot be read. object: where they were, "" if it is not known."""
+    """Messages of a stream that cannot be read. ``object`` is the key of their object, "" if it is not known."""
 
     account: str
     stream: str
@@ -61,22 +61,26 @@ class Lost(NamedTuple):
     object: str
 
     def to_json(self) -> dict[str, Any]:
-        """The report's row."""
+        """Return the row of the report."""
         return self._asdict()
 
 
 @dataclass(slots=True)
 class Plan:
-    """damaged: objects of which a copy is kept. settle: shards of which new checkpoints are cut. notes: what is lost beside
-    messages."""
+    """The changes of a repair."""
 
     damaged: list[str] = field(default_factory=list)
+    """The keys of the objects of which the quarantine keeps a copy."""
     substitutes: dict[str, bytes] = field(default_factory=dict)
     checkpoints: list[str] = field(default_factory=list)
+    """The keys of damaged roots and pages, to be deleted."""
     corrections: dict[int, list[Correction]] = field(default_factory=dict)
-    settle: list[int] = field(default_factory=list)
+    """The corrections by shard."""
+    shards: list[int] = field(default_factory=list)
+    """The shards that get new checkpoints."""
     lost: list[Lost] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    """Texts about losses other than messages."""
 
     def __bool__(self) -> bool:
         return bool(self.substitutes or self.checkpoints or self.corrections)
@@ -84,7 +88,7 @@ class Plan:
 
 async def make_plan(overlay: Overlay, problems: list[Problem], unfinished: Unfinished, rng: random.Random, now_ns: int,
                     parts: frozenset[Part] = frozenset(Part)) -> Plan:
-    """The repair for these problems, and the rest of interrupted ones. Puts the substitutes into ``overlay``.
+    """Plan the repair of these problems, and the rest of interrupted repairs; put the substitutes into ``overlay``.
 
     Raises: Unrepairable; StoreError.
     """
@@ -103,7 +107,7 @@ class _Planner:
         self.now_ns = now_ns
         self.plan = Plan()
         self.dropped: dict[int, list[tuple[str, DirectoryRow]]] = {}
-        """Blocks with messages that no substitute has, by stream."""
+        """Blocks with messages that no substitute has, with the keys of their objects, by stream."""
         self.bad = dict.fromkeys(problem.object for problem in problems)
 
     async def make(self) -> Plan:
@@ -111,13 +115,13 @@ class _Planner:
         if FORMAT in self.bad:
             await self._substitute(FORMAT, format_for(await self.source.find(FORMAT) or b"", self.rng, self.now_ns))
         if Part.CLAIMS in self.parts:
-            # First, because a substitute for a log entry names the process run that its epoch's claim names.
+            # Claims are first, because a substitute for a log entry names the process run of its epoch's claim.
             for shard in (await read_survey(self.source)).shards:
-                await self._claims(shard)
+                await self._substitute_claims(shard)
         survey = await self._make_whole()
         for shard in survey.shards:
             if Part.ENTRIES in self.parts:
-                await self._rebuilt(shard)
+                await self._rebuild_entries(shard)
         if Part.LOG not in self.parts:
             return plan
         survey = await self._make_whole()
@@ -132,7 +136,7 @@ class _Planner:
                 if (parsed is not None and parsed.shard == number and parsed.kind in (ObjectKind.ROOT, ObjectKind.PAGES)
                         and await self.source.find(key, 0, 1) is not None):
                     plan.checkpoints.append(key)
-        plan.settle = [shard.paths.shard for shard in survey.shards if plan]
+        plan.shards = [shard.paths.shard for shard in survey.shards if plan]
         for key in self.bad:
             if parse(key) is not None and key not in plan.damaged and await self.source.find(key, 0, 1) is not None:
                 plan.damaged.append(key)
@@ -141,7 +145,7 @@ class _Planner:
     # Objects.
 
     async def _make_whole(self) -> Survey:
-        """Substitute log entries until replay comes to the log's end, past which there is nothing."""
+        """Substitute log entries until a replay reaches the log's end, and no entry exists after it."""
         for _ in range(_SUBSTITUTES_MAX):
             survey = await read_survey(self.source)
             if Part.LOG not in self.parts:
@@ -157,44 +161,46 @@ class _Planner:
             try:
                 await self._substitute_entry(*hole)
             except Unrepairable as error:
-                self.plan.notes.append(f"what lies behind it stays unread: {error}")
+                self.plan.notes.append(f"later log entries are not read: {error}")
                 return survey
         raise Unrepairable(f"more than {_SUBSTITUTES_MAX} log entries cannot be read")
 
     async def _substitute_entry(self, shard: ShardSurvey, problem: Problem) -> None:
         position = _position_of(problem)
         if position is None:
-            raise Unrepairable(f"{problem}: no log entry can be named that would mend this")
+            raise Unrepairable(f"{problem}: no substitute for a log entry would repair this")
         key = shard.paths.log(position)
         if key in self.plan.substitutes:
-            raise Unrepairable(f"{problem}: what it needs is in none of the objects that are left")
+            raise Unrepairable(f"{problem}: the missing data is in none of the remaining objects")
         data = await self.source.find(key) or b""
         new, dropped = log_entry_for(data, position, shard, self.rng, self.now_ns)
         await self._substitute(key, new)
         if dropped is None:
-            self.plan.notes.append(f"{key}: which messages were in it can be told only for streams that go on after it; a stream "
-                                   f"that ended in it gives their sequences again")
+            self.plan.notes.append(f"{key}: its messages are known only of streams with later messages; a stream "
+                                   f"without later messages gives their sequences again")
         for row in dropped or ():
             if row.messages:
                 self.dropped.setdefault(row.stream_id, []).append((key, row))
         if dropped is None or any(row.stream_id for row in dropped):
-            self.plan.notes.append(f"{key}: what its unreadable blocks said of consumers, configurations, message ids and removed "
-                                   f"messages is lost: messages may be delivered again, and removed ones be back")
+            self.plan.notes.append(f"{key}: the changes of consumers and configurations, message ids and removals in "
+                                   f"its unreadable blocks are lost: messages may be delivered again, and removed ones "
+                                   "be back")
 
-    async def _claims(self, shard: ShardSurvey) -> None:
+    async def _substitute_claims(self, shard: ShardSurvey) -> None:
         newest = max((epoch.number for epoch in shard.epochs), default=0)
         claims = {epoch.number for epoch in shard.epochs if epoch.claim is not None}
         for number in range(1, newest + 1):
             if number not in claims:
                 key = shard.paths.epoch(number)
                 data = await self.source.find(key) or b""
-                await self._substitute(key, claim_for(data, number, await self._writer(shard, number), self.rng, self.now_ns))
+                writer = await self._find_writer(shard, number)
+                await self._substitute(key, claim_for(data, number, writer, self.rng, self.now_ns))
 
-    async def _writer(self, shard: ShardSurvey, epoch: int) -> bytes | None:
-        """The process run that wrote what there is of an epoch: of its log, checkpoints and pages, else of its runs. None: there
-        is nothing. The first entries of an epoch are swept after some checkpoints, and any of the others tells as well.
+    async def _find_writer(self, shard: ShardSurvey, epoch: int) -> bytes | None:
+        """Find the process run that wrote the epoch's objects, by the headers of some of them.
 
-        If a few of them say something else, they are other writers', or damaged.
+        The headers are those of log entries, roots and pages; if there are none, of runs. The most frequent process run
+        wins, since a few objects may be damaged or have other writers. None: the epoch has no objects.
         """
         paths = shard.paths
         where = shard.log.of_epoch(epoch)
@@ -208,13 +214,14 @@ class _Planner:
             names = []
             async for info in self.source.folder(paths.runs):
                 key = parse(info.key)
-                if key is not None and key.position is not None and key.position.epoch == epoch and len(names) < _WITNESSES:
+                if (key is not None and key.position is not None and key.position.epoch == epoch
+                        and len(names) < _WITNESSES):
                     names.append((info.key, ObjectKind.RUN))
             found = await self._nonces(names)
         return max(found, key=found.__getitem__) if found else None
 
     async def _nonces(self, names: list[tuple[str, ObjectKind]]) -> Counter[bytes]:
-        """How many of these objects each process run wrote, by their headers."""
+        """Count these objects by the process run in their headers."""
         found: Counter[bytes] = Counter()
         for name, kind in names:
             key, header = parse(name), header_of(await self.source.find(name, 0, HEADER_BYTES) or b"")
@@ -222,8 +229,9 @@ class _Planner:
                 found[header.nonce] += 1
         return found
 
-    async def _rebuilt(self, shard: ShardSurvey) -> None:
-        """Substitute damaged log entries of which nothing is missing, so that no reference to them changes, and lost seals."""
+    async def _rebuild_entries(self, shard: ShardSurvey) -> None:
+        """Substitute lost seals, and damaged log entries of which no block is missing: references to them stay
+        valid."""
         ends = {(epoch.number, epoch.end) for epoch in shard.epochs}
         for key in self.bad:
             parsed = parse(key)
@@ -238,9 +246,9 @@ class _Planner:
                 new, dropped = log_entry_for(data, parsed.position, shard, self.rng, self.now_ns)
             except Unrepairable:
                 continue
-            # Bytes that differ in their header alone, and have a sound one, are another writer's: that stays to be seen.
-            sound = header_of(data) is not None and new[HEADER_BYTES:] == data[HEADER_BYTES:]
-            if (len(new) == len(data) or parsed.position in ends) and not sound and not dropped:
+            # An entry with an undamaged header, which alone differs, has another writer: it is kept as evidence.
+            foreign = header_of(data) is not None and new[HEADER_BYTES:] == data[HEADER_BYTES:]
+            if (len(new) == len(data) or parsed.position in ends) and not foreign and not dropped:
                 await self._substitute(key, new)
 
     async def _substitute(self, key: str, new: bytes) -> None:
@@ -253,7 +261,7 @@ class _Planner:
     # Streams.
 
     async def _correction(self, shard: ShardSurvey, stream: StreamState) -> Correction | None:
-        """None if all messages of the stream are there and its figures are theirs."""
+        """Find the stream's lost messages; None if there are none and the stream's figures are right."""
         paths = shard.paths
         lost: list[Lost] = []
         removed: list[Removed] = []
@@ -261,7 +269,7 @@ class _Planner:
         suspects = self.bad.keys() | self.substituted
         substituted = self._substituted_entries()
         hidden: list[int] = []
-        """Sequences that a run has and the state has not: removed ones, and those that a substituted entry was to bring."""
+        """Sequences that are in a run and not in the state: removed ones, and those of a substituted entry."""
         for entry in stream.blocks:
             ref = entry.ref
             suspect = key_of(paths, stream, ref) in suspects
@@ -279,7 +287,8 @@ class _Planner:
                     seqs = (head.seq_of(at) for at in range(head.ordinal_of(stream.first_seq), head.count))
                     hidden += [seq for seq in seqs if entry.is_dead(seq)]
                 live = [] if head is None else [
-                    (1, head.size_of(at), seq, head.time_of(at)) for at, seq in _live_seqs(head, entry, stream.first_seq)
+                    (1, head.size_of(at), seq, head.time_of(at)) for at,
+                    seq in _live_seqs(head, entry, stream.first_seq)
                     if not any(start <= seq <= end for start, end in gone)]
             for count, its_bytes, seq, time_ns in live:
                 msgs, size = msgs + count, size + its_bytes
@@ -292,14 +301,14 @@ class _Planner:
                   if (row.account, row.stream) == (stream.account, stream.name)]
         for row in ended:
             if row.first_seq > stream.last_seq:
-                # Nothing after it says that these sequences were given; they must not be given again.
+                # The log has no later trace of these sequences; the correction prevents that they are given again.
                 last_seq = max(last_seq, row.last_seq)
                 lost.append(row)
                 removed.append(Removed(row.first_seq, row.last_seq, row.messages, 0))
         if not removed and not self.substituted:
-            return None  # figures that are wrong for another reason are a bug, and stay to be looked at
+            return None  # figures that are wrong for another reason are a bug, and are kept as evidence
         if left := max(0, stream.msgs - msgs - sum(one.messages for one in lost if one.last_seq <= stream.last_seq)):
-            # They were in log entries that have a substitute, so no block has them.
+            # These messages were in log entries that have a substitute, so no block has them.
             gaps = list(self._gaps(stream))
             for start, end in gaps:
                 count = min(left, end - start + 1)
@@ -317,7 +326,7 @@ class _Planner:
         return Correction(stream.stream_id, removed, outcome)
 
     def _gaps(self, stream: StreamState) -> Iterator[tuple[int, int]]:
-        """The sequences that may have been in substituted entries; some gaps, of a mirror, may have been there before."""
+        """Yield ranges of sequences that may have been in substituted entries. (A mirror may have other gaps, too.)"""
         substituted = self._substituted_entries()
         after, at = stream.first_seq, Position(0, 0)
         for entry in stream.blocks:
@@ -329,12 +338,16 @@ class _Planner:
             yield after, stream.last_seq
 
     def _substituted_entries(self) -> list[Position]:
-        return [parsed.position for key in self.substituted
-                if (parsed := parse(key)) is not None and parsed.kind == ObjectKind.SEGMENT and parsed.position is not None]
+        return [parsed.position for key in self.substituted if (parsed := parse(key)) is not None
+                and parsed.kind == ObjectKind.SEGMENT and parsed.position is not None]
 
     async def _read(self, paths: ShardPaths, stream: StreamState, entry: BlockEntry, *, check: bool
                     ) -> tuple[Head | None, list[tuple[int, int]]]:
-        """A block's index, and the sequences of it that cannot be read; None: not one can."""
+        """Read a block's index, and find the ranges of its sequences that cannot be read.
+
+        Args: check reads the frames, too; otherwise only the index is read.
+        Returns: None as the index if no message of the block can be read.
+        """
         ref, key = entry.ref, key_of(paths, stream, entry.ref)
         everything = [(ref.first_seq, ref.last_seq)]
         data = await self.source.find(key, ref.index_offset, ref.index_offset + ref.index_bytes)
@@ -355,7 +368,7 @@ class _Planner:
 
 
 def _live_seqs(head: Head, entry: BlockEntry, first_seq: int) -> Iterator[tuple[int, int]]:
-    """Ordinal and sequence of each live message."""
+    """Yield ordinal and sequence of each live message."""
     for ordinal in range(head.ordinal_of(first_seq), head.count):
         seq = head.seq_of(ordinal)
         if not entry.is_dead(seq):
@@ -363,7 +376,7 @@ def _live_seqs(head: Head, entry: BlockEntry, first_seq: int) -> Iterator[tuple[
 
 
 def _live_in(head: Head | None, entry: BlockEntry, first_seq: int, start: int, end: int) -> tuple[int, int]:
-    """Live messages and their bytes in start..end of a block; without an index, about as many as the table says."""
+    """Count the live messages of a block from ``start`` to ``end`` and their bytes; estimate them without an index."""
     if head is None:
         ref = entry.ref
         alive = range(max(ref.first_seq, first_seq), ref.last_seq + 1)
@@ -375,7 +388,7 @@ def _live_in(head: Head | None, entry: BlockEntry, first_seq: int, start: int, e
 
 
 def _first_break(view: ShardView) -> Problem:
-    """Why the replay ended: the problem named last is the earliest in the log."""
+    """Return the problem that ended the replay: the last one in the list is the earliest in the log."""
     for problem in reversed(view.problems):
         if _position_of(problem) is not None:
             return problem
@@ -383,15 +396,17 @@ def _first_break(view: ShardView) -> Problem:
 
 
 def _is_hole(shard: ShardSurvey, problem: Problem) -> bool:
-    """Whether a missing entry makes readers stop, and take it for the log's end: no broker ends one before there is an opening, or
-    has so many puts in flight."""
+    """Return True for a missing entry that readers take for the log's end.
+
+    The entry is after the end of the replay, and no later opening gives the epoch an end before it.
+    """
     position = _position_of(problem)
     return position is not None and position not in shard.log and position > shard.view.state.position and all(
         epoch.end is None or position.number < epoch.end for epoch in shard.epochs if epoch.number == position.epoch)
 
 
 def _position_of(problem: Problem) -> Position | None:
-    """The log entry that a problem is about."""
+    """Return the position of the log entry that a problem is about; None if it is about none."""
     parsed = parse(problem.object)
     if parsed is not None and parsed.kind == ObjectKind.SEGMENT:
         return parsed.position

@@ -1,8 +1,11 @@
-"""Where a repair keeps what it replaces: ``quarantine/<time>/<key>``, the same bytes, and ``quarantine/<time>/record.json``.
-``done`` beside them says that the repair came to its end; otherwise the next one goes on from the record.
+"""The quarantine: a folder for each repair, which keeps all objects that the repair replaces.
 
-No broker and no reader looks there, and nothing is ever deleted from it but by hand. To undo a repair, put a copy back under
-its key.
+    quarantine/<time>/<key>         the old bytes of the object
+    quarantine/<time>/record.json   the record of the repair
+    quarantine/<time>/done          put when the repair is finished; without it, the next repair continues this one
+
+No broker and no reader uses this folder, and only people delete from it. To undo a repair, put a copy back under its
+key.
 """
 
 from __future__ import annotations
@@ -19,9 +22,8 @@ from broker.storage.objectstore import NotFound, ObjectStore, PreconditionFailed
 __all__ = ["QUARANTINE", "Quarantine", "Unfinished", "finish_repair", "unfinished_repairs"]
 
 
-
 class Quarantine:
-    """One repair's folder."""
+    """The folder of one repair."""
 
     def __init__(self, store: ObjectStore, folder: str) -> None:
         self.folder = folder
@@ -29,7 +31,7 @@ class Quarantine:
 
     @classmethod
     async def make(cls, store: ObjectStore, now_ns: int) -> Quarantine:
-        """A folder that no earlier repair has."""
+        """Choose a folder that no earlier repair has."""
         at = datetime.fromtimestamp(now_ns // 1_000_000_000, UTC).strftime("%Y%m%dT%H%M%SZ")
         number = 0
         while await store.list(folder := f"{QUARANTINE}{at}{f'-{number:03d}' if number else ''}/", limit=1):
@@ -37,7 +39,10 @@ class Quarantine:
         return cls(store, folder)
 
     async def keep(self, keys: Iterable[str]) -> list[str]:
-        """Copy these objects; returns those that exist. Raises: StoreError, also if a copy is not what was put."""
+        """Copy these objects, and return the keys of those that exist.
+
+        Raises: StoreError, also if a copy reads back differently.
+        """
         kept = []
         for key in keys:
             try:
@@ -46,17 +51,18 @@ class Quarantine:
                 continue
             await self._store.put(f"{self.folder}{key}", [data])
             if await self._store.get(f"{self.folder}{key}") != data:
-                raise StoreRefused(f"{self._store.url}: {self.folder}{key} was put but reads back differently; nothing was changed")
+                raise StoreRefused(f"{self._store.url}: {self.folder}{key} was put but reads back differently; "
+                                   f"nothing was changed")
             kept.append(key)
         return kept
 
     async def record(self, facts: dict[str, Any]) -> None:
-        """Say beside the copies what was found and what is done about it."""
+        """Put the record of the repair: the problems, the substitutes and the losses."""
         await self._store.put(f"{self.folder}record.json", [json.dumps(facts, indent=1).encode()])
 
 
 class Unfinished(NamedTuple):
-    """Repairs that were interrupted: their folders, the keys that they replace, and rows of what they said is lost."""
+    """Interrupted repairs: their folders, the keys that they replace, and their rows about lost messages."""
 
     folders: list[str]
     replaced: set[str]
@@ -64,7 +70,7 @@ class Unfinished(NamedTuple):
 
 
 async def unfinished_repairs(store: ObjectStore) -> Unfinished:
-    """The repairs with a record and no end. Raises: StoreError."""
+    """Find the repairs that have a record and no ``done``. Raises: StoreError."""
     found = Unfinished([], set(), [])
     keys = {info.key for info in await store.list(QUARANTINE)}
     for key in sorted(keys):
@@ -79,7 +85,7 @@ async def unfinished_repairs(store: ObjectStore) -> Unfinished:
 
 
 async def finish_repair(store: ObjectStore, folder: str) -> None:
-    """Say that nothing is left to do for a repair."""
+    """Mark a repair as finished."""
     with suppress(PreconditionFailed):
         await store.put(f"{folder}done", [b"done\n"])
 

@@ -1,11 +1,14 @@
-"""Reads all stored objects again and again, slowly, and checks them as ``jetblock fsck`` does: header and key, sizes, checksums,
-parts against each other; and that every object which live blocks lie in is there.
+"""Scrubbing: all stored objects are read repeatedly, slowly, and checked.
 
-    wait ── list a folder, page by page ── read each object, no faster than the rate ── check it in a thread ── next folder
-      └──────────────── until the next pass is due <── compare the listing with what live blocks lie in <──┘
+It checks the same as ``jetblock fsck``: header and key, sizes, checksums, the parts of an object against each other;
+and that every object with live blocks exists.
 
-The broker that owns the shard does it, and a standby does not. Where it stands is kept in memory: who takes the shard over
-begins at the first object. A damaged object is noted, and the next one is read; nothing is mended, moved or deleted.
+    wait ── list a folder, page by page ── read each object, no faster than the rate ── check it in a thread ── next
+    folder
+      └──────────────── until the next pass is due <── compare the listing with the objects of live blocks <──┘
+
+Only the owner of the shard scrubs it. Its progress is kept in memory, so a new owner begins at the first object. A
+damaged object is recorded, and the next one is read; nothing is repaired, moved or deleted.
 """
 
 from __future__ import annotations
@@ -42,39 +45,42 @@ T = TypeVar("T")
 
 _PAGE = 1000
 _OBJECT_BYTES = 64 << 10
-"""What an object counts for at least: a small one costs a request and a millisecond, as much as these bytes."""
+"""The least bytes that an object counts for: a small object costs a request and a millisecond, as much as these
+bytes."""
 _SLICE = 4096
-"""Entries compared in one turn of the loop."""
+"""The segments compared in one turn of the loop."""
 _RUNS_SLICE = 256
-"""Likewise of runs, whose keys have to be made."""
+"""The runs compared in one turn; they are fewer, because their keys have to be made."""
 _FINDINGS_MAX = 1000
 _SHOWN_MAX = 20
 _TRY_AGAIN_SECONDS = 60.0
 _TRIES = 3
-"""Of an object that cannot be read though its folder can be listed; then the next one is read."""
+"""The tries for an object that cannot be read though its folder can be listed; after them the next object is read."""
 
 _MEANS = {
-    ObjectKind.CLAIM: "nothing needs it while its key is there",
-    ObjectKind.ROOT: "the next start takes another checkpoint, if one is sound",
+    ObjectKind.CLAIM: "nothing needs it as long as its key exists",
+    ObjectKind.ROOT: "the next start uses another checkpoint, if one is undamaged",
     ObjectKind.PAGES: "checkpoints that name it cannot be used by the next start",
     ObjectKind.INBOX: "the request will not be granted",
     ObjectKind.FORMAT: "the next start will be refused",
     ObjectKind.SEAL: "the next start may be refused",
     ObjectKind.SEGMENT: "the next start may be refused, if it has to read this entry",
-    ObjectKind.RUN: "what streams have in it cannot be read",
+    ObjectKind.RUN: "the messages that streams have in it cannot be read",
 }
+"""The consequence of damage to an object of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScrubSettings:
-    """``interval_ns``: from the beginning of a pass to that of the next one."""
+    """The pace of scrubbing."""
 
     interval_ns: int = 7 * 86_400_000_000_000
+    """The time from the beginning of a pass to the beginning of the next one."""
     bytes_per_second: int = 1 << 20
 
 
 class Affected(NamedTuple):
-    """Messages of a stream that a damaged part held, if the stream still reads them from there."""
+    """Messages of a stream in a damaged part; the stream may read them from a newer object already."""
 
     account: str
     stream: str
@@ -95,31 +101,35 @@ class Finding:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a pass stands: the folder, and the last key that was read in it. The listing so far: positions of the log, runs.
-
-    ``failed`` is the key that could not be read ``tries`` times. ``found`` has the keys of the findings, but for ``more``.
-    """
+    """The progress of a pass."""
 
     folder: int = 0
     after: str = ""
+    """The last key that was read in the folder."""
     upto: Position | None = None
+    """The log's position at the beginning of the pass."""
     log: array[int] = field(default_factory=lambda: array("Q"))
+    """The positions of the log entries listed so far."""
     runs: set[str] = field(default_factory=set)
+    """The keys of the runs listed so far."""
     failed: str = ""
+    """The key that could not be read ``tries`` times."""
     tries: int = 0
     found: set[str] = field(default_factory=set)
+    """The keys of the pass's findings, at most ``_FINDINGS_MAX``."""
     more: int = 0
+    """The number of further findings."""
 
 
 class Scrubber:
-    """Scrubs one shard's store. ``start`` with the state of the shard when it is owned, ``stop`` when it is not any more.
+    """Scrubs one shard's store: call ``start`` when this process owns the shard, and ``stop`` when it no longer does.
 
-    Attributes: ``passes`` completed; ``objects``, ``bytes`` checked since the process began.
+    Attributes: ``passes``: the passes completed; ``objects``, ``bytes``: checked since the process began.
     """
 
     def __init__(self, store: ObjectStore, paths: ShardPaths, clock: Clock, settings: ScrubSettings,
                  found: Callable[[Finding], object] = lambda _: None) -> None:
-        """Args: ``found`` is called on the loop, once for each object."""
+        """Make a scrubber; ``found`` is called on the loop, once for each damaged or missing object."""
         self.settings = settings
         self.passes = self.objects = self.bytes = 0
         self._store = store
@@ -128,40 +138,41 @@ class Scrubber:
         self._found = found
         self._findings: dict[str, Finding] = {}
         self._more = 0
-        """Findings of the last pass that are not kept."""
-        self._told: set[str] = set()
+        """The number of findings of the last pass that are not in ``_findings``."""
+        self._reported: set[str] = set()
         self._place = _Place()
         self._began_ns: int | None = None
         self._state: Callable[[], ShardState] | None = None
         self._task: asyncio.Task[None] | None = None
-        self._beside: _Beside | None = None
+        self._thread: _LoopThread | None = None
         self._due_ns = 0
-        """When the next byte may be read, by the rate."""
+        """The time when the next byte may be read, by the rate."""
 
     @property
     def damaged(self) -> int:
-        """Objects that are damaged or missing, as of when they were read last."""
+        """The number of objects that were damaged or missing at their last check."""
         return len(self._findings) + max(self._more, self._place.more)
 
     def figures(self) -> dict[str, Any]:
-        """For monitoring."""
+        """Return the counts and the first findings, for monitoring."""
+        shown = [one.to_json() for one in list(self._findings.values())[:_SHOWN_MAX]]
         return {"passes": self.passes, "objects": self.objects, "bytes": self.bytes, "at": self._place.after,
-                "damaged": self.damaged, "findings": [one.to_json() for one in list(self._findings.values())[:_SHOWN_MAX]]}
+                "damaged": self.damaged, "findings": shown}
 
     def start(self, state: Callable[[], ShardState]) -> None:
-        """Work from now on."""
+        """Start the background task; ``state`` returns the shard's applied state."""
         self._state = state
         self._task = asyncio.get_running_loop().create_task(self._run(), name="scrub")
 
     async def stop(self) -> None:
-        """End; a later ``start`` goes on where it was."""
+        """Stop the background task; a later ``start`` continues at the same object."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        beside, self._beside = self._beside, None
-        if beside is not None:
-            await beside.stop()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            await thread.stop()
         self._state = None
 
     async def _run(self) -> None:
@@ -172,7 +183,7 @@ class Scrubber:
             try:
                 await self.scrub()
             except StoreError as error:
-                _log.warning("scrubbing goes on later: %s", error)
+                _log.warning("scrubbing continues later: %s", error)
                 await asyncio.sleep(_TRY_AGAIN_SECONDS)
                 continue
             except Exception:
@@ -184,24 +195,25 @@ class Scrubber:
     # --- one pass -----------------------------------------------------------------------------------------------------
 
     async def scrub(self) -> None:
-        """One pass, or the rest of one that was interrupted. Raises: StoreError, and the next call goes on."""
+        """Carry out one pass, or the rest of an interrupted one. Raises: StoreError; the next call continues."""
         assert self._state is not None
         place, paths = self._place, self._paths
         if place.upto is None:
             place.upto = self._state().position
-        folders = (paths.epochs, paths.logs, paths.checkpoints, paths.page_objects, paths.runs, paths.requests, STREAMS, FORMAT)
-        if self._beside is None:
-            self._beside = _Beside(f"scrub {self._store.url}")
+        folders = (paths.epochs, paths.logs, paths.checkpoints, paths.page_objects, paths.runs, paths.requests, STREAMS,
+                   FORMAT)
+        if self._thread is None:
+            self._thread = _LoopThread(f"scrub {self._store.url}")
         source = _Paced(self._store, asyncio.get_running_loop(), self._pace)
         while place.folder < len(folders):
             async for info in self._listed(folders[place.folder], place.after):
                 await self._check(source, info)
                 place.after = info.key
-                self._note(info)
+                self._record_listed(info)
             place.folder, place.after = place.folder + 1, ""
         await self._compare()
         for key in self._findings.keys() - place.found:
-            self._sound(key)  # it is gone, and nothing needs it
+            self._remove_finding(key)  # the object is gone, and nothing needs it
         self._more = place.more
         self._place = _Place()
         self.passes += 1
@@ -212,7 +224,7 @@ class Scrubber:
                 yield info
             after = page[-1].key
 
-    def _note(self, info: ObjectInfo) -> None:
+    def _record_listed(self, info: ObjectInfo) -> None:
         key = parse(info.key)
         if key is None:
             return
@@ -223,34 +235,34 @@ class Scrubber:
 
     async def _check(self, source: Source, info: ObjectInfo) -> None:
         key = parse(info.key)
-        if key is None or self._beside is None:
+        if key is None or self._thread is None:
             return
         try:
-            checked = await self._beside.run(check_object(source, info, key, lambda *_: None))
+            checked = await self._thread.run(check_object(source, info, key, lambda *_: None))
         except StoreError as error:
             if not self._gives_up(info.key):
                 raise
             means = _MEANS.get(key.kind, "it cannot be used")
-            self._tell(Finding(Problem(info.key, f"it cannot be read: {error}", means, RESTORE)))
+            self._add_finding(Finding(Problem(info.key, f"it cannot be read: {error}", means, RESTORE)))
             return
         await self._pace(max(0, _OBJECT_BYTES - info.size))
         if not checked.gone:
             self.objects += 1
             self.bytes += info.size
         if checked.faults and not checked.gone and not self._unadopted(key):
-            self._tell(await self._finding(checked))
+            self._add_finding(await self._finding(checked))
         else:
-            self._sound(info.key)
+            self._remove_finding(info.key)
 
     def _gives_up(self, key: str) -> bool:
-        """Whether an object that could not be read again is left out of this pass."""
+        """Count a failed try to read an object; return True after the last try, when this pass skips the object."""
         place = self._place
         place.tries = place.tries + 1 if place.failed == key else 1
         place.failed = key
         return place.tries >= _TRIES
 
     async def _compare(self) -> None:
-        """Find objects that live blocks lie in, and that the listing had not. Raises: StoreError."""
+        """Find objects with live blocks that the listing did not have. Raises: StoreError."""
         assert self._state is not None
         place, state = self._place, self._state()
         assert place.upto is not None
@@ -283,17 +295,17 @@ class Scrubber:
         return run in self._state().runs
 
     async def _expect(self, key: str, named: Callable[[], bool]) -> None:
-        """An object is there, or not named any more. Raises: StoreError."""
+        """Report an object as missing if it does not exist and the state has live blocks in it. Raises: StoreError."""
         try:
             await self._store.get(key, 0, 1)
         except NotFound:
             if named():
-                self._tell(Finding(Problem(key, "it is missing", "what streams have in it cannot be read", RESTORE)))
+                self._add_finding(Finding(Problem(key, "it is missing", _MEANS[ObjectKind.RUN], RESTORE)))
 
     # --- findings -----------------------------------------------------------------------------------------------------
 
     def _unadopted(self, key: Key) -> bool:
-        """Whether it is a staged run that no stream has: anybody may have put it, and it is swept."""
+        """Return True for a staged run that no stream has: any program may have put it, and it will be deleted."""
         assert self._state is not None
         return (key.kind == ObjectKind.RUN and key.position is not None and key.position.epoch == STAGED_EPOCH
                 and (*key.position, key.object_id, key.incarnation or 0) not in self._state().runs)
@@ -309,36 +321,36 @@ class Scrubber:
             if stream is None or one.row is None:
                 continue
             shift = 0
-            if staged:  # its blocks count from 1: the stream's table says where they have joined
+            if staged:  # its blocks count from 1: the stream's block table has the sequences that they got
                 if not (joined := await _joined_at(stream, checked.key, one.row.core_offset)):
                     continue
                 shift = joined - one.row.first_seq
             if one.last_seq + shift >= max(stream.first_seq, 1):
                 affected.append(Affected(stream.account, stream.name, max(one.first_seq + shift, stream.first_seq),
                                          one.last_seq + shift))
-        said = [f"stream {one.account}/{one.stream}: messages {one.first_seq} to {one.last_seq}, if it still reads them here, "
-                f"cannot be read" for one in dict.fromkeys(affected)]
-        means = "; ".join(said[:10]) if said else _MEANS.get(checked.key.kind, "it cannot be used")
+        texts = [f"stream {one.account}/{one.stream}: messages {one.first_seq} to {one.last_seq}, if it still reads "
+                 f"them here, cannot be read" for one in dict.fromkeys(affected)]
+        means = "; ".join(texts[:10]) if texts else _MEANS.get(checked.key.kind, "it cannot be used")
         return Finding(of_error(checked.info.key, fault.error, means), tuple(dict.fromkeys(affected)))
 
-    def _tell(self, finding: Finding) -> None:
+    def _add_finding(self, finding: Finding) -> None:
         key = finding.problem.object
         if key not in self._findings and len(self._findings) >= _FINDINGS_MAX:
             self._place.more += 1
             return
         self._findings[key] = finding
         self._place.found.add(key)
-        if key in self._told:
+        if key in self._reported:
             return
-        self._told.add(key)
+        self._reported.add(key)
         problem = finding.problem
         _log.error("scrubbing found damage: %s: %s: %s; %s", self._store.url, problem, problem.means, problem.remedy)
         self._found(finding)
 
-    def _sound(self, key: str) -> None:
+    def _remove_finding(self, key: str) -> None:
         if self._findings.pop(key, None) is not None:
-            self._told.discard(key)
-            _log.info("%s: %s is sound again, or not needed any more", self._store.url, key)
+            self._reported.discard(key)
+            _log.info("%s: %s is undamaged again, or not needed any more", self._store.url, key)
 
     # --- pace ---------------------------------------------------------------------------------------------------------
 
@@ -351,7 +363,7 @@ class Scrubber:
 
 
 async def _joined_at(stream: StreamState, key: Key, core_offset: int) -> int:
-    """The first sequence of a staged block in the stream; 0 where it is gone from it."""
+    """Return the first sequence of a staged block in the stream; 0 if the stream no longer has the block."""
     for page in list(stream.blocks.pages):
         if page.staged:
             for entry in map(as_entry, page.entries):
@@ -364,7 +376,7 @@ async def _joined_at(stream: StreamState, key: Key, core_offset: int) -> int:
 
 
 class _Paced(Source):
-    """The store as it is read from another thread's loop: requests run on the broker's own, at the set rate."""
+    """A source for the checking thread's loop: its requests run on the broker's loop, at the set rate."""
 
     def __init__(self, store: ObjectStore, loop: asyncio.AbstractEventLoop,
                  pace: Callable[[int], Coroutine[Any, Any, None]]) -> None:
@@ -382,8 +394,8 @@ class _Paced(Source):
         return data
 
 
-class _Beside:
-    """A thread with a loop of its own, so that checking holds nobody up."""
+class _LoopThread:
+    """A thread with a loop of its own, so that checking does not block the broker's loop."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -391,7 +403,7 @@ class _Beside:
         self._thread.start()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of ``work``, which runs there."""
+        """Run ``work`` in the thread, and return its result."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def stop(self) -> None:

@@ -1,10 +1,11 @@
-"""What takes the place of a damaged or missing object, so that the rest of the store can be read.
+"""Substitutes: they replace damaged or missing objects, so that the rest of the store can be read.
 
-    segment     the blocks of it that are sound, verbatim; none: an empty segment
-    opening     the same; if that has no opening record: one rebuilt from the claim and the seals
+    object      its substitute
+    segment     a segment with its undamaged blocks, verbatim; without any, an empty segment
+    opening     the same; if these blocks have no opening record, an opening made from the claim and the seals
     seal        a seal at the same position
-    claim       one with the process run that wrote the epoch's log
-    format      one with the id that its header has; if that is gone too, a new id
+    claim       a claim with the process run that wrote the epoch's log
+    format      a format object with the store id of the old header; if that is damaged too, with a new id
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ SUBSTITUTE = "jetblock fsck"
 
 
 class Unrepairable(Exception):
-    """Nothing can take this object's place; ``str()`` says why."""
+    """No substitute can be made for an object; ``str()`` gives the reason."""
 
 
 def log_entry_for(data: bytes, position: Position, shard: ShardSurvey, rng: random.Random, now_ns: int
                   ) -> tuple[bytes, list[DirectoryRow] | None]:
-    """A log entry at ``position`` with all that is sound in ``data`` (b"": the object is missing).
+    """Make a substitute for the log entry at ``position``, with all undamaged blocks of ``data``.
 
-    Returns: also the blocks that it lacks; None if it is not known which there were.
+    Args: data is the damaged object, b"" if it is missing.
+    Returns: the substitute, and the rows of the blocks that it lacks; None instead of rows if they are not known.
     Raises: Unrepairable.
     """
     epochs = {epoch.number: epoch for epoch in shard.epochs}
@@ -68,7 +70,11 @@ def log_entry_for(data: bytes, position: Position, shard: ShardSurvey, rng: rand
 
 
 def claim_for(data: bytes, epoch: int, writer: bytes | None, rng: random.Random, now_ns: int) -> bytes:
-    """A claim of ``epoch``. data: what is left of it. writer: the process run that wrote the epoch's other objects, if any."""
+    """Make a substitute for the claim of ``epoch``.
+
+    Args: data is the damaged claim, b"" if it is missing. writer is the process run that wrote the epoch's other
+        objects, None if there are none.
+    """
     header = header_of(data)
     own = header is not None and (header.kind, header.position) == (ObjectKind.CLAIM, Position(epoch, 0))
     nonce = writer or (header.nonce if header is not None and own else rng.randbytes(NONCE_BYTES))
@@ -76,14 +82,17 @@ def claim_for(data: bytes, epoch: int, writer: bytes | None, rng: random.Random,
 
 
 def format_for(data: bytes, rng: random.Random, now_ns: int) -> bytes:
-    """The format object."""
+    """Make a substitute for the format object, with the store id in the header of ``data`` if that is undamaged."""
     return StoreFormat.make(_nonce_of(data) or rng.randbytes(NONCE_BYTES), now_ns).encode()
 
 
 def _sound_blocks(data: bytes, position: Position
                   ) -> tuple[list[tuple[DirectoryRow, BlockCore]], list[DirectoryRow] | None]:
-    """The blocks of which core and all bytes are there, as the directory places them, else as they can be found; and the
-    others, None if the directory is damaged and something is missing."""
+    """Find the undamaged blocks of a segment, by its directory, or by a search if the directory is damaged.
+
+    Returns: the blocks with core and all bytes, and the rows of the others; None instead of those rows if the directory
+        is damaged and bytes are missing.
+    """
     try:
         head = decode_head(data, position)
     except FormatError:
@@ -108,7 +117,7 @@ def _sound_blocks(data: bytes, position: Position
 
 
 def _landed(data: bytes, position: Position) -> int | None:
-    """What the damaged segment says had landed before it."""
+    """Return the segment's field for the entries that were stored before it; None if it is damaged."""
     try:
         return fixed_landed(data, position, "")
     except FormatError:
@@ -127,7 +136,8 @@ def _opening(epoch: Epoch, epochs: dict[int, Epoch], now_ns: int) -> Opening:
     for number in range(max(since, 1), epoch.number):
         known = epochs.get(number)
         if known is None or known.end is None:
-            raise Unrepairable(f"the opening of epoch {epoch.number} says where epoch {number} ends, and nothing else does")
+            raise Unrepairable(f"only the opening of epoch {epoch.number} has the end of epoch {number}, and it is "
+                               "damaged")
         ends.append(Position(number, known.end))
     owner, at_ns = (epoch.claim.owner, epoch.claim.at_ns) if epoch.claim is not None else (SUBSTITUTE, now_ns)
     return Opening(owner, tuple(ends), at_ns)
@@ -138,7 +148,7 @@ def _is_seal(data: bytes) -> bool:
 
 
 def header_of(data: bytes) -> ObjectHeader | None:
-    """The header, if it is sound."""
+    """Return the object's header; None if it is damaged."""
     try:
         return ObjectHeader.unpack(data[:HEADER_BYTES])
     except FormatError:

@@ -19,7 +19,7 @@ import pytest
 from bench.months.broker import VirtualBroker
 from broker.inspect.survey import Survey
 from broker.maintenance.cost import MONTH_SECONDS, Load, Prices, bill
-from broker.maintenance.cost_cli import TooYoung, main, measured
+from broker.maintenance.cost_cli import TooYoung, main, measure_load
 from broker.runtime.embedded import Broker
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import Position
@@ -262,17 +262,17 @@ def test_a_burst_is_not_a_months_load() -> None:
     were removed count."""
     hour = 3600
     with pytest.raises(TooYoung, match=r"1\.6 s old.*--messages N"):
-        measured(shown([a_stream(0, 1, 23_000, 0)], 0, 80), 16 * SECOND // 10)
-    given = measured(shown([a_stream(0, 1, 23_000, 0)], 0, 80), 16 * SECOND // 10, any_age=True)
+        measure_load(shown([a_stream(0, 1, 23_000, 0)], 0, 80), 16 * SECOND // 10)
+    given = measure_load(shown([a_stream(0, 1, 23_000, 0)], 0, 80), 16 * SECOND // 10, any_age=True)
     assert (given.streams, given.size, given.days, given.commit_interval_s) == (1, 100, 30, 0.02)
     old = a_stream(0, 1, 36_000, 0)
-    assert measured(shown([old], 0, 100), 10 * hour * SECOND).messages == pytest.approx(1)
+    assert measure_load(shown([old], 0, 100), 10 * hour * SECOND).messages == pytest.approx(1)
     # The second one was created and filled in the last second, and counts as an hour's load.
     young = a_stream(10 * hour - 1, 1, 7200, 10 * hour - 1)
-    assert measured(shown([old, young], 0, 100), 10 * hour * SECOND).messages == pytest.approx(3)
+    assert measure_load(shown([old, young], 0, 100), 10 * hour * SECOND).messages == pytest.approx(3)
     # Kept for a minute: 60 messages are there of 36 000.
     brief = a_stream(0, 35_941, 36_000, 10 * hour - 60)
-    load = measured(shown([brief], 0, 100), 10 * hour * SECOND)
+    load = measure_load(shown([brief], 0, 100), 10 * hour * SECOND)
     assert (load.messages, load.days) == (pytest.approx(1), pytest.approx(1 / 1440))
 
 

@@ -329,7 +329,7 @@ async def test_what_can_be_repaired_is(sound: dict[str, bytes]) -> None:
     done = await checked(store, repair=True)
     assert done.repaired, done.refused
     assert [(lost.first_seq, lost.object) for lost in done.lost] == [(seq, key)]
-    assert any("not everything can be mended" in note and "two" not in note for note in done.notes), done.notes
+    assert any("not everything can be repaired" in note and "two" not in note for note in done.notes), done.notes
     assert [problem.object for problem in done.remaining] == [PATHS.epoch(2)]
     await opens(store)
 

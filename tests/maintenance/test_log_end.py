@@ -133,7 +133,7 @@ async def test_each_entry_is_lost(stop: Stop) -> None:
         gone = wanted.keys() - there.keys()
         assert len(gone) == (what(whole, key) == "message")
         # Of what a stream ended in, nothing is left to say that it was there.
-        assert gone == lost or (gone == {max(wanted)} and "can be told only for streams that go on after it" in repaired.notes[0])
+        assert gone == lost or (gone == {max(wanted)} and "are known only of streams with later messages" in repaired.notes[0])
     assert unnoticed == UNNOTICED[stop]
 
 

@@ -1,7 +1,7 @@
-"""Has the blocks of a run take the places of those that it was made of, by records in the log, and tells live streams.
+"""Adoption of a run: records in the log replace the old blocks by the run's blocks, and live streams are notified.
 
-Owns: that rounds and adoptions exclude each other, and which blocks are to be left for a while. Does not own: what a record
-does (``storage.state``), when old objects are deleted (``storage.checkpoint.sweeper``).
+Owns: the exclusion of checkpoint rounds and adoptions, and the list of blocks that are not rewritten for a while. Does
+not own: the effect of a record (``storage.state``), the deletion of old objects (``storage.checkpoint.sweeper``).
 """
 
 from __future__ import annotations
@@ -27,25 +27,30 @@ __all__ = ["Adopter", "runs_of"]
 _log = logging.getLogger(__name__)
 
 _REPLACED_AT_ONCE = 1024
-"""Blocks that one record replaces, so that applying it takes some milliseconds. More need more records."""
-_TELL_SECONDS, _TELL_SECONDS_MAX = 0.02, 1.0
+"""The most blocks that one record replaces, so that applying it takes only some milliseconds."""
+_NOTIFY_SECONDS, _NOTIFY_SECONDS_MAX = 0.02, 1.0
+"""The first and the longest pause before live streams are notified again."""
 
 
 class Adopter:
-    """Of one shard."""
+    """Adopts the runs of one shard."""
 
-    def __init__(self, log: Log, checkpointer: Checkpointer, sweeper: Sweeper, clock: Clock, settings: CompactionSettings) -> None:
+    def __init__(self, log: Log, checkpointer: Checkpointer, sweeper: Sweeper, clock: Clock,
+                 settings: CompactionSettings) -> None:
         self.settings = settings
         self._log = log
         self._checkpointer = checkpointer
         self._sweeper = sweeper
         self._clock = clock
         self._dead_kept: dict[tuple[int, int], int] = {}
-        """Blocks that were rewritten and are as dead as before, by stream and first sequence: until when they are left."""
+        """Blocks that keep many dead messages for their ids, by stream and first sequence: the end of the time without
+        rewrite."""
 
     async def adopt(self, run: Run, key: str) -> bool:
-        """Record that the run's blocks take their places, wait until that is persisted, and tell live streams; returns
-        whether any of them does."""
+        """Record that the run's blocks replace the old ones, wait until the records are persisted, notify live streams.
+
+        Returns: True if at least one block was adopted.
+        """
         adopted = 0
         for some, last in _records(run):
             recorded: list[Adopted] = []
@@ -59,19 +64,22 @@ class Adopter:
             if recorded:
                 adopted += len(recorded)
                 if not last:
-                    self._log.urgent()  # otherwise it rides along, or goes within a second
+                    self._log.urgent()  # the last record is stored with the next commit, or within a second
                 await self._log.persisted()
-                await self._tell(recorded)
+                await self._notify_streams(recorded)
         state, runs = self._log.state, set(runs_of(run))
         if runs.isdisjoint(state.runs) and runs.isdisjoint(state.freed_runs):
-            # Nobody counts it: when a record was applied, all that it replaces had been removed, or its stream deleted.
+            # The state does not count this run: all blocks to replace had been removed before, or their streams
+            # deleted.
             self._sweeper.abandon_run(key)
-        self._note_dead(run)
+        self._exclude_dead(run)
         return adopted > 0
 
-    def _note_dead(self, run: Run) -> None:
-        """Which blocks of ``run`` are to be left for a while: of those within the duplicate window the dead messages stay for
-        their ids, and it would be rewritten again at once."""
+    def _exclude_dead(self, run: Run) -> None:
+        """Exclude blocks of ``run`` that kept many dead messages from rewrites for a while.
+
+        Within the duplicate window such messages are kept for their ids, so the block would be rewritten in vain.
+        """
         for adopted in run.blocks:
             ref = BlockRef.of(tuple(adopted.ref))
             stream = self._log.state.streams.get(ref.stream_id)
@@ -81,8 +89,8 @@ class Adopter:
             if entry.dead_bytes >= min(self.settings.dead_share, 0.5) * ref.bytes:
                 self._dead_kept[ref.stream_id, ref.first_seq] = self._clock.now_ns() + window_ns(stream)
 
-    def still_kept(self) -> set[tuple[int, int]]:
-        """Those of ``_dead_kept`` of which no more could be left out now."""
+    def excluded(self) -> set[tuple[int, int]]:
+        """Return the blocks whose dead messages a merge would keep, by stream and first sequence; forget the others."""
         now_ns, streams = self._clock.now_ns(), self._log.state.streams
         kept: dict[tuple[int, int], int] = {}
         for (stream_id, first_seq), until_ns in self._dead_kept.items():
@@ -94,7 +102,7 @@ class Adopter:
         return set(kept)
 
     def _fits(self, adopted: Adopted) -> bool:
-        """Whether something of what the block was made of is still there, and nothing else."""
+        """Return True if at least one of the old blocks is still there, and no newer block is in their range."""
         ref = BlockRef.of(tuple(adopted.ref))
         stream = self._log.state.streams.get(ref.stream_id)
         if stream is None or stream.offline is not None:
@@ -102,25 +110,25 @@ class Adopter:
         try:
             parts = stream.blocks.within(adopted.first_seq, adopted.last_seq)
         except ValueError:
-            _log.exception("compaction made a block of others than stream %s has", stream.name)
+            _log.exception("compaction made a block of other blocks than stream %s has", stream.name)
             return False
         return bool(parts) and all(part.ref.position <= ref.position for part in parts)
 
-    async def _tell(self, adopted: Sequence[Adopted]) -> None:
-        """Have the live streams read from the new blocks. Those in the middle of something are told again."""
-        backoff = Backoff(_TELL_SECONDS, _TELL_SECONDS_MAX)
+    async def _notify_streams(self, adopted: Sequence[Adopted]) -> None:
+        """Make the live streams read from the new blocks; streams that cannot do so yet are notified again later."""
+        backoff = Backoff(_NOTIFY_SECONDS, _NOTIFY_SECONDS_MAX)
         while adopted := self._log.notify_adopted(adopted):  # noqa: ASYNC110 (no event says when all can follow)
             await asyncio.sleep(backoff.next())
 
 
 def runs_of(run: Run) -> Iterator[RunKey]:
-    """The key of ``run``, for each of its blocks."""
+    """Yield the state's key of ``run``, for each of its blocks."""
     for adopted in run.blocks:
         yield from run_keys(BlockRef.of(tuple(adopted.ref)).stream_id, [tuple(adopted.ref)])
 
 
 def _records(run: Run) -> Iterator[tuple[list[Adopted], bool]]:
-    """The blocks of a run, as many at a time as one record adopts; and whether they are the last."""
+    """Yield the blocks of a run, as many at a time as one record adopts, and True with the last ones."""
     some: list[Adopted] = []
     replaced = 0
     for adopted, inputs in zip(run.blocks, run.inputs, strict=True):

@@ -1,17 +1,17 @@
-"""Merges small and half-dead blocks of one shard into runs, in the background.
+"""The compactor: it merges small and half-dead blocks of one shard into runs, in the background.
 
     enough small objects, or quiet ──> inventory ──> groups ──┐
       ┌───────────────────────────────────────────────────────┘
-      └─ a group: look up its blocks ──> read ──> merge (in a thread) ──> put the run ──> one record adopts its blocks
-           record persisted: applied ──> live streams told ──> old objects released by a round, deleted after the grace
+      └─ a group: find its blocks ──> read ──> merge (in a thread) ──> put the run ──> one record adopts its blocks
+           record persisted ──> applied ──> live streams notified ──> old objects released, and deleted after the grace
 
-Nothing is lost at any step, whenever the process ends: until the record is persisted the old blocks are the stream's, and
-the run is an orphan, which the next owner finds; from then on the new ones are. What is removed between reading and the
-record stays removed, since applying the record marks as dead what the old blocks no longer have (``storage.state.swap``). A
-fenced owner's record is never persisted, and no other owner adopts its runs.
+Nothing is lost, whenever the process ends. Until the record is persisted, the stream has the old blocks, and the run is
+an orphan, which the next owner finds. Afterwards the stream has the new blocks. Messages that are removed between
+reading and the record stay removed: applying the record marks as dead what the old blocks no longer have
+(``storage.state.swap``). A fenced owner's record is never persisted, and no other owner adopts its runs.
 
-Owns: when to work, how fast, and the order of the steps. Does not own: which objects (``plan``), reading (``source``), how
-blocks are joined (``merge``), the records (``adopter``), deleting (``storage.checkpoint.sweeper``).
+Owns: the times of work, its speed, and the order of the steps. Does not own: the choice of objects (``plan``), reading
+(``source``), joining blocks (``merge``), the records (``adopter``), deleting (``storage.checkpoint.sweeper``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from broker.base.clock import Clock
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.compaction.adopter import Adopter, runs_of
-from broker.storage.compaction.inventory import StoredObject, take_inventory
+from broker.storage.compaction.inventory import StoredObject, make_inventory
 from broker.storage.compaction.merge import Damaged, Piece, Run, merge
 from broker.storage.compaction.plan import groups
 from broker.storage.compaction.recent import RecentSegments
@@ -48,10 +48,11 @@ __all__ = ["Compactor"]
 
 _log = logging.getLogger(__name__)
 
-class Compactor(LogListener):
-    """Compaction of one shard, by its owner.
 
-    Attributes: ``merges``, ``written_bytes``, ``blocks_in``, ``blocks_out``: since the start.
+class Compactor(LogListener):
+    """The compaction of one shard by its owner.
+
+    Attributes: ``merges``, ``written_bytes``, ``blocks_in``, ``blocks_out``: counts since the start.
     """
 
     def __init__(self, log: Log, paths: ShardPaths, checkpointer: Checkpointer, sweeper: Sweeper, clock: Clock,
@@ -59,7 +60,7 @@ class Compactor(LogListener):
                  clock_trusted: Callable[[], bool] = lambda: True) -> None:
         self.settings = settings
         self.stored_bytes: dict[int, int] = {}
-        """By stream, what its blocks took in the store at the last look: after some segments, or once it was quiet."""
+        """The bytes of each stream's blocks in the store, as the last complete inventory found them."""
         self.merges = self.written_bytes = self.blocks_in = self.blocks_out = 0
         self._log = log
         self._store = log.store
@@ -73,7 +74,7 @@ class Compactor(LogListener):
         self._recent = RecentSegments(settings.recent_bytes)
         self._source = Source(log, paths, clock, rng, self._recent)
         self._segments = 0
-        """Persisted since the last inventory."""
+        """The number of segments persisted since the last inventory."""
         self._before_quiet = 0
         self._quiet = False
         self._timer: asyncio.TimerHandle | None = None
@@ -83,22 +84,22 @@ class Compactor(LogListener):
 
     @property
     def read_bytes(self) -> int:
-        """Since the start."""
+        """The bytes read from the store since the start."""
         return self._source.read_bytes
 
     def figures(self) -> dict[str, int]:
-        """For monitoring."""
+        """Return the counts for monitoring."""
         return {"merges": self.merges, "blocks_in": self.blocks_in, "blocks_out": self.blocks_out,
                 "read_bytes": self.read_bytes, "written_bytes": self.written_bytes}
 
     def start(self) -> None:
-        """Work from now on; what was there before the start is looked at once it is quiet."""
+        """Start the background task; it first considers older segments once the shard is quiet."""
         self._log.listen(self)
-        self._arm()
+        self._start_quiet_timer()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="compaction")
 
     async def stop(self) -> None:
-        """End; what was merged and not adopted is an orphan."""
+        """Stop the background task; a run that was put and not adopted is an orphan."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -111,7 +112,7 @@ class Compactor(LogListener):
     # --- when ---------------------------------------------------------------------------------------------------------
 
     def segment_persisted(self, segment: Segment) -> None:
-        """Count it towards the next merge, which needs its bytes."""
+        """Count a segment towards the next merge, and keep its bytes for it if it is small."""
         if any(block.stream_id for block in segment.sealed):
             self._segments += 1
             if segment.data is not None and segment.raw_bytes < self.settings.large_bytes:
@@ -119,19 +120,19 @@ class Compactor(LogListener):
             if self._segments >= self.settings.segments:
                 self._wake.set()
             if self._timer is None:
-                self._arm()
+                self._start_quiet_timer()
 
-    def _arm(self) -> None:
+    def _start_quiet_timer(self) -> None:
         self._before_quiet = self._segments
-        self._timer = asyncio.get_running_loop().call_later(self.settings.quiet_ns / 1e9, self._quiet_due)
+        self._timer = asyncio.get_running_loop().call_later(self.settings.quiet_ns / 1e9, self._check_quiet)
 
-    def _quiet_due(self) -> None:
+    def _check_quiet(self) -> None:
         self._timer = None
         if self._segments == self._before_quiet:
             self._quiet = True
             self._wake.set()
         else:
-            self._arm()
+            self._start_quiet_timer()
 
     async def _run(self) -> None:
         while True:
@@ -145,32 +146,36 @@ class Compactor(LogListener):
             except StoreError as error:
                 if self._log.failure is not None:
                     return
-                _log.warning("compaction goes on later: %s", error)
+                _log.warning("compaction continues later: %s", error)
             except Exception as error:
                 if self._log.failure is not None:
                     return
-                _log.error("compaction failed; it goes on later", exc_info=error)
+                _log.error("compaction failed; it continues later", exc_info=error)
             if self._timer is None and not done:
-                self._arm()
+                self._start_quiet_timer()
 
     async def work(self, quiet: bool) -> None:
-        """Merge what there is to merge now; ``quiet``: as if nothing had been committed for a while. Not more than one at a
-        time. Raises: StoreError once the log has failed."""
+        """Merge all groups that the plan finds now; concurrent calls wait for each other.
+
+        Args: ``quiet``: plan as if nothing had been committed for a while.
+        Raises: StoreError once the log has failed.
+        """
         async with self._working:
             while await self._round(quiet):
                 pass
 
     async def _round(self, quiet: bool) -> bool:
-        """Carry out what there is to merge now; returns whether there may be more."""
+        """Make one inventory, and merge the groups that it gives; return True if there may be more."""
         began_ns = self._clock.monotonic_ns()
         source = self._source
         stored_bytes: dict[int, int] = {}
-        objects = await take_inventory(self._log.state, self.settings, source.damaged, self._adopter.still_kept(), stored_bytes)
-        whole = source.settle(objects)
+        objects = await make_inventory(self._log.state, self.settings, source.damaged, self._adopter.excluded(),
+                                       stored_bytes)
+        emptiable = source.keep_emptiable(objects)
         found = groups(objects, self.settings, quiet)
         if quiet and not found:
-            # What is left now stays as it is, so it is looked at once.
-            await source.measure([one for one in whole if one.live_bytes < self.settings.object_bytes])
+            # Measuring costs requests. These objects will not change, so each is measured only once.
+            await source.measure([one for one in emptiable if one.live_bytes < self.settings.object_bytes])
             found = groups(objects, self.settings, quiet)
         self.stored_bytes = stored_bytes or self.stored_bytes
         await self._pause(self._clock.monotonic_ns() - began_ns)
@@ -182,48 +187,56 @@ class Compactor(LogListener):
                 merged = await self._merge(group) or merged
             except Damaged as error:
                 self._source.damaged.add(error.block)
-                merged = True  # the others of its group are to be tried again, without it
+                merged = True  # the next round tries the other blocks of this group again, without the damaged one
                 _log.warning("compaction leaves a damaged block where it is: %s", error)
         return merged
 
     def _may_work(self) -> bool:
-        """Not past the lease, nor while the clock is not believed."""
+        """Return False once the lease has expired or the log has failed, and while the clock is not trusted."""
         log = self._log
         return not log.lease_expired and log.failure is None and self._clock_trusted()
 
     async def _pause(self, busy_ns: int, size: int = 0, puts: int = 0) -> None:
-        """Make up for work of ``busy_ns``, for ``size`` bytes of traffic and for ``puts``."""
+        """Sleep as long as the settings require after work of ``busy_ns``, ``size`` bytes of traffic and ``puts``."""
         settings = self.settings
-        seconds = max(busy_ns / 1e9 * (1 / settings.cpu - 1), size / settings.bytes_per_second, puts / settings.puts_per_second)
+        seconds = max(busy_ns / 1e9 * (1 / settings.cpu - 1), size / settings.bytes_per_second,
+                      puts / settings.puts_per_second)
         await asyncio.sleep(seconds)
 
     # --- one group ----------------------------------------------------------------------------------------------------
 
     async def _merge(self, group: Sequence[StoredObject]) -> bool:
-        """Returns whether it came to something. Raises: Damaged; StoreError once the log has failed."""
+        """Merge one group, and adopt its runs.
+
+        Returns: True if a block was adopted, or if blocks were found to be unreadable, which changes the next
+            inventory.
+        Raises: Damaged; StoreError once the log has failed.
+        """
         state = self._log.state
         position = state.position
         found: list[Found] = []
-        for neighbours in self._source.look_up(group):
+        for neighbours in self._source.find_blocks(group):
             found.append(neighbours)
-            await self._source.turn(len(neighbours.entries))
-        if sum(len(one.entries) for one in found) < 2 and not any(one.large_dead_bytes or one.mostly_dead for one in group):
+            await self._source.yield_after(len(neighbours.entries))
+        if sum(len(one.entries) for one in found) < 2 and not any(one.large_dead_bytes or one.mostly_dead
+                                                                  for one in group):
             return False
-        readable = len(self._source.damaged)
+        damaged_before = len(self._source.damaged)
         pieces = await self._source.read(found)
         if not pieces:
-            return len(self._source.damaged) > readable
+            return len(self._source.damaged) > damaged_before
         adopted = False
         for stream_id, some in self._runs(pieces):
             adopted = await self._write(position, stream_id, some) or adopted
         self.merges += 1
-        return adopted or len(self._source.damaged) > readable
+        return adopted or len(self._source.damaged) > damaged_before
 
     def _runs(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, list[Piece]]]:
-        """The pieces of each run, and the stream that it belongs to alone: those that have enough for one; 0: the rest.
+        """Yield the stream and the pieces of each run.
 
-        Enough is what the inventory calls enough. So at most one of the runs is merged again, and a merge of objects without
-        end is not possible, also where the dead stay.
+        A stream with ``object_bytes`` live bytes gets a run of its own. All others share one run, with 0 for the
+        stream. The plan does not merge an object with ``object_bytes`` again. So at most one of the runs is merged
+        again, and merging ends in any case, even if dead messages are kept.
         """
         shared: list[Piece] = []
         streams: defaultdict[int, list[Piece]] = defaultdict(list)
@@ -238,7 +251,7 @@ class Compactor(LogListener):
             yield 0, shared
 
     async def _write(self, position: Position, stream_id: int, pieces: list[Piece]) -> bool:
-        """Merge ``pieces`` into a run, put it and adopt its blocks; returns whether any was."""
+        """Merge ``pieces`` into a run, put it and adopt its blocks; return True if a block was adopted."""
         run_id = self._rng.getrandbits(64) or 1
         key = self._paths.run(position, run_id)
         if stream_id:
@@ -253,8 +266,8 @@ class Compactor(LogListener):
         if run is not None:
             await self._put(key, run.data)
             self.written_bytes += run.size
-            # Live streams read from the old or from the new objects until the last record. Between two records the run may
-            # have no live block, and is needed all the same.
+            # Live streams read from old and from new objects until the last record. Between two records the run may
+            # have no live block, and must not be released nevertheless.
             self._sweeper.protect({*runs_of(run), *_objects_of(pieces)})
             adopted = await self._adopter.adopt(run, key)
             self._sweeper.protect(frozenset())
@@ -269,7 +282,7 @@ class Compactor(LogListener):
         if self._executor is None:
             return merge(pieces, position, run_id, nonce, codec, self.settings, place)
         return await asyncio.get_running_loop().run_in_executor(
-            self._executor, merge, pieces, position, run_id, nonce, codec, self.settings, place, _give_way)
+            self._executor, merge, pieces, position, run_id, nonce, codec, self.settings, place, _release_gil)
 
     async def _put(self, key: str, data: list[bytes]) -> None:
         async def put() -> None:
@@ -278,10 +291,11 @@ class Compactor(LogListener):
                 raise key_taken_error(holder, key)
 
         try:
-            await self._source.asked(put, f"put {key}")
+            await self._source.call_store(put, f"put {key}")
         except (StoreError, asyncio.CancelledError):
-            self._sweeper.abandon_run(key)  # it may have landed, or may land yet
+            self._sweeper.abandon_run(key)  # the run may be in the store, or may appear there later
             raise
+
 
 def _objects_of(pieces: Sequence[Piece]) -> Iterator[int | RunKey]:
     for piece in pieces:
@@ -290,6 +304,7 @@ def _objects_of(pieces: Sequence[Piece]) -> Iterator[int | RunKey]:
         yield from run_keys(piece.stream_id, packed)
 
 
-def _give_way() -> None:
-    """Let the loop's thread run, if it has something to do: it would otherwise wait for a switch interval, again and again."""
+def _release_gil() -> None:
+    """Sleep for a moment, so that the loop's thread can run: otherwise it would wait for a switch interval each
+    time."""
     time.sleep(0.0005)

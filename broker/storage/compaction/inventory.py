@@ -1,7 +1,7 @@
-"""Which objects hold the blocks of a shard that are worth moving, and how much: one walk through all block tables.
+"""The inventory: the objects with blocks of a shard that are worth moving, by one walk through all block tables.
 
-Made anew for each planning, in slices: nothing is kept up to date by commits. It may be outdated when it is used, so whoever
-uses it looks up each block again.
+It is made for each plan, in slices, and commits do not update it. It may be outdated when it is used, so its users find
+each block in the applied state again.
 """
 
 from __future__ import annotations
@@ -25,28 +25,31 @@ from broker.storage.format.errors import Corrupt
 from broker.storage.state.applied import ShardState
 from broker.storage.state.table import BlockEntry, Kept
 
-__all__ = ["ObjectKey", "StoredObject", "take_inventory"]
+__all__ = ["ObjectKey", "StoredObject", "make_inventory"]
 
 _log = logging.getLogger(__name__)
 
 ObjectKey = tuple[int, int, int, int, int]
-"""Place, epoch, number, id of the object, and the stream that it belongs to alone, or 0."""
+"""Place, epoch, number and id of the object, and the only stream in it, or 0 if it may have several."""
 
 _OBJECTS_MAX = 1 << 14
-"""Some 5 MB, and 10 ms to put them in order."""
+"""The most objects of an inventory: some 5 MB, and 10 ms to sort them."""
 _STREAM_RUN = int(BlockPlace.STREAM_RUN)
 
 
 class StoredObject:
-    """The blocks of one object that may be moved: small ones, and large ones of which much is dead.
+    """The blocks of one object that may be moved: small ones, and large ones with many dead bytes.
 
-    ``live_bytes`` and ``dead_bytes`` are theirs, as messages count; ``large_dead_bytes`` those of the large ones alone;
-    ``spare_bytes`` are dead and would be gone if these blocks were moved, as far as is known. ``stored_bytes`` is what they
-    take in the object. There may be very many blocks, so ``blocks`` has two numbers of each: stream and first sequence.
-    ``last_time_ns`` is the newest message's.
+    Attributes:
+        ``live_bytes``, ``dead_bytes``: the bytes of these blocks' messages. ``large_dead_bytes``: those of large
+        blocks. ``spare_bytes``: dead bytes that would leave the store if these blocks were moved, as far as is known.
+        ``stored_bytes``: the bytes of these blocks in the object.
+        ``blocks``: two numbers of each block, stream and first sequence, since there may be very many blocks.
+        ``last_time_ns``: the time of the newest message.
     """
 
-    __slots__ = ("blocks", "dead_bytes", "key", "large_dead_bytes", "last_time_ns", "live_bytes", "spare_bytes", "stored_bytes")
+    __slots__ = ("blocks", "dead_bytes", "key", "large_dead_bytes", "last_time_ns", "live_bytes", "spare_bytes",
+                 "stored_bytes")
 
     def __init__(self, key: ObjectKey) -> None:
         self.key = key
@@ -60,16 +63,19 @@ class StoredObject:
 
     @property
     def count(self) -> int:
-        """How many blocks those are."""
+        """The number of these blocks."""
         return len(self.blocks) // 2
 
     @property
     def mostly_dead(self) -> bool:
-        """Whether moving its blocks frees at least as much as it writes."""
+        """True if moving these blocks frees at least as many bytes as it writes."""
         return self.spare_bytes >= self.live_bytes > 0
 
-    def gone(self, size: int) -> None:
-        """All live blocks of the object are here, and it has ``size`` bytes: what the others took is spare as well."""
+    def add_unlisted(self, size: int) -> None:
+        """Count as spare the bytes of the object's other blocks, which have no live message.
+
+        Args: size is the object's size in bytes. All its blocks with live messages must be in ``blocks``.
+        """
         others = size - self.stored_bytes
         if others > 0 and self.stored_bytes:
             self.spare_bytes += others * (self.live_bytes + self.dead_bytes) // self.stored_bytes
@@ -78,14 +84,17 @@ class StoredObject:
         return f"<StoredObject {self.key}: {self.count} blocks, {self.live_bytes} bytes live, {self.dead_bytes} dead>"
 
 
-async def take_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = (),
-                         kept: Collection[tuple[int, int]] = (), stored_bytes: dict[int, int] | None = None) -> list[StoredObject]:
-    """The objects with blocks that may be moved, the oldest messages first; a page of a table in each turn of the loop. Of very
-    many it takes the first that it finds: those are to be merged before the others are looked at. Blocks of offline streams stay
-    where they are.
+async def make_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = (),
+                         kept: Collection[tuple[int, int]] = (),
+                         stored_bytes: dict[int, int] | None = None) -> list[StoredObject]:
+    """Find the objects with blocks that may be moved, the oldest messages first.
 
-    Args: ``leave``: blocks not to be moved, by stream and first sequence; ``kept``: those whose dead messages would be kept.
-        ``stored_bytes`` gets what the blocks of each stream take in the store, or nothing where it does not look at all of them.
+    The walk gives the loop a turn after each thousand blocks or so. If there are very many objects, it ends early:
+    those found are merged before the next inventory finds the others. Blocks of offline streams are not moved.
+
+    Args: ``leave``: blocks that must not be moved, by stream and first sequence. ``kept``: blocks whose dead messages a
+        merge would keep. ``stored_bytes`` is filled with the bytes of each stream's blocks in the store, or is left
+        empty if the walk ended early.
     """
     sizes = {} if stored_bytes is None else stored_bytes
     objects: dict[ObjectKey, StoredObject] = {}
@@ -119,9 +128,9 @@ def _in_order(objects: dict[ObjectKey, StoredObject]) -> list[StoredObject]:
     return sorted(objects.values(), key=lambda one: (one.last_time_ns, one.key))
 
 
-def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequence[Kept], settings: CompactionSettings,
-           leave: Collection[tuple[int, int]], kept: Collection[tuple[int, int]]) -> int:
-    """Add the blocks that may be moved to ``objects``. Returns: the bytes of all in the store."""
+def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequence[Kept],
+           settings: CompactionSettings, leave: Collection[tuple[int, int]], kept: Collection[tuple[int, int]]) -> int:
+    """Add the blocks that may be moved to ``objects``; return the stored bytes of all ``entries``."""
     large, share = settings.large_bytes, settings.dead_share
     stored_bytes = 0
     for packed, dead_bytes in _facts(entries):
@@ -154,7 +163,7 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
 
 
 def _stored(packed: Sequence[int]) -> int:
-    """The bytes that a block takes in the store."""
+    """Return the bytes of a block in the store."""
     return packed[CORE_BYTES] + packed[INDEX_BYTES] + packed[FRAMES_BYTES]
 
 

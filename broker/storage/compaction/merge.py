@@ -1,10 +1,10 @@
-"""Makes one run of neighbouring blocks of streams: bytes in, bytes out. No I/O; called in a thread.
+"""Merging: one run is made of neighbouring blocks of streams. Bytes in, bytes out, no I/O; called in a thread.
 
-    inputs    the blocks of a piece: neighbours of one stream, as they were read, and what was dead of each
-    outputs   the same messages without the dead, in as few blocks as the bounds allow; no input is cut in two
+    inputs    the blocks of a piece: neighbours of one stream, as they were read, and the dead messages of each
+    outputs   the live messages in as few blocks as the bounds allow; no input is cut in two
 
-Message ids are replayed from blocks after a restart, so a block that may still be asked for them (``keep_ids``) keeps
-their record, and the messages that have one even if they are dead: they stay dead.
+Message ids are replayed from blocks after a restart. So a block whose ids may still be needed (``keep_ids``) keeps
+their record, and also the dead messages that have an id; these stay dead.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from broker.storage.state.dead import DeadSet
 __all__ = ["Damaged", "Input", "Piece", "Run", "merge"]
 
 _MANY: Final = 256
-"""Messages of a frame after which there is a pause: fewer take less than a millisecond."""
+"""A pause follows each frame of at least this many messages; smaller frames take less than a millisecond."""
+
 
 class Input(NamedTuple):
-    """One block: its bytes, what was dead when it was looked up, and the key of its object, for errors."""
+    """A block: its bytes, its dead messages when it was found, and the key of its object, for errors."""
 
     ref: BlockRef
     dead: DeadSet | None
@@ -43,8 +44,11 @@ class Input(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Neighbouring blocks of one stream, with ``live_bytes`` in them. Messages below the stream's first sequence count as live: a
-    block's number of dead ones, from which that of the joined block is made, leaves them out too."""
+    """Neighbouring blocks of one stream, with ``live_bytes`` in them.
+
+    Messages below the stream's first sequence count as live, because a block's count of dead messages leaves them out,
+    too.
+    """
 
     stream_id: int
     keep_ids: bool
@@ -53,7 +57,7 @@ class Piece(NamedTuple):
 
 
 class Damaged(Exception):
-    """One of the blocks cannot be read: ``block`` is its stream and first sequence, the cause says why."""
+    """A block cannot be read: ``block`` is its stream and first sequence, and the exception's cause is the reason."""
 
     def __init__(self, block: tuple[int, int], why: FormatError) -> None:
         super().__init__(str(why))
@@ -61,12 +65,12 @@ class Damaged(Exception):
 
 
 class Run(NamedTuple):
-    """An encoded run, and the record of what it is made of."""
+    """An encoded run, and the records that adopt its blocks."""
 
     data: list[bytes]
     blocks: list[Adopted]
     inputs: list[int]
-    """Of how many blocks each is made."""
+    """The number of old blocks that each new block replaces."""
     size: int
 
 
@@ -81,7 +85,11 @@ class _Output:
 
 def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes, codec: SectionCodec,
           settings: CompactionSettings, place: BlockPlace, pause: Callable[[], object] = lambda: None) -> Run | None:
-    """The run of what lives in ``pieces``; None where nothing does. ``pause`` is called between two frames. Raises: Damaged."""
+    """Make a run of the live messages of ``pieces``; None if there are none.
+
+    Args: ``pause`` is called between frames, so that the thread can release the GIL.
+    Raises: Damaged.
+    """
     outputs = [output for piece in pieces for output in _outputs(piece, settings, pause) if output.block.count]
     if not outputs:
         return None
@@ -125,7 +133,8 @@ def _add(output: _Output, piece: Piece, one: Input, pause: Callable[[], object])
         if len(chunk) >= _MANY:
             pause()
     if joined.count - before + left_out != ref.count:
-        raise Corrupt(one.key, "index", ref.index_offset, f"{ref.count} messages were to be copied, and some were not found")
+        raise Corrupt(one.key, "index", ref.index_offset,
+                      f"{ref.count} messages were to be copied, and some were not found")
     if ids:
         at = before
         for seq in _seqs_of(joined, before):
@@ -136,7 +145,8 @@ def _add(output: _Output, piece: Piece, one: Input, pause: Callable[[], object])
 
 
 def _copy(chunk: Chunk, dead: DeadSet | None, keep: Collection[int], joined: OpenBlock[None]) -> int:
-    """Append the messages of ``chunk`` that are not dead, or in ``keep``; returns how many were left out."""
+    """Append the messages of ``chunk`` that are not dead or whose sequence is in ``keep``; return the number left
+    out."""
     count, times, seq_of = len(chunk), chunk.times, chunk.seq
     left_out = start = 0
     while start < count:
@@ -147,7 +157,7 @@ def _copy(chunk: Chunk, dead: DeadSet | None, keep: Collection[int], joined: Ope
             continue
         end = start + 1
         if dead is None and chunk.seqs is None and times[count - 1] == time_ns:
-            end = count  # times never fall
+            end = count  # all have the same time, because times never decrease
         while end < count and times[end] == time_ns and (next_seq := seq_of(end)) == seq + end - start and (
                 dead is None or next_seq not in dead or next_seq in keep):
             end += 1
@@ -166,14 +176,15 @@ def _seqs_of(joined: OpenBlock[Any], start: int) -> Iterator[int]:
 
 
 def _ids(one: Input, head: Head) -> dict[int, bytes]:
-    """The message ids that a block records, by sequence."""
+    """Return the message ids that a block records, by sequence."""
     ref = one.ref
-    core = decode_core(one.core_data, ref.position, ref.stream_id, object_id=ref.object_id, name=one.key, offset=ref.core_offset)
+    core = decode_core(one.core_data, ref.position, ref.stream_id, object_id=ref.object_id, name=one.key,
+                       offset=ref.core_offset)
     found: dict[int, bytes] = {}
     for record in core.records:
         if record.kind == MessageIds.KIND:
-            said = MessageIds.decode(record.body)
-            found.update((head.seq_of(at), msg_id) for at, msg_id in zip(said.ordinals, said.ids, strict=True))
+            recorded = MessageIds.decode(record.body)
+            found.update((head.seq_of(at), msg_id) for at, msg_id in zip(recorded.ordinals, recorded.ids, strict=True))
     return found
 
 
@@ -183,8 +194,7 @@ def _adopted(output: _Output, block: SealedBlock[None]) -> Adopted:
 
 
 def _check(data: Sequence[bytes], position: Position, run_id: int, blocks: Sequence[Adopted]) -> None:
-    """Read the run as anybody would, before anything relies on it: each block is where its reference says, and whole.
-    Raises: Corrupt."""
+    """Decode the whole run by its references before anything relies on it. Raises: Corrupt."""
     whole = b"".join(data)
     head = decode_head(whole, position, kind=ObjectKind.RUN, object_id=run_id, complete=True)
     assert isinstance(head, SegmentHead)

@@ -1,16 +1,17 @@
-"""Which objects to merge next: pure decisions over an inventory.
+"""The plan: pure decisions over an inventory about the objects to merge next.
 
-    tiers    objects are of one tier if the bytes of their small blocks have the same logarithm, to the base of how many are
-             merged. So many of one tier, the oldest, become one object, which is of a higher tier: each message is written
-             once a tier. From ``object_bytes`` on an object is left alone.
-    quiet    while nothing is written, ``few`` objects are enough: the newest, and each older one that is at most
-             eight times as large as all newer ones together, so that the old are not written again for the sake of a few;
-             else those of one tier, to the base of ``few``
-    dead     large blocks of which much is dead are rewritten once there is enough of that, or while it is quiet; and what lives
-             of objects that are mostly dead: while the shard is busy only of old ones, since of others more dies soon
+    tiers    Objects belong to one tier if the bytes of their small blocks have the same logarithm (whole part), to the
+             base ``segments``. The oldest ``segments`` objects of a tier become one object of a higher tier, so each
+             message is written once per tier. An object with ``object_bytes`` is not merged again.
+    quiet    While nothing is written, ``few`` objects are enough: the newest one, and older ones as long as each is at
+             most eight times as large as all newer ones together. So large old objects are not rewritten because of a
+             few small ones. If these are too few, the objects of one tier, to the base ``few``.
+    dead     Large blocks with many dead bytes are rewritten once there are enough of those bytes. The live blocks of
+             objects that are mostly dead are moved, too. While the shard is busy, only old objects count as mostly
+             dead, since more messages of the others will die soon.
 
-What is written for the sake of dead bytes is at most as much as they are, so over all times at most what was removed.
-The number of objects with small blocks is thus at most (segments - 1) for each tier, of which there are four.
+Rewriting because of dead bytes writes at most as many bytes as are dead, so over all times at most the bytes that were
+removed. The number of objects with small blocks is at most (segments - 1) for each of the four tiers.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ from broker.storage.compaction.settings import CompactionSettings
 __all__ = ["groups"]
 
 _DEAD_BYTES_MIN = 4 << 20
-"""Dead bytes that are worth a rewrite while the shard is busy."""
+"""The dead bytes from which on a rewrite is made while the shard is busy."""
 _DEAD_BYTES_QUIET = 64 << 10
-"""While it is quiet: so many take about as long to read as a request."""
+"""The bound while the shard is quiet: reading this many bytes takes about as long as a request."""
 _DEAD_AGE_NS = 300_000_000_000
-"""How much older than the newest objects are those whose live messages are left over, not on their way out."""
+"""An object that is older than the newest one by this much is old: its live messages will probably stay."""
 _GROWTH = 8
 _BLOCKS_MAX = 16_384
-"""In one merge: a block costs a kilobyte of memory meanwhile, and a tenth of a millisecond."""
+"""The most blocks of one merge: a block costs a kilobyte of memory meanwhile, and a tenth of a millisecond."""
 
 
 def groups(objects: Sequence[StoredObject], settings: CompactionSettings, quiet: bool) -> list[list[StoredObject]]:
-    """Objects to merge, each group into one object or a few; none is in two groups. ``objects`` are in order of age."""
+    """Return groups of objects to merge, each into one object or a few; no object is in two groups.
+
+    Args: objects are in order of age, the oldest first.
+    """
     found: list[list[StoredObject]] = []
     old_ns = objects[-1].last_time_ns - _DEAD_AGE_NS if objects else 0
     rewritten = [one for one in objects
@@ -58,7 +62,7 @@ def groups(objects: Sequence[StoredObject], settings: CompactionSettings, quiet:
 
 
 def _tiers(small: Sequence[StoredObject], base: int) -> list[list[StoredObject]]:
-    """Objects of one tier together, the smallest first."""
+    """Return the objects of each tier, the lowest tier first."""
     tiers: defaultdict[int, list[StoredObject]] = defaultdict(list)
     for one in small:
         tiers[int(log(max(one.live_bytes, 1), base))].append(one)
@@ -66,8 +70,10 @@ def _tiers(small: Sequence[StoredObject], base: int) -> list[list[StoredObject]]
 
 
 def _first(members: Sequence[StoredObject], most: int) -> list[StoredObject]:
-    """As many from the beginning as have ``most`` bytes together, of which the dead are read, too, and no more blocks than one
-    merge takes; at least two."""
+    """Return the first members with up to ``most`` bytes, live and dead, and no more blocks than one merge takes.
+
+    They are at least two members, or all.
+    """
     size = blocks = 0
     for at, one in enumerate(members):
         size += one.live_bytes + one.dead_bytes
@@ -86,7 +92,7 @@ def _cut(members: Sequence[StoredObject], most: int) -> list[list[StoredObject]]
 
 
 def _newest(small: Sequence[StoredObject], settings: CompactionSettings) -> list[StoredObject]:
-    """The newest that are worth merging, the oldest of them first."""
+    """Return the newest objects that are worth merging, in order of age."""
     size = at = 0
     for at, one in enumerate(reversed(small)):
         if at and (one.live_bytes > _GROWTH * size or size + one.live_bytes > settings.merge_bytes):

@@ -1,7 +1,7 @@
-"""The newest small segments as they were put, so that compaction need not get them: on a bucket each GET is paid for.
+"""The newest small segments as they were put, so that compaction need not get them: on a bucket each GET costs money.
 
-Owns: the bound on their bytes; beyond it the oldest are dropped, and are got from the store when they are merged. A segment is
-handed out once: what is merged has no use here any more.
+Owns: the bound on their bytes; beyond it the oldest are dropped, and a merge gets those from the store. A segment is
+handed out once, since it is not needed here after its merge.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["RecentSegments"]
 
 
 class RecentSegments:
-    """Segments by key, up to ``bytes_max`` bytes of them; 0: none are kept."""
+    """Segments by key, up to ``bytes_max`` bytes in all; 0 keeps none."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
@@ -23,7 +23,8 @@ class RecentSegments:
         return len(self._data)
 
     def add(self, key: str, data: Sequence[bytes]) -> None:
-        """Keep a segment that has just been persisted. Its buffers are joined when they are taken: commits do not wait for that."""
+        """Keep a segment that has just been persisted. Its buffers are joined only by ``pop``, so commits do not
+        wait."""
         size = sum(map(len, data))
         if size > self._bytes_max:
             return
@@ -32,8 +33,8 @@ class RecentSegments:
         while self.bytes > self._bytes_max:
             self._drop(next(iter(self._data)))
 
-    def take(self, key: str) -> bytes | None:
-        """The whole segment, which is not kept any longer; None if it is not here."""
+    def pop(self, key: str) -> bytes | None:
+        """Remove and return a whole segment; None if it is not here."""
         data = self._data.get(key)
         if data is None:
             return None
@@ -41,7 +42,7 @@ class RecentSegments:
         return data[0] if len(data) == 1 else b"".join(data)
 
     def size(self, key: str) -> int | None:
-        """Bytes of a segment; None if it is not here."""
+        """Return the size of a segment in bytes; None if it is not here."""
         data = self._data.get(key)
         return None if data is None else sum(map(len, data))
 

@@ -1,6 +1,7 @@
-"""What compaction merges, from the store: the blocks of some objects, as the applied state has them now, and their bytes.
+"""The source of compaction: it finds the blocks of some objects in the applied state, and reads their bytes from the
+store.
 
-Blocks whose objects have gone, or that cannot be decoded, are left where they are from then on.
+A block whose object is missing, or that cannot be decoded, is excluded from all later merges.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ T = TypeVar("T")
 _READS_AT_ONCE = 8
 _TURN_WEIGHT = 512
 _GAP_BYTES = 64 << 10
-"""Parts of an object that are less far apart are read together."""
+"""Two parts of an object with at most this gap between them are read together."""
 _SIZES_AT_ONCE = 256
-"""Objects whose size is asked for in one round."""
+"""The number of objects whose size is read in one round."""
 _DEDUPE_MARGIN_NS = 60_000_000_000
 _DUPLICATE_WINDOW_NS = 120_000_000_000
-"""Of a stream whose configuration does not say."""
+"""The duplicate window of a stream whose configuration has none."""
 
 
 class Found(NamedTuple):
@@ -52,8 +53,10 @@ class Found(NamedTuple):
 
 
 class Source:
-    """Attributes: ``damaged``: blocks that cannot be read, by stream and first sequence: left where they are.
-    ``read_bytes``: from the store, since the start.
+    """The blocks that compaction may merge, read from the store or from recent segments in memory.
+
+    Attributes: ``damaged``: blocks that cannot be read, by stream and first sequence; they are never merged.
+        ``read_bytes``: the bytes read from the store since the start.
     """
 
     def __init__(self, log: Log, paths: ShardPaths, clock: Clock, rng: random.Random, recent: RecentSegments) -> None:
@@ -67,19 +70,23 @@ class Source:
         self._recent = recent
         self._weight = 0
         self._sizes: dict[str, int] = {}
-        """Of objects whose blocks were all in the last inventory."""
+        """The sizes that the last ``measure`` used, by key."""
 
-    async def turn(self, weight: int) -> None:
-        """Let the loop turn after a millisecond or two of work, ``weight`` times some microseconds."""
+    async def yield_after(self, weight: int) -> None:
+        """Count work of ``weight`` times some microseconds, and give the loop a turn after each millisecond or two."""
         self._weight += weight
         if self._weight >= _TURN_WEIGHT:
             self._weight = 0
             await asyncio.sleep(0)
 
-    # --- what dead blocks take ----------------------------------------------------------------------------------------
+    # --- bytes of dead blocks -----------------------------------------------------------------------------------------
 
-    def settle(self, objects: Sequence[StoredObject]) -> list[StoredObject]:
-        """Those whose live blocks may all be moved, so that they would be gone; moving blocks of the others frees nothing."""
+    def keep_emptiable(self, objects: Sequence[StoredObject]) -> list[StoredObject]:
+        """Return the objects whose live blocks may all be moved, so that the object can be deleted afterwards.
+
+        Moving blocks of the others does not free the object, so their ``spare_bytes`` are reduced to those of large
+        blocks.
+        """
         whole = []
         for one in objects:
             if one.count == self._live_blocks(one):
@@ -89,8 +96,12 @@ class Source:
         return whole
 
     async def measure(self, objects: Sequence[StoredObject]) -> None:
-        """Find what blocks without any live message take in ``objects``, of which nothing else is known: by the size in an
-        object's header, read once, unless it is one of the newest segments."""
+        """Find the bytes of blocks without any live message in ``objects``, and add them to the objects'
+        ``spare_bytes``.
+
+        The applied state has no entry for such blocks. So the object's size is needed: it is known of recent segments,
+        and else read from the object's header, once.
+        """
         sizes: dict[str, int] = {}
         for one in objects[:_SIZES_AT_ONCE]:
             if (key := self._key_of(one)) is None:
@@ -105,11 +116,11 @@ class Source:
                 except FormatError:
                     size = 0
             sizes[key] = size
-            one.gone(size)
+            one.add_unlisted(size)
         self._sizes = sizes
 
     def _live_blocks(self, one: StoredObject) -> int:
-        """How many blocks of the object have live messages."""
+        """Return the number of the object's blocks that have live messages."""
         place, epoch, number, object_id, stream_id = one.key
         state = self._log.state
         if place == BlockPlace.LOG:
@@ -119,12 +130,14 @@ class Source:
     def _key_of(self, one: StoredObject) -> str | None:
         stream = self._log.state.streams.get(one.blocks[0])
         entry = stream.blocks.find(one.blocks[1]) if stream is not None else None
-        return block_key(self._paths, stream.account, stream.name, entry.ref) if stream is not None and entry is not None else None
+        if stream is None or entry is None:
+            return None
+        return block_key(self._paths, stream.account, stream.name, entry.ref)
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    def look_up(self, group: Sequence[StoredObject]) -> Iterator[Found]:
-        """The blocks of ``group`` that are still there, neighbours together."""
+    def find_blocks(self, group: Sequence[StoredObject]) -> Iterator[Found]:
+        """Yield the blocks of ``group`` that the applied state still has, neighbours together."""
         streams: defaultdict[int, list[int]] = defaultdict(list)
         for one in group:
             for stream_id, first_seq in zip(one.blocks[::2], one.blocks[1::2], strict=True):
@@ -148,7 +161,10 @@ class Source:
                 yield Found(stream, near)
 
     async def read(self, found: Sequence[Found]) -> list[Piece]:
-        """The pieces with their bytes; one with a block whose object has gone is left out, and the block from now on."""
+        """Read the bytes of blocks, and return them as pieces.
+
+        A piece with a block whose object is missing is left out, and that block is excluded from all later merges.
+        """
         now_ns = self._clock.now_ns()
         wanted: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
         pieces: list[tuple[Found, bool, list[tuple[BlockRef, DeadSet | None, str]]]] = []
@@ -164,28 +180,29 @@ class Source:
                 wanted[key] += [(ref.core_offset, ref.core_offset + ref.core_bytes),
                                 (ref.index_offset, ref.index_offset + ref.index_bytes),
                                 (ref.frames_offset, ref.frames_offset + ref.frames_bytes)]
-            await self.turn(4 * len(inputs))
+            await self.yield_after(4 * len(inputs))
             pieces.append((one, last.last_time_ns >= since_ns or last.last_seq >= stream.last_seq, inputs))
         together: dict[str, list[tuple[int, int]]] = {}
         stored: defaultdict[str, list[tuple[int, bytes]]] = defaultdict(list)
         for key, parts in wanted.items():
-            kept = self._recent.take(key)
+            kept = self._recent.pop(key)
             if kept is not None:
                 stored[key], parts = [(0, kept)], [(0, len(kept))]
             together[key] = _together(parts)
-            await self.turn(len(parts) // 4)
+            await self.yield_after(len(parts) // 4)
         ranges = [(key, start, end) for key, parts in together.items() if key not in stored for start, end in parts]
         for at in range(0, len(ranges), _READS_AT_ONCE):
             some = ranges[at:at + _READS_AT_ONCE]
-            for (key, start, _), data in zip(some, await asyncio.gather(*[self._get(*one) for one in some]), strict=True):
+            for (key, start, _), data in zip(some, await asyncio.gather(*[self._get(*one) for one in some]),
+                                             strict=True):
                 if data is not None:
                     stored[key].append((start, data))
                     self.read_bytes += len(data)
         out: list[Piece] = []
         for one, keep_ids, inputs in pieces:
-            await self.turn(2 * len(inputs))
+            await self.yield_after(2 * len(inputs))
             missing = [(ref, key) for ref, _, key in inputs if len(stored[key]) != len(together[key])]
-            self._leave_missing(one.stream, missing)
+            self._exclude_missing(one.stream, missing)
             if not missing:
                 live_bytes = sum(entry.ref.bytes - entry.dead_bytes for entry in one.entries)
                 out.append(Piece(one.stream.stream_id, keep_ids, live_bytes, [
@@ -194,36 +211,40 @@ class Source:
                           _slice(stored[key], ref.frames_offset, ref.frames_bytes), key) for ref, dead, key in inputs]))
         return out
 
-    def _leave_missing(self, stream: StreamState, missing: Sequence[tuple[BlockRef, str]]) -> None:
-        """Leave these blocks where they are: with them, a merge of the same objects would be tried again and again."""
+    def _exclude_missing(self, stream: StreamState, missing: Sequence[tuple[BlockRef, str]]) -> None:
+        """Exclude these blocks from later merges: otherwise a merge of the same objects would be tried again and
+        again."""
         for ref, key in missing:
             self.damaged.add((stream.stream_id, ref.first_seq))
             entry = stream.blocks.find(ref.first_seq)
             if entry is not None and entry.ref == ref:  # otherwise it was removed while the others were read
-                _log.warning("compaction passes over messages %d to %d of stream %s: %s is missing", ref.first_seq, ref.last_seq,
-                             stream.name, key)
+                _log.warning("compaction passes over messages %d to %d of stream %s: %s is missing", ref.first_seq,
+                             ref.last_seq, stream.name, key)
 
     async def _get(self, key: str, start: int, end: int) -> bytes | None:
         try:
-            return await self.asked(lambda: self._store.get(key, start, end), f"read {key}")
+            return await self.call_store(lambda: self._store.get(key, start, end), f"read {key}")
         except NotFound:
             return None
 
-    async def asked(self, ask: Callable[[], Awaitable[T]], what: str) -> T:
-        """The store's answer, however long that takes. Raises: NotFound; StoreError once the log has failed."""
+    async def call_store(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        """Retry ``call`` until the store answers, however long that takes.
+
+        Raises: NotFound; StoreError once the log has failed.
+        """
         return await until_answered(
-            ask, self._rng, lambda _: self._log.failure is not None,
+            call, self._rng, lambda _: self._log.failure is not None,
             lambda error: _log.warning("compaction waits for the store: cannot %s: %s", what, error))
 
 
 def window_ns(stream: StreamState) -> int:
-    """For how long the ids of a message may be asked for."""
+    """Return the time for which a message's id may be needed: the duplicate window and a margin."""
     window_ns = stream.config.get("duplicate_window", _DUPLICATE_WINDOW_NS)
     return (window_ns if isinstance(window_ns, int) else _DUPLICATE_WINDOW_NS) + _DEDUPE_MARGIN_NS
 
 
 def _copy_of(entry: BlockEntry) -> DeadSet | None:
-    """What is dead of it now."""
+    """Return a copy of the block's dead messages as they are now; None if there are none."""
     if entry.dead is None:
         return None
     copy = DeadSet(entry.ref.first_seq, entry.ref.last_seq, entry.ref.count)
@@ -232,7 +253,7 @@ def _copy_of(entry: BlockEntry) -> DeadSet | None:
 
 
 def _together(parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges in order, near ones as one."""
+    """Sort ranges, and join those that are near each other."""
     out: list[tuple[int, int]] = []
     for start, end in sorted(part for part in parts if part[1] > part[0]):
         if out and start - out[-1][1] <= _GAP_BYTES:

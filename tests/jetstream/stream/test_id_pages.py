@@ -14,7 +14,7 @@ from broker.inspect.source import Source
 from broker.inspect.survey import read_survey
 from broker.inspect.verify import verify
 from broker.jetstream.stream.stream import Stream
-from broker.maintenance.owner import settle
+from broker.maintenance.owner import correct_shard
 from broker.storage.checkpoint import checkpointer, id_pages
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.errors import VersionUnknown
@@ -246,7 +246,7 @@ async def test_fsck_and_a_damaged_page(damage: str) -> None:
     source = Source(world.store, give_up_ns=0)
     problems = (await verify(source, await read_survey(source))).problems
     assert {(problem.object, "no longer known as duplicates" in problem.means) for problem in problems} == {(key, True)}
-    assert await settle(world.store, SHARD, [], world.clock, world.rng)
+    assert await correct_shard(world.store, SHARD, [], world.clock, world.rng)
     await world.open()
     stream = world.found(stream.stream_id)
     assert [(part.in_blocks, part.place is not None) for part in _parts(world, stream)] == [(True, False),

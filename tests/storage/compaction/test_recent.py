@@ -34,16 +34,16 @@ def test_the_oldest_are_dropped_and_each_is_handed_out_once() -> None:
     recent.add("c", [b"cccc"])
     assert (len(recent), recent.bytes) == (2, 8)
     assert (recent.size("a"), recent.size("b")) == (None, 4)
-    assert recent.take("a") is None
-    assert recent.take("b") == b"bbbb"
-    assert recent.take("b") is None
+    assert recent.pop("a") is None
+    assert recent.pop("b") == b"bbbb"
+    assert recent.pop("b") is None
     recent.add("d", [b"d", b"", b"d"])
-    assert recent.take("d") == b"dd"
-    assert recent.take("c") == b"cccc"
+    assert recent.pop("d") == b"dd"
+    assert recent.pop("c") == b"cccc"
     assert (len(recent), recent.bytes) == (0, 0)
     nothing = RecentSegments(0)
     nothing.add("a", [b"a"])
-    assert nothing.take("a") is None
+    assert nothing.pop("a") is None
 
 
 async def merged(shared: MemoryStore, clock: ManualClock, recent_bytes: int) -> list[str]:

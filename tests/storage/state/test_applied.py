@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker.storage.compaction.inventory import take_inventory
+from broker.storage.compaction.inventory import make_inventory
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, Outcome, Removed
 from broker.storage.format.errors import Corrupt
@@ -445,6 +445,6 @@ def test_a_page_that_cannot_be_unpacked_takes_only_its_stream_offline() -> None:
 
 async def test_compaction_skips_a_page_that_cannot_be_unpacked(caplog: pytest.LogCaptureFixture) -> None:
     """Shows that the blocks of all other streams are merged as before."""
-    found = await take_inventory(two_streams(), CompactionSettings())
+    found = await make_inventory(two_streams(), CompactionSettings())
     assert [one.key[:3] for one in found] == [(1, 1, 12), (1, 1, 13)]
     assert "block table" in caplog.text
