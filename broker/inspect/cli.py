@@ -1,7 +1,7 @@
-"""``jetblock inspect STORE_URL [what]``: inspects a store, and changes nothing.
+"""``jetblock inspect STORE_URL [what]``: inspect a store, and change nothing.
 
 Exit status: 0 no problem found; 1 problems listed; 2 nothing could be inspected (no store, no such stream, wrong
-credentials, wrong arguments), with the reason on standard error.
+credentials, wrong arguments), and the reason is on standard error.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from broker.inspect.report import (
 from broker.inspect.shardview import NoStream, find_stream, key_of, require_shard
 from broker.inspect.source import CannotInspect, Source, each, open_source, read_format
 from broker.inspect.survey import Survey, read_survey
-from broker.inspect.verify import Judge, verify
+from broker.inspect.verify import Diagnosis, verify
 from broker.protocol import headers
 from broker.protocol.subject import is_valid
 from broker.storage.format.claim import Seal
@@ -71,7 +71,7 @@ _PAGE_ROWS = 500
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one inspection; returns the exit status."""
+    """Run one inspection; return the exit status."""
     try:
         options = parse_arguments(arguments)
     except SystemExit as ended:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command line. Raises: SystemExit(2) after a message."""
+    """Parse the command line. Raises: SystemExit(2) after a message."""
     parser = argparse.ArgumentParser(
         prog="jetblock inspect", usage="jetblock inspect STORE_URL [what] [options]", epilog=_EPILOG,
         description="Inspect a store, read-only. No broker is needed, and one may be running.",
@@ -126,7 +126,7 @@ async def _main(options: argparse.Namespace) -> int:
 
 
 async def inspect(source: Source, options: argparse.Namespace, out: IO[str], err: IO[str]) -> int:
-    """Show what the options ask for; returns the exit status."""
+    """Show the view that the options name; return the exit status."""
     try:
         return await _Inspection(source, options, out, err).run()
     except (CannotInspect, NoStream, StoreError) as error:
@@ -159,22 +159,22 @@ class _Inspection:
         await show[self.options.what]()
         return 1 if self.problems else 0
 
-    # Whole values.
+    # Views that are one value.
 
     def print(self, lines: Iterable[str]) -> None:
         for line in lines:
             print(line, file=self.out)
 
-    def tell(self, said: dict[str, Any], lines: Callable[[], list[str]]) -> None:
+    def print_value(self, value: dict[str, Any], lines: Callable[[], list[str]]) -> None:
         """Print one value: as JSON with the problems, or as text with the problems on standard error."""
         if self.json:
-            json.dump(said | {"problems": [problem.to_json() for problem in self.problems]}, self.out, indent=1)
+            json.dump(value | {"problems": [problem.to_json() for problem in self.problems]}, self.out, indent=1)
             print(file=self.out)
         else:
             self.print(lines())
-            self.complain()
+            self.print_problems()
 
-    def complain(self) -> None:
+    def print_problems(self) -> None:
         if self.problems:
             print("\n".join(problem_lines(self.problems)), file=self.err)
 
@@ -198,7 +198,7 @@ class _Inspection:
         survey = await self.survey()
         rows = [{name: value for name, value in shard_json(shard).items() if name != "epochs"}
                 for shard in survey.shards]
-        self.tell({"shards": rows}, lambda: outline(rows))
+        self.print_value({"shards": rows}, lambda: outline(rows))
 
     async def epochs(self) -> None:
         survey = await self.survey()
@@ -207,21 +207,21 @@ class _Inspection:
             return [line for shard in survey.shards for line in (
                 *([f"shard {shard.paths.shard}"] if len(survey.shards) > 1 else []), *epoch_table(shard))]
 
-        self.tell({"epochs": [epoch_json(epoch) | {"shard": shard.paths.shard}
-                              for shard in survey.shards for epoch in shard.epochs]}, lines)
+        self.print_value({"epochs": [epoch_json(epoch) | {"shard": shard.paths.shard}
+                                     for shard in survey.shards for epoch in shard.epochs]}, lines)
 
     async def streams(self) -> None:
         survey = await self.survey()
-        self.tell({"streams": [stream_json(stream, shard) for shard, stream in survey.streams]},
-                  lambda: stream_table(survey))
+        self.print_value({"streams": [stream_json(stream, shard) for shard, stream in survey.streams]},
+                         lambda: stream_table(survey))
 
     async def stream(self) -> None:
-        view, stream = await self.found()
-        said = stream_detail(stream, view.paths.shard)
-        self.tell(said, lambda: outline(said))
+        view, stream = await self.find_stream()
+        value = stream_detail(stream, view.paths.shard)
+        self.print_value(value, lambda: outline(value))
 
     async def consumers(self) -> None:
-        _, stream = await self.found()
+        _, stream = await self.find_stream()
         whole = [consumer_json(consumer, whole=True) for consumer in stream.consumers.values()]
         table = Table(["consumer", "delivered", "ack floor", "ack pending", "redelivered", "last active", "filter"],
                       ["delivered", "ack floor", "ack pending", "redelivered"])
@@ -230,18 +230,18 @@ class _Inspection:
             subjects = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
             table.add(consumer.name, consumer.delivered_sseq, consumer.floor_sseq, len(consumer.pending),
                       len(consumer.redelivered), when(consumer.last_active_ns), " ".join(map(str, subjects)))
-        self.tell({"stream": stream.name, "account": stream.account, "consumers": whole},
-                  lambda: table.flush() if len(table) else ["no consumers"])
+        self.print_value({"stream": stream.name, "account": stream.account, "consumers": whole},
+                         lambda: table.flush() if len(table) else ["no consumers"])
 
     async def dump(self) -> None:
         key, data = await read_object(self.source, self.options.name)
         limit = self.options.limit
-        said = dump(key, data, limit if limit is not None or self.json else 20)
+        value = dump(key, data, limit if limit is not None or self.json else 20)
         self.problems += [Problem(key, row["what"], "this part of the object cannot be used", RESTORE, row["section"],
-                                  row["offset"]) for row in said["wrong"]]
-        self.tell(said, lambda: outline(said))
+                                  row["offset"]) for row in value["wrong"]]
+        self.print_value(value, lambda: outline(value))
 
-    async def found(self) -> Any:
+    async def find_stream(self) -> Any:
         _, problems = await read_format(self.source)
         view, stream = await find_stream(self.source, self.options.name, shard=self.options.shard)
         self.problems += problems + view.problems
@@ -250,21 +250,24 @@ class _Inspection:
                                          "the stream is offline: its state before this is shown", RESTORE))
         return view, stream
 
-    # Rows, one at a time: a long list is never held in memory.
+    # Views that are rows, printed one at a time: a long list is never held in memory.
 
-    async def rows(self, name: str, said: dict[str, Any], rows: AsyncIterator[tuple[dict[str, Any], Sequence[Any]]],
-                   table: Table) -> None:
-        """A document of ``said`` with the list ``name``, one row per line; or a table."""
+    async def print_rows(self, name: str, value: dict[str, Any],
+                         rows: AsyncIterator[tuple[dict[str, Any], Sequence[Any]]], table: Table) -> None:
+        """Print rows: as JSON, ``value`` with the list ``name`` and one row per line; or as a table.
+
+        Args: rows yields each row as a JSON value, and as the cells of the table.
+        """
         limit = self.options.limit
         shown = 0
         if self.json:
-            begin = json.dumps(said)[:-1]
-            self.out.write(f"{begin}{', ' if said else ''}{json.dumps(name)}: [")
-        async for value, cells in rows:
+            begin = json.dumps(value)[:-1]
+            self.out.write(f"{begin}{', ' if value else ''}{json.dumps(name)}: [")
+        async for row, cells in rows:
             if limit is not None and shown >= limit:
                 break
             if self.json:
-                self.out.write(f"{',' if shown else ''}\n{json.dumps(value)}")
+                self.out.write(f"{',' if shown else ''}\n{json.dumps(row)}")
             else:
                 table.add(*cells)
                 if len(table) >= _PAGE_ROWS:
@@ -274,10 +277,10 @@ class _Inspection:
             self.out.write(f"\n], \"problems\": {json.dumps([problem.to_json() for problem in self.problems])}}}\n")
             return
         self.print(table.flush())
-        self.complain()
+        self.print_problems()
 
     async def messages(self) -> None:
-        view, stream = await self.found()
+        view, stream = await self.find_stream()
         options = self.options
         subject = options.subject.encode("utf-8", "surrogateescape") if options.subject is not None else None
 
@@ -294,11 +297,11 @@ class _Inspection:
                 yield value, (message.seq, when(message.time_ns), message.subject, len(pairs),
                               len(message.data), message.data[:48] if not self.json else b"")
 
-        await self.rows("messages", {"account": stream.account, "stream": stream.name}, rows(),
-                        Table(["seq", "time", "subject", "headers", "bytes", "begins"], ["seq", "headers", "bytes"]))
+        await self.print_rows("messages", {"account": stream.account, "stream": stream.name}, rows(), Table(
+            ["seq", "time", "subject", "headers", "bytes", "begins"], ["seq", "headers", "bytes"]))
 
     async def blocks(self) -> None:
-        view, stream = await self.found()
+        view, stream = await self.find_stream()
 
         async def rows() -> AsyncIterator[tuple[dict[str, Any], Sequence[Any]]]:
             for entry in stream.blocks:
@@ -315,7 +318,7 @@ class _Inspection:
                        (ref.first_seq, ref.last_seq, count(ref.count), count(entry.dead_count), size(ref.bytes),
                         size(stored), when(ref.first_time_ns), "many" if subjects is None else subjects, key))
 
-        await self.rows("blocks", {"account": stream.account, "stream": stream.name}, rows(), Table(
+        await self.print_rows("blocks", {"account": stream.account, "stream": stream.name}, rows(), Table(
             ["first_seq", "last_seq", "messages", "dead", "bytes", "stored", "first message", "subjects", "object"],
             ["first_seq", "last_seq", "messages", "dead", "bytes", "stored", "subjects"]))
 
@@ -324,33 +327,33 @@ class _Inspection:
 
         async def rows() -> AsyncIterator[tuple[dict[str, Any], Sequence[Any]]]:
             for shard in survey.shards:
-                judge = Judge(shard)
+                diagnosis = Diagnosis(shard)
                 entries = (ObjectInfo(shard.paths.log(position), size_) for position, size_ in shard.log)
                 positions = (position for position, _ in shard.log)
-                found = each(entries, partial(self._entry, judge=judge), self.source.at_once,
+                found = each(entries, partial(self._entry, diagnosis=diagnosis), self.source.at_once,
                              gently=self.options.limit is not None)
                 async for info, value in found:
                     position = next(positions)
                     if value is None:
-                        continue  # deleted since it was listed
+                        continue  # it was deleted after the listing
                     yield ({"shard": shard.paths.shard, "position": str(position), "object": info.key,
                             "stored_bytes": info.size} | value,
                            (str(position), value["kind"], size(info.size), value["blocks"], value["messages"],
                             size(value["raw_bytes"]), value["live_blocks"], value["state"]))
 
-        await self.rows("segments", {}, rows(), Table(
+        await self.print_rows("segments", {}, rows(), Table(
             ["position", "kind", "stored", "blocks", "messages", "raw", "live", "state"],
             ["stored", "blocks", "messages", "raw", "live"]))
 
-    async def _entry(self, info: ObjectInfo, judge: Judge) -> dict[str, Any] | None:
-        """One entry of the log, from its head."""
+    async def _entry(self, info: ObjectInfo, diagnosis: Diagnosis) -> dict[str, Any] | None:
+        """Describe an entry of the log by its head; None if it has been deleted."""
         key = parse(info.key)
         assert key is not None
         assert key.position is not None
         value: dict[str, Any] = {"kind": "segment", "blocks": 0, "messages": 0, "raw_bytes": 0, "live_blocks": 0,
                                  "state": ""}
         try:
-            await self._describe(info, key, key.position, judge, value)
+            await self._describe(info, key, key.position, diagnosis, value)
         except NotFound:
             return None
         except FormatError as error:
@@ -358,8 +361,8 @@ class _Inspection:
             self.problems.append(of_error(info.key, error, "see --verify"))
         return value
 
-    async def _describe(self, info: ObjectInfo, key: Key, position: Position, judge: Judge, value: dict[str, Any]
-                        ) -> None:
+    async def _describe(self, info: ObjectInfo, key: Key, position: Position, diagnosis: Diagnosis,
+                        value: dict[str, Any]) -> None:
         checked = Checked(info, key)
         data = await self.source.get(info.key, 0, 4096)
         checked.header = ObjectHeader.unpack(data, info.key)
@@ -372,17 +375,17 @@ class _Inspection:
             return data[start:end] if end <= len(data) else await self.source.get(info.key, start, end)
 
         head = await read_head(read, info, key)
-        live = judge.live.get(info.key, ())
+        live = diagnosis.live.get(info.key, ())
         value |= {"blocks": len(head), "messages": sum(row.messages for row in head.rows),
                   "raw_bytes": sum(row.raw_bytes for row in head.rows), "live_blocks": len(live)}
-        orphan = judge.orphan(checked)
+        orphan = diagnosis.orphan(checked)
         if orphan is not None:
             value["state"] = f"orphan: {orphan}"
-        elif position in judge.released:
+        elif position in diagnosis.released:
             value["state"] = "released, to be deleted"
         elif live:
             value["state"] = "holds live messages"
-        elif judge.root is None or position > judge.root.replay_from:
+        elif diagnosis.root is None or position > diagnosis.root.replay_from:
             value["state"] = "replayed at a start"
         else:
             value["state"] = "nothing live"

@@ -1,4 +1,4 @@
-"""One object, decoded: header, body, pages, or a segment's blocks with their records and messages.
+"""The dump of one object: header, body, pages, or a segment's blocks with their records and messages.
 
 A damaged object is decoded as far as possible, with a list of its faults: a broken header is rebuilt from the key, a
 broken map is read up to the break, and blocks without a directory are found by their magic bytes. The whole object is
@@ -46,9 +46,9 @@ _HEADER = struct.Struct("<8sBBHIQ16sQQII")
 
 
 async def read_object(source: Source, wanted: str) -> tuple[str, bytes]:
-    """The full key and its object; ``wanted`` may omit the beginning (``v1/``, ``v1/shards/0/``).
+    """Return the full key and its object; ``wanted`` may omit the beginning (``v1/``, ``v1/shards/0/``).
 
-    Raises: CannotInspect when there is none; StoreError.
+    Raises: CannotInspect if no object has such a key; StoreError.
     """
     wanted = wanted.strip("/")
     tried = [wanted, ROOT + wanted, f"{ROOT}shards/0/{wanted}"]
@@ -61,9 +61,9 @@ async def read_object(source: Source, wanted: str) -> tuple[str, bytes]:
 
 
 def dump(key: str, data: bytes, limit: int | None = None) -> dict[str, Any]:
-    """The object at ``key`` as JSON values; ``limit`` bounds the messages shown of each block.
+    """Decode the object at ``key`` as JSON values; ``limit`` bounds the messages shown of each block.
 
-    ``wrong`` lists the damage: section, offset, what.
+    The value's member ``wrong`` lists the damage: section, offset, what.
     """
     return _Dump(key, data, limit).run()
 
@@ -77,35 +77,35 @@ class _Dump:
 
     def run(self) -> dict[str, Any]:
         parsed = parse(self.key)
-        said: dict[str, Any] = {"key": self.key, "bytes": len(self.data), "names": _key_json(parsed)}
-        header = self._header(said, parsed)
-        said["wrong"] = self.wrong
+        value: dict[str, Any] = {"key": self.key, "bytes": len(self.data), "names": _key_json(parsed)}
+        header = self._header(value, parsed)
+        value["wrong"] = self.wrong
         if header is None:
-            return said
+            return value
         kind, position, object_id = header.kind, header.position, header.object_id
         if kind == ObjectKind.SEGMENT:
-            said["landed"] = self._landed(position)
+            value["landed"] = self._landed(position)
         if kind in (ObjectKind.SEGMENT, ObjectKind.RUN):
-            said["blocks"] = self._blocks(header)
+            value["blocks"] = self._blocks(header)
         elif kind == ObjectKind.PAGES:
-            said["pages"] = self._pages(position)
+            value["pages"] = self._pages(position)
         else:
-            said["body"] = self._document(kind, position, object_id, header.version)
-        return said
+            value["body"] = self._document(kind, position, object_id, header.version)
+        return value
 
     def _note(self, error: FormatError) -> None:
         row = {"section": error.section, "offset": error.offset, "what": error.why}
         if row not in self.wrong:
             self.wrong.append(row)
 
-    def _header(self, said: dict[str, Any], parsed: Key | None) -> ObjectHeader | None:
-        """The header to use: the object's own, or one rebuilt from the key, which then replaces it in ``data``."""
+    def _header(self, value: dict[str, Any], parsed: Key | None) -> ObjectHeader | None:
+        """Return the header to use: the object's own, or one made from the key, which then replaces it in ``data``."""
         data = self.data
         fields: tuple[Any, ...] = ()
         if len(data) >= HEADER_BYTES:
             fields = _HEADER.unpack_from(data)
             magic, kind, flags, version, epoch, number, nonce, size, object_id, _, crc = fields
-            said["header"] = {
+            value["header"] = {
                 "magic": plain(magic), "kind": _name(ObjectKind, kind), "flags": flags, "version": version,
                 "epoch": epoch, "number": number, "nonce": nonce.hex(), "size": size, "id": f"{object_id:016x}",
                 "crc": f"{crc:08x}"}
@@ -133,7 +133,7 @@ class _Dump:
         version = UNFLAGGED_VERSION if old else FORMAT_VERSION
         made = ObjectHeader(kind, parsed.position or Position(0, 0), fields[6], len(data), parsed.object_id, version)
         self.data = made.pack() + data[HEADER_BYTES:]
-        said["header_taken_from"] = "the key"
+        value["header_taken_from"] = "the key"
         return made
 
     # Small objects.
@@ -184,11 +184,12 @@ class _Dump:
     # Segments and runs.
 
     def _landed(self, position: Position) -> int | None:
-        """The number up to which the log had landed before this entry of it; None: it does not say."""
+        """Return the number up to which the log was complete when this entry was written; None if it is not
+        recorded."""
         try:
             return decode_landed(self.data, position)
         except FormatError:
-            return None  # what is wrong is noted with the blocks
+            return None  # the damage is noted with the blocks
 
     def _blocks(self, header: ObjectHeader) -> list[dict[str, Any]]:
         try:
@@ -209,42 +210,45 @@ class _Dump:
             return None
 
     def _block(self, header: ObjectHeader, row: DirectoryRow, core: BlockCore | None) -> dict[str, Any]:
-        said: dict[str, Any] = {
+        value: dict[str, Any] = {
             "stream": f"{row.stream_id:016x}", "messages": row.messages, "first_seq": row.first_seq,
             "last_seq": row.last_seq, "raw_bytes": row.raw_bytes, "core_offset": row.core_offset,
             "core_bytes": row.core_bytes, "index_offset": row.index_offset, "index_bytes": row.index_bytes,
             "frames_offset": row.frames_offset, "frames_bytes": row.frames_bytes}
         if core is None:
-            said["core"] = "damaged"
+            value["core"] = "damaged"
         else:
-            said["core"] = {
+            value["core"] = {
                 "codec": core.codec.name.lower(), "bytes": core.bytes, "first_time": when(core.first_time_ns),
                 "last_time": when(core.last_time_ns)}
-            said["outcome"] = core.outcome._asdict()
-            said["removed"] = [removed._asdict() for removed in core.removed]
-            said["records"] = [self._record(record, row) for record in core.records]
+            value["outcome"] = core.outcome._asdict()
+            value["removed"] = [removed._asdict() for removed in core.removed]
+            value["records"] = [self._record(record, row) for record in core.records]
             if core.subjects is not None:
-                said["subjects"] = [{"subject": plain(subject), "messages": count, "first_seq": first, "last_seq": last}
-                                    for subject, count, first, last in core.subjects]
+                value["subjects"] = [{"subject": plain(subject), "messages": count, "first_seq": first,
+                                      "last_seq": last}
+                                     for subject, count, first, last in core.subjects]
             if core.subject_filter is not None:
-                said["subject_filter_bytes"] = len(core.subject_filter)
+                value["subject_filter_bytes"] = len(core.subject_filter)
         if row.messages:
-            self._index(header, row, core, said)
-        return said
+            self._add_index(header, row, core, value)
+        return value
 
     def _record(self, record: Record, row: DirectoryRow) -> dict[str, Any]:
-        said = {"kind": _name(RecordKind, record.kind), "version": record.version, "after_seq": record.after_seq,
-                "must_understand": record.must_understand, "understood": record.known}
+        value = {"kind": _name(RecordKind, record.kind), "version": record.version, "after_seq": record.after_seq,
+                 "must_understand": record.must_understand, "understood": record.known}
         try:
-            said["body"] = plain(_readable(record.decode()) if record.known else record.body)
+            value["body"] = plain(_readable(record.decode()) if record.known else record.body)
         except FormatError as error:
             self._note(type(error)(self.key, error.section, row.core_offset, error.why))
-            said["body"] = plain(_partial_map(record.packed))
-        return said
+            value["body"] = plain(_partial_map(record.packed))
+        return value
 
-    def _index(self, header: ObjectHeader, row: DirectoryRow, core: BlockCore | None, said: dict[str, Any]) -> None:
+    def _add_index(self, header: ObjectHeader, row: DirectoryRow, core: BlockCore | None,
+                   value: dict[str, Any]) -> None:
+        """Add a block's index, frames and messages to ``value``."""
         if not row.index_bytes:
-            said["index"] = "not found"
+            value["index"] = "not found"
             return
         place = (BlockPlace.LOG if header.kind == ObjectKind.SEGMENT
                  else BlockPlace.STAGED if header.position.epoch == STAGED_EPOCH else BlockPlace.RUN)
@@ -253,11 +257,11 @@ class _Dump:
             index = decode_index(self.data[row.index_offset:row.index_offset + row.index_bytes], ref, self.key)
         except FormatError as error:
             self._note(error)
-            said["index"] = "damaged"
+            value["index"] = "damaged"
             return
-        said["index"] = {"subjects": len(index.subjects), "frames": len(index.frames),
-                         "gaps": index.seqs is not None, "times": len(set(index.times)) if index.times is not None else 1}
-        frames = said["frames"] = []
+        value["index"] = {"subjects": len(index.subjects), "frames": len(index.frames), "gaps": index.seqs is not None,
+                          "times": len(set(index.times)) if index.times is not None else 1}
+        frames = value["frames"] = []
         rows: list[dict[str, Any]] = []
         for number, frame in enumerate(index.frames):
             at = row.frames_offset + frame.offset
@@ -274,10 +278,10 @@ class _Dump:
                 self._note(error)
                 line["state"] = error.why
             rows += self._rows(index, frame.start, frame.messages, chunk, len(rows))
-        said["rows"] = rows
+        value["rows"] = rows
 
     def _rows(self, index: Head, start: int, count: int, chunk: Chunk | None, before: int) -> list[dict[str, Any]]:
-        """Messages from the index, with their first bytes if the frame is sound."""
+        """Return messages from the index, with their first bytes if the frame is undamaged."""
         if self.limit is not None:
             count = min(count, self.limit - before)
         rows = []
@@ -300,17 +304,17 @@ class _Dump:
 def _key_json(key: Key | None) -> Any:
     if key is None:
         return "this is no key of a jetblock store"
-    said: dict[str, Any] = {"kind": "SEGMENT or SEAL" if key.kind == ObjectKind.SEGMENT else key.kind.name}
+    value: dict[str, Any] = {"kind": "SEGMENT or SEAL" if key.kind == ObjectKind.SEGMENT else key.kind.name}
     for name in ("shard", "account", "stream"):
         if getattr(key, name) is not None:
-            said[name] = getattr(key, name)
+            value[name] = getattr(key, name)
     if key.incarnation is not None:
-        said["incarnation"] = f"{key.incarnation:016x}"
+        value["incarnation"] = f"{key.incarnation:016x}"
     if key.position is not None:
-        said |= {"epoch": key.position.epoch, "number": key.position.number}
+        value |= {"epoch": key.position.epoch, "number": key.position.number}
     if key.object_id:
-        said["id"] = f"{key.object_id:016x}"
-    return said
+        value["id"] = f"{key.object_id:016x}"
+    return value
 
 
 def _name(kinds: Any, value: int) -> str:
@@ -321,22 +325,22 @@ def _name(kinds: Any, value: int) -> str:
 
 
 def _readable(value: Any) -> Any:
-    """A record's body by field name, without empty fields."""
+    """Return a record's body by field name, without empty fields."""
     if not is_dataclass(value):
         return value
-    said = {field.name: _readable(getattr(value, field.name)) for field in fields(value)}
-    return {name: one for name, one in said.items() if one is not None and one != {}}
+    by_name = {field.name: _readable(getattr(value, field.name)) for field in fields(value)}
+    return {name: one for name, one in by_name.items() if one is not None and one != {}}
 
 
 def _partial_map(packed: bytes) -> Any:
-    """The entries of a msgpack map up to a break; None if it is not a map."""
+    """Decode the entries of a msgpack map up to the first damage; None if there are none."""
     unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, unicode_errors="replace")
     unpacker.feed(packed)
-    said: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     try:
         for _ in range(unpacker.read_map_header()):
             key = unpacker.unpack()
-            said[str(key)] = unpacker.unpack()
+            found[str(key)] = unpacker.unpack()
     except (ValueError, TypeError, RecursionError, MemoryError, msgpack.UnpackException):
         pass
-    return said or None
+    return found or None

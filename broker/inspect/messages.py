@@ -1,9 +1,9 @@
-"""Reads a stream's messages from the store alone, without a broker or while one runs.
+"""Read a stream's messages from the store, without a broker or while one runs.
 
     state (newest checkpoint and the log after it) ── its blocks in order ── index, then the wanted frames
 
-It reads the messages persisted as of the state. If a block is released meanwhile, a newer state is read. Blocks are
-read ahead, bounded in bytes.
+The messages are those of the state when reading began. If a block's object is deleted meanwhile, a newer state is read.
+Blocks are read ahead, bounded in bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TOGETHER_BYTES = 256 << 10
 
 
 class Message(NamedTuple):
-    """One stored message. headers: the whole header block, b"" for none. time_ns: Unix UTC."""
+    """A stored message. headers: the whole header block, b"" for none. time_ns: Unix UTC."""
 
     seq: int
     subject: bytes
@@ -59,8 +59,8 @@ class Wanted(NamedTuple):
     subject: bytes | None
     limit: int | None
 
-    def of_block(self, entry: BlockEntry) -> bool:
-        """Whether the block may hold a wanted message."""
+    def may_be_in(self, entry: BlockEntry) -> bool:
+        """Return True if the block may have a wanted message."""
         if entry.ref.last_seq < self.first_seq:
             return False
         if self.subject is None:
@@ -76,12 +76,12 @@ async def read_messages(store: ObjectStore | Source, stream: str, *, account: st
                         shard: int | None = None, first_seq: int = 1, limit: int | None = None,
                         subject: bytes | None = None, view: tuple[ShardView, StreamState] | None = None,
                         faults: Callable[[Problem], object] | None = None) -> AsyncGenerator[Message, None]:
-    """The live messages of a stream, in sequence order.
+    """Yield the live messages of a stream, in sequence order.
 
-    Args: stream is its name, ``ACCOUNT/NAME`` or incarnation. shard None: all are searched. subject: a pattern. view: the
-        result of ``find_stream``, if already called. faults is called with each damaged or missing part, and reading
-        continues; without it the first one is raised.
-    Raises: NoStream; Corrupt, VersionUnknown or Missing, naming the object, where ``faults`` is None; StoreError.
+    Args: stream is its name, ``ACCOUNT/NAME`` or incarnation. shard None: all are searched. subject: a pattern. view:
+        the result of ``find_stream``, if already called. faults is called with each damaged or missing part, and
+        reading continues; without it the first one is raised.
+    Raises: NoStream; StoreError; if ``faults`` is None, also Corrupt, VersionUnknown or Missing, which name the object.
     """
     source = store if isinstance(store, Source) else Source(store)
     shard_view, state = view or await find_stream(source, stream, account, shard=shard)
@@ -90,7 +90,7 @@ async def read_messages(store: ObjectStore | Source, stream: str, *, account: st
     while True:
         wanted = Wanted(max(first_seq, state.first_seq), subject, left)
         moved: str | None = None
-        loads = each((entry for entry in state.blocks if wanted.of_block(entry)),
+        loads = each((entry for entry in state.blocks if wanted.may_be_in(entry)),
                      _loader(source, shard_view.paths, state, wanted), source.at_once,
                      weight=lambda entry: entry.ref.bytes, weight_max=_AHEAD_BYTES, gently=limit is not None)
         try:
@@ -132,7 +132,7 @@ async def read_messages(store: ObjectStore | Source, stream: str, *, account: st
 
 @dataclass(slots=True)
 class _Block:
-    """The loaded part of one block. errors: each with the first and last sequence affected."""
+    """The loaded part of one block. ``errors`` has the first and last sequence that each error affects."""
 
     gone: bool = False
     chunks: list[Chunk] = field(default_factory=list)
@@ -204,14 +204,14 @@ def _decode(key: str, head: Head, numbers: list[int], data: bytes, base: int, en
 
 
 def _enough(block: _Block, entry: BlockEntry, wanted: Wanted) -> bool:
-    """Whether the limit is reached within this block alone."""
+    """Return True if this block alone has as many messages as the limit allows."""
     if wanted.limit is None or sum(map(len, block.chunks)) < wanted.limit:
         return False
     return sum(1 for _ in block.messages(entry, wanted)) >= wanted.limit
 
 
 def _needed(head: Head, number: int, wanted: Wanted) -> bool:
-    """Whether a frame holds a wanted message."""
+    """Return True if a frame may have a wanted message."""
     frame = head.frames[number]
     end = frame.start + frame.messages
     start = max(frame.start, head.ordinal_of(wanted.first_seq))

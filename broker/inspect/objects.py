@@ -1,7 +1,7 @@
-"""Checks one whole object: a checksum covers every byte, and every checksum is compared.
+"""The check of one whole object: a checksum covers every byte, and every checksum is compared.
 
-A fault in one part does not hide others: each core, index and frame of a segment is tried. Parts are also compared with
-each other: a core's figures must match its index and frames.
+A fault in one part does not hide others: each core, index and frame of a segment is checked. Parts are also compared
+with each other: a core's figures must match its index and frames.
 """
 
 from __future__ import annotations
@@ -28,29 +28,33 @@ from broker.storage.paths import Key
 __all__ = ["Checked", "Fault", "OnBlock", "check_object", "read_head", "records_of"]
 
 OnBlock = Callable[[BlockRef, BlockCore, Head], None]
-"""Called with each block whose core and index are sound."""
+"""A function that is called with each block whose core and index are undamaged."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """A fault in an object. row, first_seq, last_seq: the messages it affects; row None: the whole object."""
+    """A fault in an object."""
 
     error: FormatError
     row: DirectoryRow | None = None
+    """The affected block; None: the whole object."""
     first_seq: int = 0
+    """The first affected sequence of the block."""
     last_seq: int = 0
     core: bool = False
-    """Whether replay needs the damaged part."""
+    """True if a replay needs the damaged part."""
 
 
 @dataclass(slots=True)
 class Checked:
-    """A checked object. gone: deleted since it was listed. header: None if it cannot be read."""
+    """The outcome of the check of one object."""
 
     info: ObjectInfo
     key: Key
     header: ObjectHeader | None = None
+    """None if it cannot be read."""
     gone: bool = False
+    """True if the object was deleted after the listing."""
     faults: list[Fault] = field(default_factory=list)
     root: Root | None = None
     claim: Claim | None = None
@@ -58,7 +62,7 @@ class Checked:
 
 
 async def check_object(source: Source, info: ObjectInfo, key: Key, on_block: OnBlock) -> Checked:
-    """Read all of a listed object. Raises: StoreError."""
+    """Read and check a listed object. Raises: StoreError."""
     checked = Checked(info, key)
     async with source.window(info.key, info.size) as window:
         try:
@@ -92,7 +96,8 @@ def _is_seal(checked: Checked) -> bool:
 
 
 def _add(checked: Checked, fault: Fault) -> None:
-    """A truncated object fails first in its size, then again where bytes are missing: the first fault is enough."""
+    """Add a fault, unless the whole object has one: a truncated object fails by its size, then again at missing
+    bytes."""
     if not any(known.row is None for known in checked.faults):
         checked.faults.append(fault)
 
@@ -131,7 +136,8 @@ async def _check_pages(window: Window, checked: Checked) -> None:
 
 
 async def read_head(read: Callable[[int, int], Awaitable[bytes]], info: ObjectInfo, key: Key) -> SegmentHead:
-    """The head of a segment or run; ``read`` is a Window's. Raises: FormatError; NotFound; StoreError."""
+    """Read the head of a segment or run; ``read`` is the method of a Window. Raises: FormatError; NotFound;
+    StoreError."""
     position, asked = key.position, min(info.size, HEAD_BYTES)
     assert position is not None
     while True:
@@ -169,7 +175,7 @@ async def _check_blocks(window: Window, checked: Checked, on_block: OnBlock) -> 
         if not row.messages:
             continue
         try:
-            # The rest of a block with a damaged core is still checked: the directory has its offsets.
+            # The rest of a block with a damaged core is checked as well: the directory has its offsets.
             given = core or BlockCore(row.stream_id, head.header.position, object_id=head.header.object_id)
             ref = row.ref(place, given)
             data = await window.read(row.index_offset, row.index_offset + row.index_bytes)

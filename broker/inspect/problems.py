@@ -18,21 +18,25 @@ NO_LIVE_MESSAGE = "the damaged part holds no live message, and nothing else need
 OLDER_START_DAMAGED = "the damaged part holds no live message; only a start from an older checkpoint would need it"
 OLDER_START_MISSING = "no live message is lost; a start from an older checkpoint may need it"
 UNNEEDED = frozenset({NO_LIVE_MESSAGE, OLDER_START_DAMAGED, OLDER_START_MISSING})
-"""The meaning of a problem on which nothing depends that a broker serves."""
+"""The consequences of problems that do not affect anything that a broker serves."""
 
 
 class Problem(NamedTuple):
-    """object: its key. section, offset: the place in it, None for the whole. means: the consequence."""
+    """A problem of an object."""
 
     object: str
+    """The object's key."""
     what: str
+    """The fault."""
     means: str
+    """The consequence."""
     remedy: str
     section: str | None = None
+    """The damaged section; None for the whole object."""
     offset: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The report's row."""
+        """Return the row of the report."""
         return self._asdict()
 
     def __str__(self) -> str:
@@ -43,7 +47,7 @@ class Problem(NamedTuple):
 
 
 def of_error(key: str, error: FormatError, means: str, remedy: str | None = None) -> Problem:
-    """The problem for a decoder's error about the object at ``key``."""
+    """Make a problem of a decoder's error about the object at ``key``."""
     if remedy is None:
         remedy = NEWER if isinstance(error, VersionUnknown) else RESTORE
     return Problem(key, error.why, means, remedy, error.section, error.offset)

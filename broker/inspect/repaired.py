@@ -1,7 +1,8 @@
-"""The record that each finished repair left in the store: what was lost then, and which damaged objects nothing needs since.
+"""The records of finished repairs: the messages that were lost, and the damaged objects that nothing needs any more.
 
-A repair removes the messages that cannot be read, so the store is sound without them. The damaged objects stay until a broker
-deletes them, because nothing else in them is needed. They are no new problem, and what was lost with them is in the past.
+A repair removes the messages that cannot be read, so the store is consistent without them. The damaged objects stay
+until a broker deletes them, because nothing else in them is needed. They are not a new problem, and no more messages
+are lost.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ QUARANTINE = "quarantine/"
 
 
 class Repaired(NamedTuple):
-    """A repair that came to its end. objects: those that it found damaged or missing. lost: rows of messages: account, stream,
-    first_seq, last_seq, messages, object."""
+    """A finished repair."""
 
     folder: str
     at_ns: int
     objects: frozenset[str]
+    """The keys of the objects that it found damaged or missing."""
     lost: list[dict[str, Any]]
+    """Rows of lost messages: account, stream, first_seq, last_seq, messages, object."""
 
     def to_json(self) -> dict[str, Any]:
-        """The report's row."""
+        """Return the row of the report."""
         return {"quarantine": self.folder, "at_ns": self.at_ns, "lost": self.lost}
 
 
 async def read_repairs(source: Source) -> list[Repaired]:
-    """The finished repairs, oldest first; a record that cannot be read is left out. Raises: StoreError."""
+    """Read the records of finished repairs, oldest first; leave out records that cannot be read. Raises: StoreError."""
     found = []
     keys = {info.key for info in await source.list(QUARANTINE)}
     for key in sorted(keys):
@@ -46,11 +48,12 @@ async def read_repairs(source: Source) -> list[Repaired]:
             found.append(Repaired(folder, int(record["at_ns"]), frozenset(one["object"] for one in record["problems"]),
                                   [dict(row) for row in record["lost"]]))
         except (ValueError, LookupError, TypeError):
-            continue  # it was changed by hand, or is damaged: what it was about is listed as if it were new
+            continue  # the record was changed by hand, or is damaged: its problems are listed as new ones
     return found
 
 
 def new_problems(problems: Iterable[Problem], repairs: Iterable[Repaired]) -> list[Problem]:
-    """``problems`` without the damage that a repair has dealt with: it is in an object of the record, and nothing needs it."""
+    """Return ``problems`` without those that a repair has solved: nothing needs the part, and the record has the
+    object."""
     known = frozenset().union(*(repair.objects for repair in repairs))
     return [problem for problem in problems if problem.object not in known or problem.means not in UNNEEDED]

@@ -1,6 +1,6 @@
-"""Surveys, shards, epochs and streams as JSON values, and the overview as text.
+"""Reports: surveys, shards, epochs and streams as JSON values, and the overview as text.
 
-The report's keys are stable: what the code calls orphans and released stays ``strays`` and ``let_go`` there.
+The report's keys are stable: orphans are called ``strays`` there, and released objects ``let_go``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _EPOCHS_SHOWN = 8
 
 
 def overview_json(survey: Survey, verified: Verified | None = None) -> dict[str, Any]:
-    """A survey as JSON, with its verification if there is one."""
+    """Return a survey as JSON, with its verification if there is one."""
     store = survey.format
-    said: dict[str, Any] = {
+    value: dict[str, Any] = {
         "url": survey.url,
         "format": None if store is None else {"version": store.version, "store_id": store.store_id.hex(),
                                               "made_at": when(store.made_at_ns), "made_at_ns": store.made_at_ns},
@@ -34,18 +34,18 @@ def overview_json(survey: Survey, verified: Verified | None = None) -> dict[str,
         "streams": [stream_json(stream, shard) for shard, stream in survey.streams]}
     problems = list(survey.problems)
     if verified is not None:
-        said["verified"] = {
+        value["verified"] = {
             "objects": verified.objects, "bytes": verified.bytes,
             "checkpoints_compared": [{"shard": shard, "position": str(position)} for shard, position in verified.roots],
             "strays": [orphan._asdict() for orphan in verified.orphans]}
         problems += verified.problems
-    said["problems"] = [problem.to_json() for problem in problems]
-    said["repairs"] = [repair.to_json() for repair in survey.repairs]
-    return said
+    value["problems"] = [problem.to_json() for problem in problems]
+    value["repairs"] = [repair.to_json() for repair in survey.repairs]
+    return value
 
 
 def shard_json(shard: ShardSurvey) -> dict[str, Any]:
-    """One shard."""
+    """Return a shard as JSON."""
     view = shard.view
     snapshot = view.snapshot
     root = snapshot.root if snapshot is not None else None
@@ -74,7 +74,7 @@ def shard_json(shard: ShardSurvey) -> dict[str, Any]:
 
 
 def epoch_json(epoch: Epoch) -> dict[str, Any]:
-    """One epoch."""
+    """Return an epoch as JSON."""
     claim, opening = epoch.claim, epoch.opening
     return {
         "epoch": epoch.number, "owner": claim.owner if claim is not None else None,
@@ -88,49 +88,49 @@ def epoch_json(epoch: Epoch) -> dict[str, Any]:
 
 
 def stream_json(stream: StreamState, shard: ShardSurvey | None = None) -> dict[str, Any]:
-    """One stream in a list."""
+    """Return a stream as the JSON of a list's row."""
     row = stream_row(stream)
-    said: dict[str, Any] = {
+    value: dict[str, Any] = {
         "account": stream.account, "name": stream.name, "incarnation": f"{stream.stream_id:016x}",
         "messages": stream.msgs, "bytes": stream.bytes, "first_seq": stream.first_seq, "last_seq": stream.last_seq,
         "first_time": when(stream.first_time_ns), "last_time": when(stream.last_time_ns), "blocks": row.blocks,
         "stored_bytes": row.stored_bytes, "dead_messages": row.dead_messages, "dead_bytes": row.dead_stored_bytes,
         "consumers": len(stream.consumers), "offline": stream.offline}
     if shard is not None:
-        said["shard"] = shard.paths.shard
-    return said
+        value["shard"] = shard.paths.shard
+    return value
 
 
 def stream_detail(stream: StreamState, shard: int) -> dict[str, Any]:
-    """One stream with its configuration and consumers."""
-    said = stream_json(stream) | {"shard": shard, "created": when(stream.created_ns), "position": str(stream.position)}
+    """Return a stream as JSON, with its configuration and consumers."""
+    value = stream_json(stream) | {"shard": shard, "created": when(stream.created_ns), "position": str(stream.position)}
     if stream.ceiling:
-        said["ceiling"] = stream.ceiling
+        value["ceiling"] = stream.ceiling
     if stream.extra:
-        said["extra"] = plain(stream.extra)
-    said["config"] = plain(stream.config)
-    said["consumers"] = [consumer_json(consumer) for consumer in stream.consumers.values()]
-    return said
+        value["extra"] = plain(stream.extra)
+    value["config"] = plain(stream.config)
+    value["consumers"] = [consumer_json(consumer) for consumer in stream.consumers.values()]
+    return value
 
 
 def consumer_json(consumer: ConsumerState, *, whole: bool = False) -> dict[str, Any]:
-    """One consumer; ``whole`` lists pending and redelivered messages instead of only counting them."""
-    said: dict[str, Any] = {
+    """Return a consumer as JSON; ``whole`` also lists its pending and redelivered messages, and its configuration."""
+    value: dict[str, Any] = {
         "name": consumer.name, "created": when(consumer.created_ns),
         "delivered_stream_seq": consumer.delivered_sseq, "delivered_consumer_seq": consumer.delivered_cseq,
         "ack_floor_stream_seq": consumer.floor_sseq, "ack_floor_consumer_seq": consumer.floor_cseq,
         "num_ack_pending": len(consumer.pending), "num_redelivered": len(consumer.redelivered),
         "last_active": when(consumer.last_active_ns), "last_ack": when(consumer.last_ack_ns)}
     if whole:
-        said["pending"] = [[seq, cseq, at] for seq, (cseq, at) in consumer.pending.items()]
-        said["redelivered"] = [[seq, times] for seq, times in consumer.redelivered.items()]
-        said["config"] = plain(consumer.config)
-        said["extra"] = plain(consumer.extra)
-    return said
+        value["pending"] = [[seq, cseq, at] for seq, (cseq, at) in consumer.pending.items()]
+        value["redelivered"] = [[seq, times] for seq, times in consumer.redelivered.items()]
+        value["config"] = plain(consumer.config)
+        value["extra"] = plain(consumer.extra)
+    return value
 
 
 def stream_table(survey: Survey) -> list[str]:
-    """The streams."""
+    """Return the lines of the table of streams."""
     table = Table(["account", "stream", "incarnation", "messages", "bytes", "first_seq", "last_seq", "blocks", "stored",
                    "dead", "consumers", "last message"],
                   ["messages", "bytes", "first_seq", "last_seq", "blocks", "stored", "dead", "consumers"])
@@ -145,7 +145,7 @@ def stream_table(survey: Survey) -> list[str]:
 
 
 def epoch_table(shard: ShardSurvey, last: int | None = None) -> list[str]:
-    """The epochs, or only the ``last`` ones."""
+    """Return the lines of the table of epochs, or only of the ``last`` ones."""
     table = Table(["epoch", "owner", "claimed", "begun", "end", "sealed by", "entries", "bytes"],
                   ["epoch", "end", "entries", "bytes"])
     for epoch in shard.epochs if last is None else shard.epochs[-last:]:
@@ -156,7 +156,7 @@ def epoch_table(shard: ShardSurvey, last: int | None = None) -> list[str]:
 
 
 def overview_text(survey: Survey, verified: Verified | None = None) -> list[str]:
-    """The overview as text."""
+    """Return the lines of the overview."""
     store = survey.format
     lines = [f"store        {printable(survey.url)}"]
     if store is not None:
@@ -179,7 +179,7 @@ def overview_text(survey: Survey, verified: Verified | None = None) -> list[str]
 
 
 def repair_lines(repairs: Sequence[Repaired]) -> list[str]:
-    """The losses that earlier repairs reported."""
+    """Return lines about earlier repairs and the messages lost then."""
     lines = []
     for repair in repairs:
         what = "these messages were lost then" if repair.lost else "no message was lost then"
@@ -190,10 +190,11 @@ def repair_lines(repairs: Sequence[Repaired]) -> list[str]:
 
 
 def lost_table(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Messages that cannot be read any more, with the object that had them."""
+    """Return the lines of the table of lost messages, with the objects that had them."""
     table = Table(["account", "stream", "first", "last", "messages", "object"], ["first", "last", "messages"])
     for row in rows:
-        table.add(row["account"], row["stream"], row["first_seq"], row["last_seq"], row["messages"], row["object"] or "-")
+        table.add(row["account"], row["stream"], row["first_seq"], row["last_seq"], row["messages"], row["object"]
+                  or "-")
     return table.flush()
 
 
@@ -227,7 +228,7 @@ def _shard_lines(shard: ShardSurvey) -> list[str]:
 
 
 def problem_lines(problems: list[Problem]) -> list[str]:
-    """Each problem in three lines."""
+    """Return three lines for each problem."""
     lines = [f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"]
     for problem in problems:
         lines += [f"  {printable(str(problem))}", f"      means:  {printable(problem.means)}",

@@ -1,9 +1,10 @@
-"""Finds the blocks of a segment or run without its directory.
+"""Salvage: find the blocks of a segment or run without its directory.
 
 Cores and indexes begin with magic bytes, carry their lengths and checksums, and name their stream and object, so each
 can be found and verified by itself. Frames carry none of these, but are stored contiguously after the last index, in
-the order of the blocks. Their places follow if every index was found, otherwise from the object's end back to the first
-block without one; the index's checksum verifies each frame.
+the order of the blocks. If every index was found, the places of all frames follow from the indexes. Otherwise the
+places are counted from the object's end back to the first block without an index. The index's checksums verify each
+frame.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from broker.storage.format.segment import DirectoryRow
 __all__ = ["Found", "find_blocks"]
 
 _CORE = struct.Struct("<4s12xQIQQ")
-"""Magic, incarnation, epoch, number, id; as in docs/FORMAT.md's diagram of a core."""
+"""The beginning of a core: magic, incarnation, epoch, number, id; see the diagram in docs/FORMAT.md."""
 _INDEX = struct.Struct("<4s4xQIQQQI")
-"""Magic, incarnation, epoch, number, id, first_seq, messages."""
+"""The beginning of an index: magic, incarnation, epoch, number, id, first_seq, messages."""
 
 
 class Found(NamedTuple):
-    """A found block with a rebuilt directory row, without frames if their place is unknown."""
+    """A found block with a rebuilt directory row; the row's ``frames_offset`` is 0 if the place of the frames is
+    unknown."""
 
     row: DirectoryRow
     core: BlockCore | None
@@ -43,14 +45,14 @@ class _Index(NamedTuple):
 
 
 def find_blocks(data: bytes, position: Position, object_id: int = 0) -> list[Found]:
-    """All blocks verified to belong to the object at ``position``; an index may come without its core."""
+    """Find all blocks that belong to the object at ``position``; a block may have an index and no core."""
     cores = _cores(data, position, object_id)
     indexes = _indexes(data, position, object_id)
-    of_block = {(index.stream_id, index.first_seq, index.messages): index for index in indexes}
+    by_block = {(index.stream_id, index.first_seq, index.messages): index for index in indexes}
     blocks: list[tuple[int, BlockCore | None, _Index | None]] = []
     for at, core in cores:
-        blocks.append((at, core, of_block.pop((core.stream_id, core.first_seq, core.count), None)))
-    blocks += [(0, None, index) for index in of_block.values()]
+        blocks.append((at, core, by_block.pop((core.stream_id, core.first_seq, core.count), None)))
+    blocks += [(0, None, index) for index in by_block.values()]
     blocks.sort(key=lambda block: block[2].offset if block[2] is not None else block[0])
     with_messages = [(core, index) for _, core, index in blocks if core is None or core.count]
     starts: dict[int, int] = {}

@@ -1,7 +1,8 @@
-"""The state of one shard as stored; if damaged, as far as its log can be read.
+"""The state of one shard as stored; if it is damaged, as far as its log can be read.
 
-This is recovery's replay (``storage.read.snapshot``), driven so that everything beyond ``until`` is hidden. A log with a
-damaged segment is thus shown as of the segment before, and two replays of a growing log end at the same position.
+This is recovery's replay (``storage.read.snapshot``), in which everything beyond the position ``until`` is hidden. So
+the state of a log with a damaged segment is that before the segment, and two replays of a growing log end at the same
+position.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ __all__ = ["NAMED_AND_GONE", "NoStream", "ShardView", "drive", "find_stream", "k
            "require_shard", "shards"]
 
 NAMED_AND_GONE = ", which it names, is gone"
-"""The end of ``storage.read.root``'s message about a checkpoint's missing page."""
+"""The end of the error text in ``storage.read.root`` about a checkpoint's missing page."""
 _DAMAGED_MAX = 32
 _PROBES = 16
 _POSITION = re.compile(r"\b([0-9a-f]{8})-([0-9a-f]{12})\b")
@@ -38,26 +39,28 @@ T = TypeVar("T")
 
 
 class NoStream(Exception):
-    """No stream has that name, or several have; ``str()`` lists the existing ones."""
+    """No stream has that name, or several streams have it; ``str()`` lists the existing ones."""
 
 
 class ShardView(NamedTuple):
-    """snapshot: None if nothing could be read. whole: whether it covers the log; otherwise it ends before what
-    ``problems`` names."""
+    """The state of a shard, and the problems met while reading it."""
 
     paths: ShardPaths
     snapshot: Snapshot | None
+    """None if nothing could be read."""
     whole: bool
+    """True if the snapshot covers the log; otherwise it ends before the objects of ``problems``."""
     problems: list[Problem]
 
     @property
     def state(self) -> ShardState:
-        """The state; empty if nothing could be read."""
+        """The applied state; empty if nothing could be read."""
         return self.snapshot.state if self.snapshot is not None else ShardState()
 
 
 async def shards(source: Source) -> list[int]:
-    """The numbers of the store's shards: dense from 0, and each has a claim that is never deleted."""
+    """Find the numbers of the store's shards. They have no gaps from 0 on, and each has a claim, which is never
+    deleted."""
     found: list[int] = []
     while True:
         numbers = range(len(found), len(found) + _PROBES)
@@ -69,9 +72,9 @@ async def shards(source: Source) -> list[int]:
 
 
 async def require_shard(source: Source, number: int) -> None:
-    """Refuse a shard without any objects; one with a log but no claims is damaged, and is inspected.
+    """Check that a shard has any objects; a shard with a log but no claims is damaged, and can be inspected.
 
-    Raises: CannotInspect, also if there is no store; StoreError.
+    Raises: CannotInspect if it has none, or if there is no store; StoreError.
     """
     there = await shards(source)
     try:
@@ -91,19 +94,19 @@ async def read_shard(source: Source, paths: ShardPaths) -> ShardView:
         try:
             snapshot = await drive(source, replay(paths), until)
         except (FormatError, CutOff) as error:
-            problems.append(_of_replay(paths, error))
+            problems.append(_replay_problem(paths, error))
             before = _before(str(error))
             if before is None or (until is not None and before >= until):
                 break
             until = before
             continue
-        problems += [_of_root(paths, text) for text in snapshot.problems] if until is None else []
+        problems += [_root_problem(paths, text) for text in snapshot.problems] if until is None else []
         return ShardView(paths, snapshot, until is None, problems)
     return ShardView(paths, None, False, problems)
 
 
 async def drive(source: Source, steps: Steps[T], until: Position | None = None) -> T:
-    """Run ``steps`` on the store up to ``until`` (None: all of it). Raises: as ``steps``; StoreError."""
+    """Run ``steps`` on the store up to ``until`` (None: all of it). Raises: the errors of ``steps``; StoreError."""
     return await requests.drive(steps, lambda request: _answer(source, request, until))
 
 
@@ -128,7 +131,7 @@ def _beyond(key: str, until: Position) -> bool:
 
 
 def _before(text: str) -> Position | None:
-    """The position before the first one that ``text`` names."""
+    """Return the position before the first one that ``text`` names; None if there is none."""
     if (match := _POSITION.search(text)) is not None:
         epoch, number = (int(part, 16) for part in match.groups())
     elif (match := _EPOCH.search(text)) is not None:
@@ -140,9 +143,10 @@ def _before(text: str) -> Position | None:
     return Position(epoch - 1, NUMBER_MAX) if epoch > 1 else None
 
 
-def _of_replay(paths: ShardPaths, error: FormatError | CutOff) -> Problem:
-    """The problem that stopped a replay."""
-    means = "the log cannot be read past this: a broker will not start on the store, and what follows is not shown here"
+def _replay_problem(paths: ShardPaths, error: FormatError | CutOff) -> Problem:
+    """Make a problem of the error that stopped a replay."""
+    means = ("the log cannot be read past this: a broker will not start on the store, and what follows is not shown "
+             "here")
     if isinstance(error, CutOff):
         return Problem(_key_in(str(error), paths.prefix), str(error), means, RESTORE)
     key = error.name
@@ -153,8 +157,8 @@ def _of_replay(paths: ShardPaths, error: FormatError | CutOff) -> Problem:
     return Problem(key, error.why, means, RESTORE, error.section, error.offset)
 
 
-def _of_root(paths: ShardPaths, text: str) -> Problem:
-    """The problem of an unusable checkpoint; an earlier one, or the log alone, was used."""
+def _root_problem(paths: ShardPaths, text: str) -> Problem:
+    """Make a problem of an unusable checkpoint; an earlier one, or the log alone, was used."""
     key = _key_in(text, paths.checkpoints)
     if text.endswith(NAMED_AND_GONE):
         return Problem(key, "it is missing, and a checkpoint names it", "a broker starts from an older checkpoint and "
@@ -169,13 +173,13 @@ def _key_in(text: str, otherwise: str) -> str:
 
 
 def key_of(paths: ShardPaths, stream: StreamState, ref: BlockRef) -> str:
-    """The key of the object that holds a block of ``stream``."""
+    """Return the key of the object that holds a block of ``stream``."""
     return block_key(paths, stream.account, stream.name, ref)
 
 
 async def find_stream(source: Source, wanted: str, account: str | None = None, *, shard: int | None = None
                       ) -> tuple[ShardView, StreamState]:
-    """The stream called ``wanted``: its name, ``ACCOUNT/NAME``, or its incarnation in hexadecimal.
+    """Find a stream by ``wanted``: its name, ``ACCOUNT/NAME``, or its incarnation in hexadecimal.
 
     Raises: NoStream; StoreError.
     """
@@ -194,10 +198,10 @@ async def find_stream(source: Source, wanted: str, account: str | None = None, *
                 found.append((view, stream))
     if len(found) == 1:
         return found[0]
-    said = ", ".join(sorted(names)[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+    existing = ", ".join(sorted(names)[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
     if found:
         which = ", ".join(f"{stream.account}/{stream.name}" for _, stream in found)
         raise NoStream(f"{wanted} is the name of several streams: {which}; give the account too")
     hidden = "".join(f"; {problem}" for problem in problems)
-    raise NoStream(f"no stream {wanted!r} in the store; there is: {said or 'none'}{hidden}")
+    raise NoStream(f"no stream {wanted!r} in the store; there is: {existing or 'none'}{hidden}")
 

@@ -1,7 +1,7 @@
 """Read-only access to a store: gets and listings, with transient failures retried.
 
-Bounded in memory: folders are listed page by page, large objects are read through a window, and objects above
-``LARGE_BYTES`` one at a time.
+Memory is bounded: folders are listed page by page, objects are read through a window, and objects above ``LARGE_BYTES``
+one at a time.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ class Source:
     def __init__(self, store: ObjectStore, *, give_up_ns: int = _GIVE_UP_NS) -> None:
         self.url = store.url
         self.at_once = 32 if store.puts_cost else 4
-        """Useful number of concurrent calls: hides round trips on S3; a few threads on a directory."""
+        """The number of concurrent calls: many hide the round trips to S3; a directory needs a few threads."""
         self._store = RetryingStore(store, clock=SystemClock(), rng=random.Random(), give_up_ns=give_up_ns)
         self._large = asyncio.Semaphore(1)
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """As ObjectStore.get. Raises: NotFound; StoreError."""
+        """Do the same as ``ObjectStore.get``. Raises: NotFound; StoreError."""
         return await self._store.get(key, start, end)
 
     async def find(self, key: str, start: int = 0, end: int | None = None) -> bytes | None:
-        """As ``get``; None if there is no such object. Raises: StoreError."""
+        """Do the same as ``get``, but return None if there is no such object. Raises: StoreError."""
         try:
             return await self._store.get(key, start, end)
         except (NotFound, ValueError):  # ValueError: no object can have such a key
             return None
 
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> list[ObjectInfo]:
-        """As ObjectStore.list. Raises: StoreError."""
+        """Do the same as ``ObjectStore.list``. Raises: StoreError."""
         return await self._store.list(prefix, after, limit)
 
     async def folder(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """The objects of one folder without subfolders, in order, page by page. Raises: StoreError."""
+        """Yield the objects of one folder without subfolders, in order, listed page by page. Raises: StoreError."""
         after = ""
         while True:
             page = await self._store.list(prefix, after, _LIST_PAGE)
@@ -77,7 +77,8 @@ class Source:
 
     @asynccontextmanager
     async def window(self, key: str, size: int) -> AsyncIterator[Window]:
-        """A window to read an object of ``size`` bytes from front to back; large ones are read one at a time."""
+        """Give a window to read an object of ``size`` bytes from front to back; large objects are read one at a
+        time."""
         if size > LARGE_BYTES:
             async with self._large:
                 yield Window(self, key)
@@ -99,7 +100,7 @@ class Window:
         self._start = 0
 
     async def read(self, start: int, end: int) -> bytes:
-        """Bytes ``start`` to ``end``, fewer if the object ends first. Raises: NotFound; StoreError."""
+        """Return the bytes ``start`` to ``end``, fewer if the object is shorter. Raises: NotFound; StoreError."""
         if not (self._start <= start and end <= self._start + len(self._data)):
             self._data = await self._source.get(self._key, start, max(end, start + _WINDOW_BYTES))
             self._start = start
@@ -109,10 +110,10 @@ class Window:
 async def each(items: Iterable[T] | AsyncIterable[T], work: Callable[[T], Awaitable[R]], at_once: int, *,
                weight: Callable[[T], int] = lambda item: 0, weight_max: int = 1 << 62,
                gently: bool = False) -> AsyncGenerator[tuple[T, R], None]:
-    """``work`` on each of ``items``, up to ``at_once`` concurrently; results in order.
+    """Call ``work`` for each of ``items``, up to ``at_once`` concurrently; yield items and results in order.
 
-    Args: weight and weight_max bound the items in progress or waiting to be taken; one item is always admitted. gently
-        begins with one at a time and doubles, for callers that may stop early.
+    Args: weight_max bounds the sum of ``weight`` of the items in progress or waiting to be yielded, though one item is
+        always admitted. gently begins with one item at a time and doubles, for callers that may stop early.
     """
     width = 1 if gently else at_once
     running: deque[tuple[T, asyncio.Task[R], int]] = deque()
@@ -151,7 +152,7 @@ async def _iterate(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
 
 
 def open_source(url: str) -> Source:
-    """The store behind ``url``, for reading. Raises: CannotInspect."""
+    """Open the store at ``url`` for reading. Raises: CannotInspect."""
     if url.startswith("memory:"):
         raise CannotInspect("memory:// exists only inside its broker: there is nothing to inspect from outside")
     try:
@@ -164,23 +165,25 @@ def open_source(url: str) -> Source:
 
 
 async def read_format(source: Source) -> tuple[StoreFormat | None, list[Problem]]:
-    """The store's format object.
+    """Read the store's format object.
 
     Returns: None and a problem if it is damaged, or missing while other objects exist.
-    Raises: CannotInspect when there is no store, or one of a newer format; StoreError.
+    Raises: CannotInspect if there is no store, or one of a newer format; StoreError.
     """
     means = "a broker will not start on this store"
     data = await source.find(FORMAT)
     if data is None:
         if await source.find(COPYING) is not None:
-            raise CannotInspect(f"{source.url}: this is an unfinished copy of a store: run the same `jetblock copy` again to "
-                                f"finish it")
+            raise CannotInspect(f"{source.url}: this is an unfinished copy of a store: run the same `jetblock copy` "
+                                f"again to finish it")
         if not await source.list(f"{ROOT}shards/", limit=1):
-            if source.url.startswith("file://") and (theirs := find_store_dir(source.url.removeprefix("file://"))) is not None:
+            directory = source.url.removeprefix("file://")
+            if directory != source.url and (theirs := find_store_dir(directory)) is not None:
                 raise CannotInspect(f"{theirs}, and no jetblock store: `jetblock migrate` moves its streams into one")
             raise CannotInspect(f"{source.url}: there is no jetblock store: no object {FORMAT}; check the path or "
                                 f"prefix (a broker creates it at its first start)")
-        return None, [Problem(FORMAT, "it is missing", "a broker would take this for a new store and give it another id; "
+        return None, [Problem(FORMAT, "it is missing", "a broker would take this for a new store and give it another "
+                                                       "id; "
                               "it would still find the streams", RESTORE)]
     try:
         return StoreFormat.decode(data), []

@@ -1,8 +1,8 @@
 """The contents of a store, from listings, small objects and the replayed state; no payload is read.
 
-Listings come first, then the state. A listed object existed before the state was read, so one that the state does not
-name is an orphan, not a new object. An object that the state names but no listing contains is checked again, against a
-newer state, before it is reported missing.
+The survey lists first, and reads the state afterwards. So a listed object existed before the state was read, and if the
+state does not name it, it is an orphan, not a new object. An object that the state names but no listing contains is
+checked again, with a newer state, before it is reported missing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ __all__ = ["Epoch", "Extent", "LogListing", "ShardSurvey", "StreamRow", "Survey"
            "entries", "missing", "read_shard_survey", "read_survey", "stream_row"]
 
 
-
 @dataclass(slots=True)
 class Extent:
     """A number of objects and their bytes."""
@@ -52,7 +51,7 @@ class LogListing:
 
     def __init__(self) -> None:
         self.keys = array("Q")
-        """position_key of each, ascending."""
+        """The ``position_key`` of each entry, ascending."""
         self.sizes = array("Q")
 
     def __len__(self) -> int:
@@ -73,7 +72,7 @@ class LogListing:
         self.sizes.append(size)
 
     def of_epoch(self, epoch: int) -> slice:
-        """The slice of the epoch's entries."""
+        """Return the slice of the epoch's entries."""
         return slice(bisect_left(self.keys, epoch << NUMBER_BITS), bisect_left(self.keys, (epoch + 1) << NUMBER_BITS))
 
     @property
@@ -83,24 +82,26 @@ class LogListing:
 
 @dataclass(slots=True)
 class Epoch:
-    """One epoch. begun: ``opened``; ``swept``: its first segments were released; ``sealed``: another process ended it before
-    it began; ``claimed``: not opened, so far or ever. end: the first number past it."""
+    """An epoch of a shard."""
 
     number: int
     claim: Claim | None = None
     begun: str = "claimed"
+    """``opened``: it has an opening; ``swept``: its first segments were deleted; ``sealed``: another process ended it
+    before it began; ``claimed``: it was not opened."""
     opening: Opening | None = None
     end: int | None = None
+    """The number of its seal, which is the first number past its segments."""
     sealed_by: str | None = None
     log: Extent = field(default_factory=Extent)
     first: int | None = None
+    """The number of its first listed entry."""
     last: int | None = None
 
 
 @dataclass(slots=True)
 class ShardSurvey:
-    """One shard. live_bytes: stored bytes of the log's blocks without their dead messages. dead_bytes: the rest of the
-    log. held: those of its segments that offline streams need for their repair."""
+    """The contents of one shard."""
 
     paths: ShardPaths
     view: ShardView
@@ -111,27 +112,31 @@ class ShardSurvey:
     runs: Extent
     requests: Extent
     live_bytes: int
+    """The stored bytes of the log's blocks without their dead messages."""
     dead_bytes: int
+    """The other bytes of the log."""
     held: Extent
+    """The log's segments that are held for offline streams."""
     foreign: list[ObjectInfo]
+    """Objects whose keys are not jetblock's."""
     problems: list[Problem]
 
 
 @dataclass(slots=True)
 class Survey:
-    """The whole store."""
+    """The contents of a store."""
 
     url: str
     format: StoreFormat | None
     shards: list[ShardSurvey]
     stream_runs: Extent
     problems: list[Problem]
-    """Including the problems of all shards, without those that a repair has dealt with."""
+    """The problems of the store and of all shards, without those that a repair has solved."""
     repairs: list[Repaired] = field(default_factory=list)
 
     @property
     def extent(self) -> Extent:
-        """All listed objects, but for claims and the format, which are small."""
+        """The extent of all listed objects except claims and the format, which are small."""
         whole = Extent(self.stream_runs.count, self.stream_runs.bytes)
         for shard in self.shards:
             for part in (shard.log.extent, shard.runs, shard.requests):
@@ -149,17 +154,18 @@ class Survey:
 
 
 class StreamRow(NamedTuple):
-    """Figures from a stream's block table. stored_bytes: of its blocks, dead messages included; dead_stored_bytes: the
-    approximate share of dead messages."""
+    """Figures from a stream's block table."""
 
     blocks: int
     stored_bytes: int
+    """The stored bytes of the blocks, dead messages included."""
     dead_messages: int
     dead_stored_bytes: int
+    """The approximate bytes of dead messages in ``stored_bytes``."""
 
 
 def stream_row(stream: StreamState, *, log_only: bool = False) -> StreamRow:
-    """Sums over a stream's blocks, or only those in the log."""
+    """Add up the figures of a stream's blocks, or only of those in the log."""
     blocks = stored = dead = dead_stored = 0
     for entry in stream.blocks:
         ref = entry.ref
@@ -233,7 +239,7 @@ async def read_shard_survey(source: Source, paths: ShardPaths) -> ShardSurvey:
 
 
 def _held(view: ShardView, log: LogListing) -> Extent:
-    """The listed segments with something that could not be applied to an offline stream."""
+    """Return the extent of the listed segments that are held for offline streams."""
     held = {position_key(position) for stream in view.state.streams.values() for position in stream.held}
     extent = Extent()
     for key, size in zip(log.keys, log.sizes, strict=True) if held else ():
@@ -243,9 +249,9 @@ def _held(view: ShardView, log: LogListing) -> Extent:
 
 
 async def missing(source: Source, view: ShardView, log: LogListing, roots: Collection[Position]) -> list[Problem]:
-    """Missing objects that the state names. Raises: StoreError.
+    """Find missing objects that the state names. Raises: StoreError.
 
-    Empty if the state is not whole: the unreadable part of the log may have released them.
+    The result is empty if the state is not whole: the unreadable part of the log may have released them.
     """
     if not view.whole:
         return []
@@ -253,7 +259,7 @@ async def missing(source: Source, view: ShardView, log: LogListing, roots: Colle
                                               source.at_once) if data is None}
     if not absent:
         return []
-    # They may have been released since the state was read: a newer state decides.
+    # The missing objects may have been released after the state was read, so a newer state is read.
     again = await read_shard(source, view.paths)
     if not again.whole:
         return []
@@ -270,7 +276,8 @@ async def missing(source: Source, view: ShardView, log: LogListing, roots: Colle
 
 
 def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> set[str]:
-    """Keys that the state names and the listings lack: objects of blocks, unreleased segments, kept checkpoints."""
+    """Return keys that the state names and the listings lack: objects of blocks, unreleased segments, kept
+    checkpoints."""
     paths = view.paths
     keys = {paths.log(position) for key in view.state.segments
             if (position := key_position(key)) not in log}
@@ -279,7 +286,8 @@ def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> 
         if ref.place != BlockPlace.LOG:
             keys.add(key_of(paths, stream, ref))
         elif ref.position not in log and (not stream.held or position_key(ref.position) in view.state.segments):
-            # A newer broker may have released some segments after records that could not be applied to an offline stream.
+            # A newer broker may have released some segments after records that could not be applied to an offline
+            # stream.
             keys.add(key_of(paths, stream, ref))
     keys |= held_runs(view)
     root = view.snapshot.root if view.snapshot is not None else None
@@ -290,27 +298,27 @@ def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> 
 
 
 def entries(view: ShardView) -> Iterator[tuple[StreamState, BlockEntry]]:
-    """Every block of the state, with its stream."""
+    """Yield every block of the state, with its stream."""
     for stream in view.state.streams.values():
         for entry in stream.blocks:
             yield stream, entry
 
 
 def held_runs(view: ShardView) -> set[str]:
-    """The keys of the runs that records name which could not be applied to an offline stream."""
+    """Return the keys of the runs in records that could not be applied to offline streams."""
     return {run_key(view.paths, run, stream.account, stream.name)
             for stream in view.state.streams.values() for run in stream.held_runs if stream.account or not run[3]}
 
 
 def cannot_be_read(stream: StreamState, first_seq: int, last_seq: int, *, perhaps: bool = False) -> str:
-    """The consequence if these messages are damaged or missing; or may be, as a whole object is damaged that has them."""
+    """Return the consequence of damage to these messages; ``perhaps``: the object is damaged, perhaps elsewhere."""
     which = f"message {first_seq}" if first_seq == last_seq else f"messages {first_seq} to {last_seq}"
     return f"{which} of stream {stream.account}/{stream.name} {'perhaps ' if perhaps else ''}cannot be read"
 
 
 async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: LogListing, view: ShardView,
                   problems: list[Problem]) -> list[Epoch]:
-    """All epochs, from their claims, openings and seals; adds the problems of those."""
+    """Find all epochs, by their claims, openings and seals; add their problems to ``problems``."""
     claimed = set(claims)
     epochs = {number: Epoch(number) for number in sorted({*claims, *(key >> NUMBER_BITS for key in _firsts(log))})}
     for number, epoch in epochs.items():
@@ -333,8 +341,9 @@ async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: Log
             try:
                 epochs[number].claim = Claim.decode(data, number)
             except FormatError as error:
-                problems.append(of_error(paths.epoch(number), error, "the owner of this epoch, and when it was "
-                                         "claimed, are unknown; nothing else needs it", "none is needed: its key is what counts"))
+                problems.append(of_error(paths.epoch(number), error, "the owner of this epoch, and the time of its "
+                                                                     "claim, "
+                                         "are unknown; nothing else needs it", "none is needed: only its key matters"))
     async for number, data in each(epochs, lambda e: source.find(paths.log(Position(e, 0)), 0, HEAD_BYTES),
                                    source.at_once):
         await _begin(source, paths, epochs[number], data, view)
@@ -353,7 +362,7 @@ async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: Log
 
 
 def _firsts(log: LogListing) -> Iterable[int]:
-    """The first key of each epoch that has entries."""
+    """Yield the first key of each epoch that has entries."""
     at = 0
     while at < len(log.keys):
         yield log.keys[at]
@@ -375,25 +384,26 @@ async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | 
         if isinstance(head, int):
             head = decode_head(await source.find(paths.log(position), 0, head) or b"", position)
         if isinstance(head, int):
-            return  # truncated
+            return  # the opening is truncated
         epoch.opening = decode_opening(head, paths.log(position))
     except FormatError:
-        pass  # where it matters, replay stops there and reports it; --verify reports it in any case
+        pass  # a replay that needs the opening stops there and reports it; --verify reports it in any case
 
 
 async def _seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing) -> Seal | Problem | None:
-    """The seal of an epoch: at its known end, otherwise the lowest among its last entries."""
+    """Find the seal of an epoch: at its known end, otherwise the lowest seal among its last entries."""
     if epoch.end is not None:
         position = Position(epoch.number, epoch.end)
         data = await source.find(paths.log(position))
         if data is None:
-            return Problem(paths.log(position), "the seal is missing", "seals are never deleted: a former owner that still "
+            return Problem(paths.log(position), "the seal is missing", "seals are never deleted: a former owner that "
+                                                                       "still "
                            "runs could acknowledge messages that no reader will see",
                            "make sure that no older broker runs on this store; let the newest one continue")
         try:
             return Seal.decode(data, position)
         except FormatError as error:
-            return of_error(paths.log(position), error, f"what ends epoch {epoch.number} cannot be read")
+            return of_error(paths.log(position), error, f"the end of epoch {epoch.number} cannot be read")
     where = log.of_epoch(epoch.number)
     found: Seal | None = None
     for at in range(where.stop - 1, max(where.start, where.stop - 1 - 2 * PUTS_IN_FLIGHT_MAX) - 1, -1):
@@ -408,12 +418,12 @@ async def _seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing
         except FormatError:
             continue
         if seal.landed is None or seal.landed == position.number - 1:
-            found = seal  # else it was put ahead of an owner that went on, and perhaps the log ends before it
+            found = seal  # other seals were put ahead of an owner that continued, so the log may end before them
     return found
 
 
 def _holes(paths: ShardPaths, log: LogListing, epochs: list[Epoch], view: ShardView, problems: list[Problem]) -> None:
-    """A missing number in the last epoch looks like the log's end; entries beyond it show that it is a hole."""
+    """Find holes: a missing number in the last epoch seems to be the log's end, but later entries or the seal exist."""
     if not view.whole or view.snapshot is None:
         return
     end = view.state.position

@@ -1,12 +1,12 @@
-"""Checks every byte of a store against its checksums, and its objects against each other.
+"""The verification of a store: every byte against its checksum, and all objects against each other.
 
     each object      header and key, sizes, all checksums, parts against each other; one writer for each epoch
     state and data   the block table agrees with the blocks; count, bytes and first sequence of each stream are those of
                      its messages
     checkpoint, log  the state replayed from each kept root, oldest first, and from the log's beginning if all of it
                      exists, equals the state replayed from the newest
-    orphans          objects that nothing names: listed, but not a fault, since a broker that crashes leaves some, and a
-                     later one deletes them
+    orphans          objects that nothing names: they are listed, but not a fault, since a broker that crashes leaves
+                     some, and a later one deletes them
 
 On a live store, an object deleted since it was listed is not a fault, unless a newer state names it.
 """
@@ -44,20 +44,20 @@ from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
-__all__ = ["Judge", "Orphan", "Verified", "state_differences", "verify"]
+__all__ = ["Diagnosis", "Orphan", "Verified", "state_differences", "verify"]
 
 _ROOTS_MAX = 16
 _CUT_NEW = f"let a broker run until it has cut new ones; or {RESTORE}"
-_SUBJECTS_LOST = "no message is: a broker finds the subjects of these in their blocks, which takes longer"
-_SUBJECTS_REMEDY = "none is needed: a broker makes it anew"
-_IDS_LOST = ("no message is: a broker finds the message ids of these in their blocks; those of messages that have left the stream "
-             "are no longer known as duplicates")
-_IDS_REMEDY = "none is needed: they leave with the duplicate window"
+_SUBJECTS_LOST = "no message is lost: a broker finds the subjects in the blocks, which takes longer"
+_SUBJECTS_REMEDY = "none is needed: a broker makes a new one"
+_IDS_LOST = ("no message is lost: a broker finds message ids in the blocks; duplicates of messages that were removed "
+             "are no longer recognised")
+_IDS_REMEDY = "none is needed: the ids expire with the duplicate window"
 _FOREIGN = "not a jetblock key: a broker neither reads nor deletes it"
 
 
 class Orphan(NamedTuple):
-    """An object that nothing names. what: why it may exist."""
+    """An object that nothing names. ``what`` is the probable reason why it exists."""
 
     object: str
     bytes: int
@@ -66,27 +66,30 @@ class Orphan(NamedTuple):
 
 @dataclass(slots=True)
 class Verified:
-    """objects, bytes: read and checked. roots: compared with each other, by shard and position."""
+    """The outcome of a verification."""
 
     objects: int = 0
+    """The objects that were read and checked so far."""
     bytes: int = 0
-    told: Callable[[Verified], object] = field(default=lambda _: None, repr=False, compare=False)
+    on_progress: Callable[[Verified], object] = field(default=lambda _: None, repr=False, compare=False)
     roots: list[tuple[int, Position]] = field(default_factory=list)
+    """The checkpoints whose replayed states were compared, by shard and position."""
     orphans: list[Orphan] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
 
-async def verify(source: Source, survey: Survey, progress: Callable[[int, int, int, int], object] = lambda *_: None) -> Verified:
+async def verify(source: Source, survey: Survey,
+                 progress: Callable[[int, int, int, int], object] = lambda *_: None) -> Verified:
     """Check everything that the survey found.
 
-    Args: progress(objects, of objects, bytes, of bytes) is called after each object. The totals are those of the survey,
-        which a broker that goes on writing exceeds.
+    Args: progress(objects, all objects, bytes, all bytes) is called after each object. The totals are those of the
+        survey; a broker that writes meanwhile adds more.
     Raises: StoreError.
     """
     whole = survey.extent
     # The extent has neither the claims nor the format.
     whole.count += 1 + sum(epoch.claim is not None for shard in survey.shards for epoch in shard.epochs)
-    done = Verified(told=lambda verified: progress(verified.objects, whole.count, verified.bytes, whole.bytes))
+    done = Verified(on_progress=lambda verified: progress(verified.objects, whole.count, verified.bytes, whole.bytes))
     tallies = [_Tally(shard) for shard in survey.shards]
     for shard, tally in zip(survey.shards, tallies, strict=True):
         await _objects(source, _listed(source, shard), shard, tally, done)
@@ -110,7 +113,7 @@ def _is_root(object_: str) -> bool:
     return key is not None and key.kind == ObjectKind.ROOT
 
 
-# Each object.
+# The check of each object.
 
 async def _listed(source: Source, shard: ShardSurvey) -> AsyncIterator[ObjectInfo]:
     paths = shard.paths
@@ -154,23 +157,23 @@ async def _objects(source: Source, infos: AsyncIterator[ObjectInfo], shard: Shar
         key = parse(info.key)
         return None if key is None else await check_object(source, info, key, on_block)
 
-    judge = Judge(shard)
+    diagnosis = Diagnosis(shard)
     async for info, checked in each(infos, check, source.at_once):
         if checked is None or checked.gone:
             continue
-        judge.saw(checked)
+        diagnosis.add_root(checked)
         done.objects += 1
         done.bytes += info.size
-        done.told(done)
-        done.problems += [judge.problem(checked, fault) for fault in checked.faults]
-        if (other := judge.other_writer(checked)) is not None:
+        done.on_progress(done)
+        done.problems += [diagnosis.problem(checked, fault) for fault in checked.faults]
+        if (other := diagnosis.other_writer(checked)) is not None:
             done.problems.append(other)
-        if (why := judge.orphan(checked)) is not None:
+        if (why := diagnosis.orphan(checked)) is not None:
             done.orphans.append(Orphan(info.key, info.size, why))
 
 
-class Judge:
-    """Decides what a fault in an object of one shard means, and which of its objects are orphans."""
+class Diagnosis:
+    """Finds the consequences of faults in the objects of one shard, and the orphans among them."""
 
     def __init__(self, shard: ShardSurvey) -> None:
         self.paths: ShardPaths = shard.paths
@@ -186,7 +189,7 @@ class Judge:
         self.subjects = {page.place.position for stream in self.state.streams.values() for page in stream.subjects}
         """Page objects with subjects, which a start does not read."""
         self.ids = {place.position for stream in self.state.streams.values() for place in stream.ids.places}
-        """The same with message ids."""
+        """Page objects with message ids, which a start does not read."""
         self.held = {position for stream in self.state.streams.values() for position in stream.held}
         """Segments that a start applies to offline streams."""
         self.held_runs = held_runs(shard.view)
@@ -196,8 +199,8 @@ class Judge:
         for stream, entry in entries(shard.view):
             self.live.setdefault(key_of(self.paths, stream, entry.ref), []).append((stream, entry))
 
-    def saw(self, checked: Checked) -> None:
-        """Note the pages that a root needs; roots are checked before pages."""
+    def add_root(self, checked: Checked) -> None:
+        """Record the pages that a root needs, if the object is a root; roots are checked before pages."""
         if checked.key.kind != ObjectKind.ROOT:
             return
         if checked.root is None:
@@ -208,15 +211,16 @@ class Judge:
             self.pages.update(Position(*at) for at in objects)
 
     def problem(self, checked: Checked, fault: Fault) -> Problem:
-        """The problem for a fault, with its consequences."""
+        """Make a problem of a fault, with its consequences."""
         kind, position, error = checked.key.kind, checked.key.position, fault.error
         key = checked.info.key
         if kind in (ObjectKind.SEGMENT, ObjectKind.RUN):
-            return of_error(key, error, self._of_blocks(checked, fault),
+            return of_error(key, error, self._consequences(checked, fault),
                             NEWER if isinstance(error, VersionUnknown) else None)
         if kind == ObjectKind.CLAIM:
-            return of_error(key, error, "the owner of this epoch, and when it was claimed, are unknown; nothing else needs it",
-                            "none is needed: its key is what counts")
+            return of_error(key, error, "the owner of this epoch, and the time of its claim, are unknown; nothing else "
+                                        "needs "
+                            "it", "none is needed: only its key matters")
         if kind == ObjectKind.ROOT:
             others = [root for root in self.roots if root != position]
             means = ("a broker starts from another checkpoint" if others else
@@ -235,28 +239,29 @@ class Judge:
             return of_error(key, error, "the request will not be granted", f"ask again; {DELETE}")
         return of_error(key, error, "a broker will not start on this store")
 
-    def _of_blocks(self, checked: Checked, fault: Fault) -> str:
+    def _consequences(self, checked: Checked, fault: Fault) -> str:
+        """Return the consequences of a fault in a segment or run."""
         position, row = checked.key.position, fault.row
         assert position is not None
         in_log = checked.key.kind == ObjectKind.SEGMENT
-        said: list[str] = []
+        found: list[str] = []
         needed = in_log and (fault.core or row is None) and self._replayed(position)
         if needed and isinstance(fault.error, VersionUnknown) and row is not None and row.stream_id:
-            said.append(f"{self._name(row.stream_id)} is offline for this version")
+            found.append(f"{self._name(row.stream_id)} is offline for this version")
         elif needed:
-            said.append("the log cannot be read past it: a broker will not start on this store")
+            found.append("the log cannot be read past it: a broker will not start on this store")
         for stream, entry in self.live.get(checked.info.key, ()):
             ref = entry.ref
             if row is None:
-                # Blocks are read by where they lie, so these may be sound: only a look at each of them tells.
-                said.append(cannot_be_read(stream, max(ref.first_seq, stream.first_seq), ref.last_seq, perhaps=True))
+                # Blocks are read by their place, without the damaged directory, so these may be undamaged.
+                found.append(cannot_be_read(stream, max(ref.first_seq, stream.first_seq), ref.last_seq, perhaps=True))
             elif row.core_offset == ref.core_offset and not fault.core:
                 shift = ref.first_seq - row.first_seq  # as in _live
                 first, last = max(fault.first_seq + shift, stream.first_seq), fault.last_seq + shift
                 if any(not entry.is_dead(seq) for seq in range(first, last + 1)):
-                    said.append(cannot_be_read(stream, first, last))
-        if said:
-            return "; ".join(said)
+                    found.append(cannot_be_read(stream, first, last))
+        if found:
+            return "; ".join(found)
         if in_log and self.roots and position > self.roots[0]:
             return OLDER_START_DAMAGED
         return NO_LIVE_MESSAGE
@@ -266,33 +271,36 @@ class Judge:
         return f"stream {stream.account}/{stream.name}" if stream is not None else f"stream {stream_id:016x}"
 
     def _replayed(self, position: Position) -> bool:
-        """Whether a start from the newest usable root reads this log entry."""
+        """Return True if a start from the newest usable root reads this log entry."""
         if position in self.held:
             return True
         if self.root is not None and position <= self.root.replay_from:
             return False
         epoch = self.epochs.get(position.epoch)
         if epoch is not None and epoch.end is not None and position.number >= epoch.end:
-            return position.number == epoch.end  # the seal: a new owner reads it
+            return position.number == epoch.end  # it is the seal, which a new owner reads
         return not self.whole or position <= self.state.position
 
     def other_writer(self, checked: Checked) -> Problem | None:
-        """A problem if a process other than the epoch's claimant wrote in it; seals always come from another."""
+        """Return a problem if another process than the epoch's claimant wrote the object. Seals always have another
+        writer."""
         header = checked.header
         if header is None or checked.key.position is None or header.kind not in (
                 ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.PAGES):
             return None
         if header.position != checked.key.position:
-            return None  # it has another object's bytes, which is a problem of its own
+            return None  # it has another object's bytes, which is reported as another problem
         epoch = self.epochs.get(checked.key.position.epoch)
         if epoch is None or epoch.claim is None or epoch.claim.run_id == header.nonce:
             return None
         return Problem(checked.info.key, f"process run {header.nonce.hex()} wrote it, and {epoch.claim.run_id.hex()} "
-                       f"claimed its epoch", "two brokers wrote under one epoch: messages that either acknowledged may be lost",
-                       "never run two brokers on copies of one store, nor on a store without put-if-absent", "header", 24)
+                       f"claimed its epoch", "two brokers wrote under one epoch: messages that either acknowledged may "
+                                             "be lost",
+                       "never run two brokers on copies of one store, nor on a store without put-if-absent", "header",
+                       24)
 
     def orphan(self, checked: Checked) -> str | None:
-        """Why this object, which nothing names, may exist; None if something names it."""
+        """Return the probable reason why this object exists although nothing names it; None if something names it."""
         kind, position, state = checked.key.kind, checked.key.position, self.state
         if not self.whole:
             return None  # a truncated state does not show what is named
@@ -315,7 +323,7 @@ class Judge:
             return None
         epoch = self.epochs.get(position.epoch)
         if position > state.position:
-            return "beyond the log's end: in flight, or its writer died before earlier entries landed"
+            return "beyond the log's end: in flight, or its writer died before earlier entries were stored"
         if epoch is not None and epoch.end is not None and position.number >= epoch.end:
             return "beyond the end of its epoch: never acknowledged"
         return "released, and not deleted"
@@ -337,7 +345,7 @@ class _Tally:
             self._left[stream.stream_id] = self._left.get(stream.stream_id, 0) + 1
 
     def block(self, ref: BlockRef, core: BlockCore, head: Head) -> None:
-        """A sound block of an object."""
+        """Count the live messages of an undamaged block, if the state has it."""
         wanted = self._wanted.pop(_id(ref), None)
         if wanted is None:
             return
@@ -358,8 +366,10 @@ class _Tally:
             found[2] = first
 
     def differences(self) -> list[Problem]:
-        """Problems of streams whose figures differ from their messages. Streams with a damaged or missing block are
-        skipped: the block has a problem of its own."""
+        """Return problems of streams whose figures differ from their messages.
+
+        Streams with a damaged or missing block are skipped: that block is reported as another problem.
+        """
         problems = list(self._problems)
         for stream in self._shard.view.state.streams.values():
             if stream.offline is not None:
@@ -392,7 +402,7 @@ def _id(ref: BlockRef) -> tuple[int, Position, int, int]:
 
 
 def _live(head: Head, core: BlockCore, entry: BlockEntry, first_seq: int) -> tuple[int, int, int]:
-    """A block's live messages, their bytes, and the first one's sequence."""
+    """Return the number of a block's live messages, their bytes, and the first one's sequence."""
     shift = entry.ref.first_seq - head.first_seq  # the index of a staged block counts from 1
     if entry.dead is None and entry.ref.first_seq >= first_seq:
         return core.count, core.bytes, entry.ref.first_seq
@@ -406,10 +416,10 @@ def _live(head: Head, core: BlockCore, entry: BlockEntry, first_seq: int) -> tup
     return msgs, size, first
 
 
-# Checkpoints against the log.
+# The check of checkpoints against the log.
 
 async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem], done: Verified) -> None:
-    """Replay from each root, and compare at the end of the newest state."""
+    """Replay from each root to the end of the newest state, and compare the states."""
     view, paths = shard.view, shard.paths
     if view.snapshot is None or not view.snapshot.state.position.epoch:
         return
@@ -419,21 +429,21 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
                                     if position != newest and position <= state.position]
     roots = roots[:_ROOTS_MAX - 1] + roots[_ROOTS_MAX - 1:][-1:]
     if newest is not None and position_key(Position(1, 0)) in state.segments:
-        roots.insert(0, None)  # never swept: the whole log exists
+        roots.insert(0, None)  # no segment was deleted, so the whole log exists
     kept = {newest}
     if view.snapshot.root is not None:
         done.roots.append((paths.shard, view.snapshot.root.position))
         kept |= {Position(*at) for at, _ in view.snapshot.root.extra.get("roots", ())}
-        await _unread(source, shard, view.snapshot.root.position, state, done)
+        await _check_unread_pages(source, shard, view.snapshot.root.position, state, done)
     for root in roots:
         key = paths.checkpoint(root) if root is not None else paths.logs
         try:
             snapshot = await drive(source, replay_from(paths, root, state.position), state.position)
         except (FormatError, CutOff) as error:
             if root is None or await source.find(key, 0, 1) is None:
-                continue  # swept meanwhile; damage in the log was found above
+                continue  # it was deleted meanwhile; damage in the log was found above
             if root not in kept and newest is not None and root < newest:
-                # A delayed put may land again after the object was deleted.
+                # A delayed put may create the object again after it was deleted.
                 done.orphans.append(Orphan(key, dict(shard.roots)[root], "a checkpoint no longer kept; what it needs "
                                            "is gone"))
                 continue
@@ -453,7 +463,7 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
         if root is not None:
             done.roots.append((paths.shard, root))
             if root in kept:
-                await _unread(source, shard, root, snapshot.state, done)
+                await _check_unread_pages(source, shard, root, snapshot.state, done)
         for what in state_differences(snapshot.state, state)[:8]:
             done.problems.append(Problem(
                 key, f"replayed from here, the state differs from that of the newest checkpoint: {what}",
@@ -461,21 +471,23 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
                 "keep a copy of the store and report it"))
 
 
-async def _unread(source: Source, shard: ShardSurvey, root: Position, state: ShardState, done: Verified) -> None:
-    """Pages of subjects and of ids that a root names and that are missing: a replay does not read them."""
+async def _check_unread_pages(source: Source, shard: ShardSurvey, root: Position, state: ShardState,
+                              done: Verified) -> None:
+    """Find missing pages of subjects and of ids that a root names; a replay does not read these pages."""
     paths = shard.paths
     named = {page.place.position: (_SUBJECTS_LOST, _SUBJECTS_REMEDY) for stream in state.streams.values()
              for page in stream.subjects}
-    named |= {place.position: (_IDS_LOST, _IDS_REMEDY) for stream in state.streams.values() for place in stream.ids.places}
+    named |= {place.position: (_IDS_LOST, _IDS_REMEDY) for stream in state.streams.values()
+              for place in stream.ids.places}
     for position in sorted(named.keys() - {position for position, _ in shard.pages}):
         key = paths.pages(position)
         if (all(problem.object != key for problem in done.problems) and await source.find(key, 0, 1) is None
-                and await source.find(paths.checkpoint(root), 0, 1) is not None):  # otherwise both were swept meanwhile
+                and await source.find(paths.checkpoint(root), 0, 1) is not None):  # else both were deleted meanwhile
             done.problems.append(Problem(key, "it is missing, and a checkpoint names it", *named[position]))
 
 
 def state_differences(one: ShardState, other: ShardState) -> list[str]:
-    """The differences of two replayed states, in words. Estimates (bytes of dead messages) are not compared."""
+    """Return the differences of two replayed states, in words. Estimates (bytes of dead messages) are not compared."""
     found: list[str] = []
     if one.position != other.position:
         found.append(f"it ends at {one.position}, not at {other.position}")

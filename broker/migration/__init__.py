@@ -1,1 +1,1 @@
-"""Streams moved here from a nats-server: from a running one over its API, or from folders of ``nats stream backup``."""
+"""Migration: streams are moved from a nats-server, over its API, or from folders of ``nats stream backup``."""

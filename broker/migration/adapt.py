@@ -1,4 +1,4 @@
-"""What of a configuration cannot be as it was, and is said; and when two streams hold the same. Decisions without I/O."""
+"""Changes that a configuration needs at the target, with notes about them, and the comparison of figures. No I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Adapted", "adapted_config", "differences"]
 
 
 def adapted_config(stream: StreamToMove, *, memory_to_file: bool) -> dict[str, Any]:
-    """The configuration at the target; what differs is noted in ``stream.notes``."""
+    """Return the stream's configuration at the target; add a text about each change to ``stream.notes``."""
     config: dict[str, Any] = json.loads(json.dumps(stream.config))
     if int(config.get("num_replicas") or 1) > 1:
         stream.notes.append(f"num_replicas {config['num_replicas']} became 1: the store keeps the copies")
@@ -30,13 +30,13 @@ def adapted_config(stream: StreamToMove, *, memory_to_file: bool) -> dict[str, A
 
 
 class Adapted:
-    """An archive on its way: reads the stream's numbers and consumers, and changes consumers that could not be here as they are.
+    """An archive on its way to the target, with consumers changed that could not be the same there.
 
-    Attributes: ``numbers``, ``consumers``: known once the first message has passed.
+    Attributes: ``numbers``, ``consumers``: read from the archive, and known once the first message has passed.
     """
 
     def __init__(self, stream: StreamToMove, now_ns: int, *, lasting: bool) -> None:
-        """Args: ``lasting``: only what is stored lasts: the target's broker ends with the command."""
+        """Make an adapter; ``lasting``: the target's broker ends with the command, so all state must be stored."""
         self._stream = stream
         self._now_ns = now_ns
         self._lasting = lasting
@@ -44,7 +44,7 @@ class Adapted:
         self.consumers: list[ArchivedConsumer] = []
 
     async def of(self, archive: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        """The archive as it goes to the target. Raises: StreamFailed; what ``archive`` raises."""
+        """Yield the archive for the target. Raises: StreamFailed; the errors of ``archive``."""
         reader, held, head = ArchiveReader(), list[bytes](), None
         writer = ArchiveWriter(self._now_ns)
         try:
@@ -74,17 +74,17 @@ class Adapted:
                     yield writer.consumer(consumer)
                 reader = ArchiveReader()
                 for one in held:
-                    yield self._again(reader, writer, one)
+                    yield self._rewrite(reader, writer, one)
                 held.clear()
                 async for data in archive:
-                    yield self._again(reader, writer, data)
+                    yield self._rewrite(reader, writer, data)
                 reader.finish()
                 return
             reader.finish()
         except ArchiveError as error:
             raise StreamFailed(f"its archive cannot be used: {error}") from None
 
-    def _again(self, reader: ArchiveReader, writer: ArchiveWriter, data: bytes) -> bytes:
+    def _rewrite(self, reader: ArchiveReader, writer: ArchiveWriter, data: bytes) -> bytes:
         parts = []
         for item in reader.feed(data):
             if isinstance(item, list):
@@ -94,7 +94,7 @@ class Adapted:
         return b"".join(parts)
 
     def _change(self) -> bool:
-        """Whether any consumer had to be changed."""
+        """Change the consumers; return True if any needed a change."""
         changed = False
         for consumer in self.consumers:
             config, notes = consumer.config, self._stream.notes
@@ -109,22 +109,23 @@ class Adapted:
 
 
 def differences(was: dict[str, Any], wanted: Numbers, found: Numbers) -> list[str]:
-    """In what the stream at the target is not what it should be, less what may have happened to it since.
+    """Return texts about figures of the stream at the target that are wrong.
 
-    Args: ``was``: its configuration at the source.
+    Differences that the stream's own activity explains are left out: a mirror grows, messages expire.
+    Args: ``was``: the configuration at the source. ``wanted``: the figures there. ``found``: the figures at the target.
     """
     copies = bool(was.get("mirror") or was.get("sources"))
     grows = copies or bool(was.get("allow_msg_schedules"))
     shrinks = bool(was.get("max_age") or was.get("allow_msg_ttl") or was.get("retention", "limits") != "limits")
-    told = []
+    texts = []
     if found.last_seq != wanted.last_seq and not (grows and found.last_seq > wanted.last_seq):
-        told.append(f"last_seq {found.last_seq} instead of {wanted.last_seq}")
+        texts.append(f"last_seq {found.last_seq} instead of {wanted.last_seq}")
     if found.last_seq > wanted.last_seq and grows:
-        return told
+        return texts
     if shrinks and found.messages <= wanted.messages and found.first_seq >= wanted.first_seq:
-        return told
+        return texts
     # nats-server counts a message in memory as smaller than one in a file.
     for name in ("first_seq", "messages", *(("bytes",) if was.get("storage", "file") == "file" else ())):
         if (there := getattr(found, name)) != (here := getattr(wanted, name)):
-            told.append(f"{name} {there} instead of {here}")
-    return told
+            texts.append(f"{name} {there} instead of {here}")
+    return texts

@@ -1,7 +1,8 @@
-"""``jetblock migrate SOURCE TARGET``: streams with their consumers from a nats-server into a jetblock, or into a store.
+"""``jetblock migrate SOURCE TARGET``: move streams with their consumers from a nats-server into a jetblock, or into a
+store.
 
-Exit status: 0 all chosen streams are at the target as they were; 1 the run came to its end, and problems are listed; 2 it did
-not, or could not begin, with the reason on standard error.
+Exit status: 0 all chosen streams are at the target as they were; 1 the run is finished, and problems are listed; 2 it
+is not finished, or could not begin, and the reason is on standard error.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from broker.base.suggest import did_you_mean
 from broker.migration.errors import CannotMigrate
 from broker.migration.folders import FolderSource
 from broker.migration.login import Login, connect
-from broker.migration.run import PRESENT, Choice, Moved, chosen, move
+from broker.migration.run import PRESENT, Choice, Moved, choose_streams, move
 from broker.migration.server_source import ServerSource
 from broker.migration.store_dir_server import StoreDirServer
 from broker.migration.streams import Origin
@@ -38,20 +39,20 @@ _STORE = ("file://", "s3://")
 _SECRET = {"user", "password", "token", "creds", "nkey"}
 
 _EPILOG = """\
-SOURCE is a nats-server (nats://HOST:PORT, version 2.15 or newer), a folder that `nats stream backup` or `nats account backup`
-wrote, or the store_dir of a nats-server that is stopped: a nats-server on PATH serves it meanwhile. TARGET is a running jetblock
-(nats://HOST:PORT) or a store (file://DIR, s3://BUCKET/PREFIX) on which no broker runs. USER:PASSWORD@ or TOKEN@ may stand before
-HOST. Nothing at the source is changed. An interrupted command is run again: it goes on with the streams that are missing at the
-target, where each is whole or not there at all.
+SOURCE is a nats-server (nats://HOST:PORT, version 2.15 or newer), a folder that `nats stream backup` or `nats account
+backup` wrote, or the store_dir of a nats-server that is stopped: a nats-server on PATH serves it meanwhile. TARGET is a
+running jetblock (nats://HOST:PORT) or a store (file://DIR, s3://BUCKET/PREFIX) on which no broker runs. USER:PASSWORD@
+or TOKEN@ may stand before HOST. Nothing at the source is changed. After an interruption, run the same command again: it
+continues with the streams that are missing at the target, where each stream is whole or not there at all.
 
-FILE of --accounts is a JSON list with an object for each account: {"source": {…}, "target": {…}, "streams": […]}; in source and
-target any of user, password, token, creds, nkey, and for a store as the target: account.
+FILE of --accounts is a JSON list with an object for each account: {"source": {…}, "target": {…}, "streams": […]}; in
+source and target any of user, password, token, creds, nkey, and for a store as the target: account.
 status: 0 all is at the target as it was, 1 finished and problems are listed, 2 not finished, or refused
 """
 
 
 class _Work(NamedTuple):
-    """One account's part."""
+    """The work for one account."""
 
     source: Login
     target: Login
@@ -59,12 +60,12 @@ class _Work(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one migration; returns the exit status."""
+    """Run one migration; return the exit status."""
     try:
         options = _parse(arguments)
     except SystemExit as ended:
         return int(ended.code or 0)
-    # What the broker inside a run on a store would log: only what goes wrong is of interest.
+    # A run on a store has a broker inside; only its errors are of interest.
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     progress, moved = Progress(), list[Moved]()
     error = ""
@@ -72,14 +73,15 @@ def main(arguments: Sequence[str]) -> int:
         asyncio.run(_run(options, progress, moved))
     except KeyboardInterrupt:
         progress.clear()
-        print("jetblock migrate: interrupted; run the same command again to go on", file=sys.stderr)
+        print("jetblock migrate: interrupted; run the same command again to continue", file=sys.stderr)
         return 130
     except CannotMigrate as failed:
         error = str(failed)
     progress.clear()
     if options.json:
-        json.dump({"source": _hidden(options.source), "target": _hidden(options.target), "finished": not error, "error": error,
-                   "streams": [one.to_json() for one in moved]}, sys.stdout, indent=1)
+        json.dump({"source": _without_secrets(options.source), "target": _without_secrets(options.target),
+                   "finished": not error, "error": error, "streams": [one.to_json() for one in moved]}, sys.stdout,
+                  indent=1)
         print()
     else:
         if moved or not error:
@@ -96,45 +98,50 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="SOURCE", help="a nats-server's URL, its store_dir, or a folder with backups")
     parser.add_argument("target", metavar="TARGET", help="a jetblock's URL, or a store's")
-    parser.add_argument("--stream", action="append", default=[], metavar="NAME", help="only this stream; may be repeated")
+    parser.add_argument("--stream", action="append", default=[], metavar="NAME",
+                        help="only this stream; may be repeated")
     parser.add_argument("--no-consumers", action="store_true", help="leave the consumers out")
     parser.add_argument("--replace", action="store_true",
                         help="move a stream again that the target has in an older state: it is deleted there first")
     parser.add_argument("--memory-to-file", action="store_true", help="store streams that are in memory at the source")
     parser.add_argument("--verify", action="store_true", help="read all messages again on both sides, and compare them")
     for side in ("source", "target"):
-        parser.add_argument(f"--{side}-creds", default="", metavar="FILE", help=f"credentials (JWT and seed) for the {side}")
-        parser.add_argument(f"--{side}-nkey", default="", metavar="FILE", help=f"the seed of a user's key for the {side}")
+        parser.add_argument(f"--{side}-creds", default="", metavar="FILE",
+                            help=f"credentials (JWT and seed) for the {side}")
+        parser.add_argument(f"--{side}-nkey", default="", metavar="FILE", help=f"the seed of a user's key for the "
+                                                                               f"{side}")
         parser.add_argument(f"--{side}-tls-ca", default="", metavar="FILE", help=f"who signed the {side}'s certificate")
         parser.add_argument(f"--{side}-tls-cert", default="", metavar="FILE", help=f"our certificate for the {side}")
         parser.add_argument(f"--{side}-tls-key", default="", metavar="FILE", help="its key")
-    parser.add_argument("--source-account", default="", metavar="NAME", help="of a store_dir: only this account's streams")
+    parser.add_argument("--source-account", default="", metavar="NAME", help="of a store_dir: only this account's "
+                                                                             "streams")
     parser.add_argument("--target-account", default="", metavar="NAME",
                         help="in a store: whose streams they are to be (default $G)")
     parser.add_argument("--accounts", default="", metavar="FILE", help="several accounts in one run")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     options = parser.parse_args(list(arguments))
     if not options.target.startswith((*_SERVER, *_STORE)):
-        parser.error(f"TARGET {options.target!r} is neither a server's URL nor a store's: nats://HOST:PORT, file:///DIR or "
-                     f"s3://BUCKET/PREFIX")
+        parser.error(f"TARGET {options.target!r} is neither a server's URL nor a store's: nats://HOST:PORT, "
+                     f"file:///DIR or s3://BUCKET/PREFIX")
     if has_scheme(options.source) and not options.source.startswith(_SERVER):
-        parser.error(f"SOURCE {options.source!r} is neither nats://HOST:PORT nor a folder; to copy a store, use jetblock copy")
+        parser.error(f"SOURCE {options.source!r} is neither nats://HOST:PORT nor a folder; to copy a store, use "
+                     "jetblock copy")
     options.store_dir = None if options.source.startswith(_SERVER) else find_store_dir(options.source)
     if options.store_dir is None and not options.source.startswith(_SERVER) and not Path(options.source).exists():
         parser.error(f"SOURCE {options.source}: there is no such folder; a server is nats://HOST:PORT")
     if options.source_account and options.store_dir is None:
-        parser.error("--source-account is for a store_dir; on a server, the credentials say which account it is")
+        parser.error("--source-account is for a store_dir; on a server, the credentials decide the account")
     if options.accounts and not options.source.startswith(_SERVER):
         parser.error("--accounts is for a server as the source: a folder has one account's streams")
     if options.target_account and not options.target.startswith(_STORE):
-        parser.error("--target-account is for a store as the target; on a server, the credentials say which account it is")
+        parser.error("--target-account is for a store as the target; on a server, the credentials decide the account")
     return options
 
 
-# --- what to do -------------------------------------------------------------------------------------------------------
+# --- the work ---------------------------------------------------------------------------------------------------------
 
 def _work(options: argparse.Namespace) -> list[_Work]:
-    """Raises: CannotMigrate."""
+    """Return the work for each account. Raises: CannotMigrate."""
     source, target = (
         Login(url, creds=getattr(options, f"{side}_creds"), nkey=getattr(options, f"{side}_nkey"),
               tls_ca=getattr(options, f"{side}_tls_ca"), tls_cert=getattr(options, f"{side}_tls_cert"),
@@ -157,14 +164,15 @@ def _work(options: argparse.Namespace) -> list[_Work]:
     for number, row in enumerate(rows, 1):
         where = f"{path}, account {number}"
         row = _object(where, row, ("source", "target", "streams"))
-        chosen = row.get("streams", list(names))
-        if not isinstance(chosen, list) or not all(isinstance(name, str) for name in chosen):
+        streams = row.get("streams", list(names))
+        if not isinstance(streams, list) or not all(isinstance(name, str) for name in streams):
             raise CannotMigrate(f"{where}: streams is not a list of names")
         sides = {side: _texts(f"{where}: {side}", row.get(side, {}), allowed)
                  for side, allowed in (("source", _SECRET), ("target", _SECRET | {"account"}))}
         if sides["target"].get("account") and not options.target.startswith(_STORE):
-            raise CannotMigrate(f"{where}: target: account is for a store; on a server, the credentials say which account it is")
-        work.append(_Work(replace(source, **sides["source"]), replace(target, **sides["target"]), tuple(chosen)))
+            raise CannotMigrate(f"{where}: target: account is for a store; on a server, the credentials decide the "
+                                "account")
+        work.append(_Work(replace(source, **sides["source"]), replace(target, **sides["target"]), tuple(streams)))
     return work
 
 
@@ -186,22 +194,22 @@ def _texts(where: str, value: Any, allowed: set[str]) -> dict[str, str]:
 
 
 def _accounts_of(options: argparse.Namespace) -> list[str]:
-    """The accounts of a store_dir that are moved. Raises: CannotMigrate."""
+    """Return the accounts of a store_dir that are moved. Raises: CannotMigrate."""
     accounts = list(options.store_dir.streams)
     if options.source_account:
         if options.source_account not in accounts:
-            raise CannotMigrate(f"{options.source}: there is no account {options.source_account}; those with streams are "
-                                f"{', '.join(accounts)}{did_you_mean(options.source_account, accounts)}")
+            raise CannotMigrate(f"{options.source}: there is no account {options.source_account}; those with streams "
+                                f"are {', '.join(accounts)}{did_you_mean(options.source_account, accounts)}")
         return [options.source_account]
     if len(accounts) > 1 and (options.target_account or not options.target.startswith(_STORE)):
-        raise CannotMigrate(f"{options.source}: there are streams of several accounts, {', '.join(accounts)}, and one account to "
-                            f"move them to: choose one with --source-account, or give a store as the target, without "
-                            f"--target-account")
+        raise CannotMigrate(f"{options.source}: there are streams of several accounts, {', '.join(accounts)}, and one "
+                            f"account to move them to: choose one with --source-account, or give a store as the "
+                            f"target, without --target-account")
     return accounts
 
 
 async def _run(options: argparse.Namespace, progress: Progress, moved: list[Moved]) -> None:
-    """Raises: CannotMigrate."""
+    """Move the streams of all chosen accounts. Raises: CannotMigrate."""
     work = _work(options)
     if options.store_dir is None:
         await _move_all(options, options.source, work, progress, moved)
@@ -219,11 +227,12 @@ async def _run(options: argparse.Namespace, progress: Progress, moved: list[Move
             await server.stop()
 
 
-async def _move_all(options: argparse.Namespace, source: str, work: list[_Work], progress: Progress, moved: list[Moved]) -> None:
-    """Raises: CannotMigrate."""
+async def _move_all(options: argparse.Namespace, source: str, work: list[_Work], progress: Progress,
+                    moved: list[Moved]) -> None:
+    """Connect to both sides, and move the streams of each account. Raises: CannotMigrate."""
     lasting = options.target.startswith(_STORE)
 
-    def told(done: Moved) -> None:
+    def report(done: Moved) -> None:
         moved.append(done)
         progress.line(_line(done))
 
@@ -233,12 +242,12 @@ async def _move_all(options: argparse.Namespace, source: str, work: list[_Work],
             from broker.migration.store_target import StoreTarget
 
             store = StoreTarget(options.target, [one.target.account for one in work])
-        # The sources first: a wrong password there should not create a store here.
+        # Sources are connected first, because a wrong password there must not leave a new store here.
         origins = []
         for one in work:
             origin = await _origin(source, one)
             stack.push_async_callback(origin.close)
-            origins.append((origin, await chosen(origin, one.names)))
+            origins.append((origin, await choose_streams(origin, one.names)))
         if store is not None:
             await store.start()
             stack.push_async_callback(store.stop)
@@ -247,7 +256,7 @@ async def _move_all(options: argparse.Namespace, source: str, work: list[_Work],
             stack.push_async_callback(connection.close)
             choice = Choice(consumers=not options.no_consumers, replace=options.replace,
                             memory_to_file=options.memory_to_file, verify=options.verify, lasting=lasting)
-            await move(_account(one), origin, streams, Target(connection), choice, progress, told)
+            await move(_account(one), origin, streams, Target(connection), choice, progress, report)
 
 
 async def _origin(source: str, work: _Work) -> Origin:
@@ -257,11 +266,12 @@ async def _origin(source: str, work: _Work) -> Origin:
 
 
 def _account(work: _Work) -> str:
-    """How a report names it."""
-    return work.target.account or work.source.account or work.source.user or Path(work.source.creds or work.source.nkey).stem or "-"
+    """Return the account's name in reports."""
+    source = work.source
+    return work.target.account or source.account or source.user or Path(source.creds or source.nkey).stem or "-"
 
 
-def _hidden(url: str) -> str:
+def _without_secrets(url: str) -> str:
     return Login(url).shown if url.startswith(_SERVER) else url
 
 

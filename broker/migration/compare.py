@@ -1,4 +1,4 @@
-"""Compares the messages of two archives of one stream: sequence, time, subject, headers and payload of each."""
+"""Compare the messages of two archives of one stream: sequence, time, subject, headers and payload of each."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from broker.migration.errors import StreamFailed
 
 __all__ = ["Compared", "compare"]
 
-_TOLD_MAX = 10
+_TEXTS_MAX = 10
 
 
 @dataclass(slots=True)
 class Compared:
-    """``missing`` and ``added`` at the target; ``different``: of those, and of messages that differ, the first few in words."""
+    """The numbers of messages that are the same on both sides, or not."""
 
     same: int = 0
     missing: int = 0
+    """Messages that only the source has."""
     added: int = 0
+    """Messages that only the target has."""
     differing: int = 0
     different: list[str] = field(default_factory=list)
+    """Texts about the first few messages that are missing or differ."""
 
     def note(self, text: str) -> None:
-        """Say it, if it is one of the first."""
-        if len(self.different) < _TOLD_MAX:
+        """Add a text, if it is one of the first."""
+        if len(self.different) < _TEXTS_MAX:
             self.different.append(text)
 
 
 async def compare(source: AsyncIterator[bytes], target: AsyncIterator[bytes]) -> Compared:
-    """Raises: StreamFailed; CannotMigrate."""
+    """Compare two archives in one pass. Raises: StreamFailed; CannotMigrate."""
     done = Compared()
     theirs, ours = _messages(source), _messages(target)
     here, there = await anext(theirs, None), await anext(ours, None)
@@ -50,12 +53,12 @@ async def compare(source: AsyncIterator[bytes], target: AsyncIterator[bytes]) ->
                 done.same += 1
             else:
                 done.differing += 1
-                done.note(f"message {here.seq} has another {_what(here, there)}")
+                done.note(f"message {here.seq} has another {_differing_parts(here, there)}")
             here, there = await anext(theirs, None), await anext(ours, None)
     return done
 
 
-def _what(here: ArchivedMsg, there: ArchivedMsg) -> str:
+def _differing_parts(here: ArchivedMsg, there: ArchivedMsg) -> str:
     pairs = (("time", here.time_ns, there.time_ns), ("subject", here.subject, there.subject),
              ("headers", here.body[:here.hlen], there.body[:there.hlen]),
              ("payload", here.body[here.hlen:], there.body[there.hlen:]))

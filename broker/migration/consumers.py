@@ -1,4 +1,4 @@
-"""Consumers on both sides: whether one of them has gone on since a stream was moved."""
+"""Consumers on both sides: find those that have advanced since their stream was moved."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from broker.migration.login import Connection
 
-__all__ = ["Infos", "consumer_infos", "gone_on"]
+__all__ = ["Infos", "advanced_consumers", "consumer_infos"]
 
 Infos = dict[str, dict[str, Any]]
-"""What the API says of each of a stream's consumers, by name."""
+"""The API's infos of a stream's consumers, by name."""
 
 
 async def consumer_infos(connection: Connection, stream: str) -> Infos:
-    """Raises: ApiRefusal; CannotMigrate."""
+    """List the infos of all consumers of a stream. Raises: ApiRefusal; CannotMigrate."""
     found: Infos = {}
     while True:
         page = await connection.api(f"CONSUMER.LIST.{stream}", {"offset": len(found)})
@@ -23,18 +23,18 @@ async def consumer_infos(connection: Connection, stream: str) -> Infos:
             return found
 
 
-def gone_on(here: Infos, there: Infos) -> list[str]:
-    """The durable consumers ``here`` that ``there`` does not have, or not as far; each in words."""
-    said = []
+def advanced_consumers(here: Infos, there: Infos) -> list[str]:
+    """Find the durable consumers of ``here`` that are missing or behind in ``there``; return a text about each."""
+    texts = []
     for name, info in here.items():
         if not info["config"].get("durable_name"):
             continue
         if name not in there:
-            said.append(f"consumer {name} is new")
-        elif any(one > other for one, other in zip(_places(info), _places(there[name]), strict=True)):
-            said.append(f"consumer {name} has gone on")
-    return said
+            texts.append(f"consumer {name} is new")
+        elif any(one > other for one, other in zip(_progress(info), _progress(there[name]), strict=True)):
+            texts.append(f"consumer {name} has advanced")
+    return texts
 
 
-def _places(info: dict[str, Any]) -> tuple[int, int]:
+def _progress(info: dict[str, Any]) -> tuple[int, int]:
     return int(info["delivered"]["consumer_seq"]), int(info["ack_floor"]["stream_seq"])

@@ -1,4 +1,4 @@
-"""What keeps a stream, or all of them, from being moved."""
+"""The errors that prevent moving a stream, or all streams."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ __all__ = ["CannotMigrate", "GaveUp", "StreamFailed"]
 
 
 class CannotMigrate(Exception):
-    """Nothing more can be moved; ``str()`` gives the reason and what to do."""
+    """Nothing more can be moved; ``str()`` gives the reason and the remedy."""
 
 
 class StreamFailed(Exception):
-    """One stream was not moved, and nothing of it is left at the target; ``str()`` gives the reason."""
+    """A stream was not moved, and nothing of it is left at the target; ``str()`` gives the reason."""
 
 
 class GaveUp(StreamFailed):
-    """One side gave the other up in the middle of a stream, having waited for too long: it may be tried again."""
+    """The source or the target waited too long, and ended the transfer of a stream: a retry may help."""

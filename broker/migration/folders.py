@@ -1,8 +1,8 @@
 """Streams in folders, as ``nats stream backup`` and ``nats account backup`` write them.
 
-    FOLDER/backup.json          {"config": …, "state": …} as the API gave them
-    FOLDER/stream.tar.s2        the archive: since nats-server 2.15 no tar any more
-    FOLDER/<stream>/…           or such a folder for each stream
+    FOLDER/backup.json          {"config": …, "state": …} of the API
+    FOLDER/stream.tar.s2        the archive, which is no tar since nats-server 2.15
+    FOLDER/<stream>/…           instead of these files: a folder with such files for each stream
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["FolderSource"]
 _FACTS, _ARCHIVE = "backup.json", "stream.tar.s2"
 _READ_BYTES = 256 << 10
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
-"""It becomes a token of subjects."""
+"""The pattern of stream names, which become tokens of subjects."""
 
 
 class FolderSource:
-    """One backup, or a folder of backups."""
+    """A backup, or a folder of backups, as the source."""
 
     def __init__(self, folder: Path) -> None:
         self.shown = str(folder)
         self._folder = folder
-        self._of: dict[str, Path] = {}
+        self._folders: dict[str, Path] = {}
 
     async def streams(self) -> list[StreamToMove]:
         return await asyncio.to_thread(self._find)
@@ -46,8 +46,8 @@ class FolderSource:
         except OSError as error:
             raise CannotMigrate(f"{folder}: cannot be read: {error.strerror}") from None
         if not folders:
-            raise CannotMigrate(f"{folder}: no backup: neither it nor a folder in it has a {_FACTS}, which `nats stream backup` "
-                                f"writes")
+            raise CannotMigrate(f"{folder}: no backup: neither it nor a folder in it has a {_FACTS}, which `nats "
+                                f"stream backup` writes")
         found: list[StreamToMove] = []
         for one in folders:
             try:
@@ -58,7 +58,7 @@ class FolderSource:
                 # `nats account backup` leaves such a folder for each stream in memory.
                 found.append(StreamToMove(one.name, {}, Numbers(), unreadable=str(error)))
                 continue
-            if (other := self._of.setdefault(stream.name, one)) != one:
+            if (other := self._folders.setdefault(stream.name, one)) != one:
                 raise CannotMigrate(f"{one} and {other} are both backups of {stream.name}; move one of them away")
             found.append(stream)
         return found
@@ -67,10 +67,10 @@ class FolderSource:
         return stream.numbers
 
     async def consumers(self, stream: StreamToMove) -> None:
-        """Only the archive has them."""
+        """Return None: only the archive has the consumers."""
 
     async def archive(self, stream: StreamToMove, *, consumers: bool) -> AsyncGenerator[bytes, None]:
-        path = self._of[stream.name] / _ARCHIVE
+        path = self._folders[stream.name] / _ARCHIVE
         try:
             with path.open("rb") as file:
                 while data := await asyncio.to_thread(file.read, _READ_BYTES):
@@ -95,7 +95,8 @@ def _read(folder: Path) -> StreamToMove:
     config = value.get("config") if isinstance(value, dict) else None
     state = value.get("state") if isinstance(value, dict) else None
     if not isinstance(config, dict) or not isinstance(state, dict) or not isinstance(config.get("name"), str):
-        raise CannotMigrate(f"{facts}: no configuration and state of a stream in it: not what `nats stream backup` writes")
+        raise CannotMigrate(f"{facts}: no configuration and state of a stream in it: not what `nats stream backup` "
+                            "writes")
     if not _NAME.fullmatch(config["name"]):
         raise CannotMigrate(f"{facts}: {config['name']!r} is no name of a stream")
     try:

@@ -1,7 +1,7 @@
-"""Who a client logs in as, and the connection that it gets: nats-py's, without reconnecting.
+"""Logins, and the connections that they get: clients of nats-py, which do not reconnect.
 
-A connection that breaks ends the run with a clear error: a stream's archive cannot go on from its middle, and the same command
-again goes on with the streams that are missing.
+A broken connection ends the run with a clear error, since a stream's archive cannot continue in the middle. The same
+command again continues with the missing streams.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ _SEED = re.compile(r"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-+END")
 
 @dataclass(frozen=True)
 class Login:
-    """Where to connect to, and as whom. ``account`` is the target's in a store, which has no users, and names the
-    source's in reports."""
+    """An address and credentials.
+
+    ``account`` is, for a store as the target, the account there, since a store has no users; for a source, its name in
+    reports.
+    """
 
     url: str = ""
     user: str = ""
@@ -50,16 +53,17 @@ class Login:
 
     @property
     def shown(self) -> str:
-        """Its address, without secrets."""
+        """The address without secrets."""
         parts = urlsplit(self.url)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 class ApiRefusal(Exception):
-    """The ``error`` member of an answer."""
+    """The API refused a request; made of the ``error`` member of its answer."""
 
     def __init__(self, error: dict[str, Any]) -> None:
-        super().__init__(f"{error.get('description', 'unknown error')} (error {error.get('err_code', error.get('code', 0))})")
+        code = error.get("err_code", error.get("code", 0))
+        super().__init__(f"{error.get('description', 'unknown error')} (error {code})")
         self.err_code = int(error.get("err_code", 0))
 
 
@@ -76,12 +80,13 @@ class Connection:
         self.lost = lost
 
     async def api(self, subject: str, body: Any = None, *, seconds: float = 30.0) -> dict[str, Any]:
-        """The answer to a request below ``$JS.API``. Raises: ApiRefusal; CannotMigrate."""
-        return self.answer(await self.request(f"$JS.API.{subject}", b"" if body is None else json.dumps(body).encode(), seconds))
+        """Send a request below ``$JS.API``, and return its answer. Raises: ApiRefusal; CannotMigrate."""
+        data = b"" if body is None else json.dumps(body).encode()
+        return self.decode(await self.request(f"$JS.API.{subject}", data, seconds))
 
     @staticmethod
-    def answer(data: bytes) -> dict[str, Any]:
-        """Raises: ApiRefusal; CannotMigrate."""
+    def decode(data: bytes) -> dict[str, Any]:
+        """Decode the API's answer. Raises: ApiRefusal; CannotMigrate."""
         try:
             value = json.loads(data)
         except ValueError:
@@ -93,7 +98,7 @@ class Connection:
         return value
 
     async def request(self, subject: str, data: bytes, seconds: float) -> bytes:
-        """Raises: CannotMigrate; NobodyAnswers."""
+        """Send a request, and return its response. Raises: CannotMigrate; NobodyAnswers."""
         from nats.errors import Error, NoRespondersError
 
         answer = asyncio.ensure_future(self.client.request(subject, data, timeout=seconds))
@@ -101,15 +106,16 @@ class Connection:
         try:
             await asyncio.wait((answer, lost), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                raise CannotMigrate(f"{self.shown}: the connection was lost; run the same command again to go on")
+                raise CannotMigrate(f"{self.shown}: the connection was lost; run the same command again to continue")
             return bytes(answer.result().data)
         except NoRespondersError:
-            raise NobodyAnswers(f"{self.shown}: nobody answers {subject}: JetStream is off there, or in this account") from None
+            raise NobodyAnswers(f"{self.shown}: nobody answers {subject}: JetStream is off there, or in this "
+                                f"account") from None
         except TimeoutError:
             raise CannotMigrate(f"{self.shown}: no answer to {subject} within {seconds:g} s") from None
         except (Error, OSError) as error:
-            raise CannotMigrate(f"{self.shown}: the connection was lost ({_said(error)}); run the same command again to go "
-                                f"on") from None
+            raise CannotMigrate(f"{self.shown}: the connection was lost ({_reason(error)}); run the same command again "
+                                f"to continue") from None
         finally:
             answer.cancel()
             lost.cancel()
@@ -120,7 +126,7 @@ class Connection:
 
 
 async def connect(login: Login, transport: Transport | None = None) -> Connection:
-    """Raises: CannotMigrate."""
+    """Connect and log in. Raises: CannotMigrate."""
     try:
         from nats.aio.client import Client
         from nats.errors import Error
@@ -138,7 +144,8 @@ async def connect(login: Login, transport: Transport | None = None) -> Connectio
         problems.append(error)
 
     options: dict[str, Any] = {"disconnected_cb": on_lost, "closed_cb": on_lost, "error_cb": on_error}
-    options |= {key: value for key, value in (("user", login.user), ("password", login.password), ("token", login.token)) if value}
+    logins = (("user", login.user), ("password", login.password), ("token", login.token))
+    options |= {key: value for key, value in logins if value}
     if login.tls_ca or login.tls_cert or login.url.startswith(("tls://", "wss://")):
         options["tls"] = _tls(login)
     if login.creds:
@@ -154,13 +161,13 @@ async def connect(login: Login, transport: Transport | None = None) -> Connectio
             await client.connect(login.url, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
                                  connect_timeout=_CONNECT_SECONDS, name="jetblock migrate", **options)
     except (Error, OSError, ValueError, TimeoutError) as error:
-        reason = _said(problems[-1] if problems else error)
-        raise CannotMigrate(f"{login.shown}: cannot connect: {reason}; check the address, that the server is up, and the "
-                            f"credentials") from None
+        reason = _reason(problems[-1] if problems else error)
+        raise CannotMigrate(f"{login.shown}: cannot connect: {reason}; check the address, that the server is up, and "
+                            f"the credentials") from None
     return Connection(client, login.shown, lost)
 
 
-def _said(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, socket.gaierror):
@@ -175,7 +182,7 @@ def _tls(login: Login) -> ssl.SSLContext:
         if login.tls_cert:
             context.load_cert_chain(login.tls_cert, login.tls_key or None)
     except (OSError, ssl.SSLError) as error:
-        raise CannotMigrate(f"{login.shown}: TLS: {_said(error)}; check the files") from None
+        raise CannotMigrate(f"{login.shown}: TLS: {_reason(error)}; check the files") from None
     return context
 
 
@@ -183,7 +190,7 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text()
     except (OSError, UnicodeError) as error:
-        raise CannotMigrate(f"{path}: cannot be read: {_said(error)}") from None
+        raise CannotMigrate(f"{path}: cannot be read: {_reason(error)}") from None
 
 
 def _credentials(path: str) -> tuple[str, KeyPair]:

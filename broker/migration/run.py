@@ -1,11 +1,12 @@
-"""One run: each stream of one account is found at the target, or moved there, and checked.
+"""A run: each stream of one account is found at the target, or moved there, and checked.
 
-    nothing of that name at the target       it is moved
-    the same stream, whole                   it is passed over: an earlier run moved it; with ``replace`` it is moved again if
-                                             consumers have gone on at the source alone
-    anything else                            it is left alone, and told; with ``replace`` an older copy of it is moved again
+    the target has               the run
+    no stream of that name       moves the stream
+    the same stream, whole       skips it: an earlier run moved it; with ``replace`` it is moved again if consumers have
+                                 advanced at the source only
+    another or older stream      leaves it alone, and reports a problem; with ``replace`` an older copy is moved again
 
-The target takes a stream whole or not at all, so a run that was killed at any point is just run again.
+The target takes a stream whole or not at all, so after a kill at any point the command is simply run again.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from broker.base.progress import Progress
 from broker.jetstream.archive.values import ArchivedConsumer
 from broker.migration.adapt import Adapted, adapted_config, differences
 from broker.migration.compare import compare
-from broker.migration.consumers import gone_on
+from broker.migration.consumers import advanced_consumers
 from broker.migration.errors import CannotMigrate, GaveUp, StreamFailed
 from broker.migration.server_source import snapshot
 from broker.migration.streams import Numbers, Origin, StreamToMove, in_order, origins_of
 from broker.migration.target import Target
 
-__all__ = ["PRESENT", "Choice", "Moved", "chosen", "move"]
+__all__ = ["PRESENT", "Choice", "Moved", "choose_streams", "move"]
 
 _TRIES = 3
 MOVED, PRESENT, FAILED = "moved", "there before", "failed"
@@ -35,7 +36,7 @@ MOVED, PRESENT, FAILED = "moved", "there before", "failed"
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How streams are moved. ``lasting``: the target's broker ends with the run."""
+    """The options of a run. ``lasting``: the target's broker ends with the run, so all state must be stored."""
 
     consumers: bool = True
     replace: bool = False
@@ -46,7 +47,7 @@ class Choice:
 
 @dataclass(slots=True)
 class Moved:
-    """What became of one stream. ``verified``: messages that were compared and are the same."""
+    """The outcome for one stream. ``verified``: the number of messages that were compared and are the same."""
 
     account: str
     name: str
@@ -60,12 +61,12 @@ class Moved:
 
     def to_json(self) -> dict[str, Any]:
         return {"account": self.account, "stream": self.name, "status": self.status, **self.numbers.to_json(),
-                "consumers": self.consumers, "seconds": round(self.seconds, 3), "verified": self.verified, "notes": self.notes,
-                "problems": self.problems}
+                "consumers": self.consumers, "seconds": round(self.seconds, 3), "verified": self.verified,
+                "notes": self.notes, "problems": self.problems}
 
 
-async def chosen(origin: Origin, names: Collection[str]) -> list[StreamToMove]:
-    """The streams of these names, or all, in the order in which they are moved. Raises: CannotMigrate."""
+async def choose_streams(origin: Origin, names: Collection[str]) -> list[StreamToMove]:
+    """Return the streams of these names, or all streams, in the order of moving. Raises: CannotMigrate."""
     streams = in_order(await origin.streams())
     known = {stream.name for stream in streams}
     if unknown := [name for name in names if name not in known]:
@@ -73,9 +74,12 @@ async def chosen(origin: Origin, names: Collection[str]) -> list[StreamToMove]:
     return [stream for stream in streams if not names or stream.name in names]
 
 
-async def move(account: str, origin: Origin, streams: Sequence[StreamToMove], target: Target, choice: Choice, progress: Progress,
-               told: Callable[[Moved], object]) -> None:
-    """Move these streams; ``told`` gets each when it is done. Raises: CannotMigrate: those told until then are at the target."""
+async def move(account: str, origin: Origin, streams: Sequence[StreamToMove], target: Target, choice: Choice,
+               progress: Progress, report: Callable[[Moved], object]) -> None:
+    """Move these streams; call ``report`` with the outcome for each.
+
+    Raises: CannotMigrate; the streams that were reported before are at the target.
+    """
     names = {stream.name for stream in streams}
     for stream in streams:
         done = Moved(account, stream.name, notes=stream.notes)
@@ -87,14 +91,14 @@ async def move(account: str, origin: Origin, streams: Sequence[StreamToMove], ta
             done.problems.append(str(error))
         done.notes = list(dict.fromkeys(done.notes))
         done.seconds = time.monotonic() - began
-        told(done)
+        report(done)
 
 
 class _Move:
-    """One stream's move."""
+    """The move of one stream."""
 
-    def __init__(self, stream: StreamToMove, origin: Origin, target: Target, choice: Choice, progress: Progress, done: Moved,
-                 names: set[str]) -> None:
+    def __init__(self, stream: StreamToMove, origin: Origin, target: Target, choice: Choice, progress: Progress,
+                 done: Moved, names: set[str]) -> None:
         self._stream = stream
         self._origin = origin
         self._target = target
@@ -104,15 +108,16 @@ class _Move:
         self._names = names
 
     async def run(self) -> None:
-        """Raises: StreamFailed; CannotMigrate."""
+        """Move the stream, if the target does not have it, and check it. Raises: StreamFailed; CannotMigrate."""
         stream, done, choice = self._stream, self._done, self._choice
         if stream.unreadable:
             raise StreamFailed(stream.unreadable)
         if stream.config.get("storage") == "memory" and choice.lasting and not choice.memory_to_file:
-            raise StreamFailed("it lives in memory, and nothing of it would be in the store; give --memory-to-file to store it")
+            raise StreamFailed("its messages are in memory, and would not be in the store; give --memory-to-file to "
+                               "store them")
         config = adapted_config(stream, memory_to_file=choice.memory_to_file)
         there = await self._target.find(stream.name)
-        if there is not None and not await self._to_be_replaced(there, config):
+        if there is not None and not await self._delete_older(there, config):
             done.status = PRESENT
             done.numbers = Numbers.of(there["state"])
             done.consumers = int(there["state"].get("consumer_count", 0))
@@ -123,43 +128,51 @@ class _Move:
         if choice.verify:
             await self._compare(config, wanted)
 
-    async def _to_be_replaced(self, there: dict[str, Any], config: dict[str, Any]) -> bool:
-        """Whether the target's stream, of the same name, is to go; ``config`` is how it should be. Raises: StreamFailed;
-        CannotMigrate."""
+    async def _delete_older(self, there: dict[str, Any], config: dict[str, Any]) -> bool:
+        """Delete the target's stream of the same name if it must be moved again; return True if it was deleted.
+
+        Args: there is its info. config is the configuration that it should have.
+        Raises: StreamFailed; CannotMigrate.
+        """
         stream, found = self._stream, Numbers.of(there["state"])
         same = not stream.created or parse_time(stream.created) == parse_time(str(there.get("created", "")))
-        # A target that is no jetblock, or an older one, does not keep the time of creation. Empty streams have no other.
+        # A target that is no jetblock, or an older one, does not keep the time of creation. Then the figures and the
+        # time of the first message decide, or, for empty streams, the configuration.
         if not same and (found != stream.numbers or stream.first_ts != there["state"].get("first_ts")
                          or (not found.messages and not _as_wanted(there.get("config", {}), config))):
-            raise StreamFailed(f"the target has another stream of this name, created {there.get('created')}; rename or delete it")
+            raise StreamFailed(f"the target has another stream of this name, created {there.get('created')}; rename or "
+                               f"delete it")
         if _skipped_sequences(stream, found):
             found = stream.numbers
         different = differences(stream.config, stream.numbers, found)
         if not different:
-            return self._choice.consumers and await self._consumers_went_on()
+            return self._choice.consumers and await self._delete_for_consumers()
         what = ", ".join(different)
         if found.last_seq > stream.numbers.last_seq:
-            raise StreamFailed(f"the target has gone on with it ({what}): it is in use there, and is left alone")
+            raise StreamFailed(f"the target has newer messages in it ({what}): it is in use there, and is left alone")
         if not self._choice.replace:
-            raise StreamFailed(f"the target has it, but not as the source has it now ({what}); --replace deletes it there and "
-                               f"moves it again")
+            raise StreamFailed(f"the target has it, but not as the source has it now ({what}); --replace deletes it "
+                               f"there and moves it again")
         await self._target.delete(stream.name)
         return True
 
-    async def _consumers_went_on(self) -> bool:
-        """Whether the target's stream, which has the same messages, is to go for the sake of the source's consumers; it is
-        deleted then. Raises: StreamFailed; CannotMigrate."""
+    async def _delete_for_consumers(self) -> bool:
+        """Delete the target's stream, which has the same messages, if consumers have advanced at the source only.
+
+        Returns: True if it was deleted. Raises: StreamFailed; CannotMigrate.
+        """
         stream, done = self._stream, self._done
         here = await self._origin.consumers(stream)
         if here is None:
             return False
         there = await self._target.consumers(stream.name)
-        at_source, at_target = gone_on(here, there), gone_on(there, here)
+        at_source, at_target = advanced_consumers(here, there), advanced_consumers(there, here)
         if not at_source:
             return False
-        what = ", ".join(f"{said} at the source" for said in at_source)
+        what = ", ".join(f"{text} at the source" for text in at_source)
         if at_target:
-            done.notes.append(f"{what}; the stream is in use at the target ({', '.join(at_target)} there), and is left alone")
+            done.notes.append(f"{what}; the stream is in use at the target ({', '.join(at_target)} there), and is left "
+                              f"alone")
             return False
         if not self._choice.replace:
             done.notes.append(f"{what}; --replace deletes the stream at the target and moves it again")
@@ -168,12 +181,12 @@ class _Move:
         return True
 
     async def _restore_again(self, config: dict[str, Any]) -> Numbers:
-        """As ``_restore``, from the beginning if one side gave the other up: it was held up for some seconds."""
+        """Do the same as ``_restore``; begin again if one side waited too long for the other."""
         for _ in range(_TRIES - 1):
             try:
                 return await self._restore(config)
             except GaveUp as error:
-                self._progress.line(f"{self._stream.name}: {error}; once more")
+                self._progress.line(f"{self._stream.name}: {error}; trying again")
         return await self._restore(config)
 
     async def _restore(self, config: dict[str, Any]) -> Numbers:
@@ -189,7 +202,8 @@ class _Move:
 
         any_origin = bool(origins := origins_of(stream.config)) and origins <= self._names
         async with aclosing(self._origin.archive(stream, consumers=self._choice.consumers)) as archive:
-            done.numbers = await self._target.restore(stream, config, adapted.of(archive), any_origin=any_origin, sent=sent)
+            done.numbers = await self._target.restore(stream, config, adapted.of(archive), any_origin=any_origin,
+                                                      sent=sent)
         wanted = adapted.numbers or stream.numbers
         different = differences(stream.config, wanted, done.numbers)
         if different:
@@ -197,8 +211,8 @@ class _Move:
             text = f"after the move it has {', '.join(different)}"
             (done.notes if now != stream.numbers else done.problems).append(text)
         elif (now := await self._origin.numbers(stream)) != wanted and not _copies(config):
-            done.notes.append(f"the source has gone on since: last_seq {now.last_seq}, messages {now.messages}; stop its "
-                              f"publishers and consumers, and run this again with --replace")
+            done.notes.append(f"the source has changed since: last_seq {now.last_seq}, messages {now.messages}; stop "
+                              f"its publishers and consumers, and run this again with --replace")
         await self._check_consumers(adapted.consumers)
         return wanted
 
@@ -225,10 +239,11 @@ class _Move:
                     aclosing(snapshot(self._target.connection, stream.name, consumers=False)) as there):
             compared = await compare(here, there)
         done.verified = compared.same
-        may_go = bool(config.get("max_age") or config.get("allow_msg_ttl") or config.get("retention", "limits") != "limits")
+        may_go = bool(config.get("max_age") or config.get("allow_msg_ttl")
+                      or config.get("retention", "limits") != "limits")
         if compared.differing or (compared.missing and not may_go):
             now = await self._origin.numbers(stream)
-            # What was published since is missing, and that was said already.
+            # Messages that were published since are missing, too, and a note about them exists already.
             if compared.differing or now.last_seq == wanted.last_seq:
                 done.problems += compared.different
         elif compared.missing:
@@ -238,11 +253,14 @@ class _Move:
 
 
 def _skipped_sequences(stream: StreamToMove, found: Numbers) -> bool:
-    """Whether the target has the same messages, and has passed over sequences behind them: where a stream acknowledges before it
-    stores, the next owner does, in case the one before had given them."""
+    """Return True if the target has the same messages and has only skipped sequences after them.
+
+    A stream that acknowledges before it stores does so at a start: the owner before may have given these sequences.
+    """
     was = stream.numbers
-    return stream.config.get("persist_mode") == "async" and found.last_seq > was.last_seq and (
-        (found.messages, found.bytes) == (was.messages, was.bytes)) and (not was.messages or found.first_seq == was.first_seq)
+    return (stream.config.get("persist_mode") == "async" and found.last_seq > was.last_seq
+            and (found.messages, found.bytes) == (was.messages, was.bytes)
+            and (not was.messages or found.first_seq == was.first_seq))
 
 
 def _copies(config: dict[str, Any]) -> bool:

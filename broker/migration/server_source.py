@@ -1,11 +1,11 @@
 """Streams of a running nats-server, as snapshots over its API.
 
-    request   $JS.API.STREAM.SNAPSHOT.<stream>    answered with configuration and numbers; then chunks come
-    chunk     with a reply subject                an empty answer there lets the server send another one
+    request   $JS.API.STREAM.SNAPSHOT.<stream>    answered with configuration and numbers; then chunks arrive
+    chunk     with a reply subject                an empty answer there makes the server send another chunk
     end       an empty message                    with a status: 204 or none is success
 
-The answers are our flow control: a chunk is answered when it is taken. A server gives a receiver up after five seconds without
-one, so while the target is slow one chunk is answered every other second, and kept in memory.
+The answers are our flow control: a chunk is answered when the caller gets it. A server ends the snapshot after five
+seconds without an answer. So while the target is slow, one chunk is answered every other second, and kept in memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ANSWER_SECONDS = 2.0
 
 
 class ServerSource:
-    """All streams of the account that a connection is in."""
+    """The streams of a connection's account as the source."""
 
     def __init__(self, connection: Connection) -> None:
         self.shown = connection.shown
@@ -77,16 +77,17 @@ def _stream(info: dict[str, Any]) -> StreamToMove:
 
 
 async def snapshot(connection: Connection, name: str, *, consumers: bool = True) -> AsyncGenerator[bytes, None]:
-    """The archive of a stream, in chunks. Raises: StreamFailed; CannotMigrate."""
+    """Yield the archive of a stream, in chunks. Raises: StreamFailed; CannotMigrate."""
     client = connection.client
     chunks = _Chunks(connection)
     inbox = client.new_inbox()
-    subscription = await client.subscribe(inbox, cb=chunks.take, pending_msgs_limit=-1, pending_bytes_limit=-1)
+    subscription = await client.subscribe(inbox, cb=chunks.add, pending_msgs_limit=-1, pending_bytes_limit=-1)
     answering = asyncio.create_task(chunks.keep_answering(), name=f"answer the snapshot of {name}")
     try:
         try:
             await connection.api(f"STREAM.SNAPSHOT.{name}", {
-                "deliver_subject": inbox, "no_consumers": not consumers, "chunk_size": _CHUNK_BYTES, "window_size": _WINDOW_BYTES})
+                "deliver_subject": inbox, "no_consumers": not consumers, "chunk_size": _CHUNK_BYTES,
+                "window_size": _WINDOW_BYTES})
         except ApiRefusal as error:
             raise StreamFailed(f"the source gives no snapshot: {error}") from None
         while (data := await chunks.next()) is not None:
@@ -98,36 +99,40 @@ async def snapshot(connection: Connection, name: str, *, consumers: bool = True)
 
 
 class _Chunks:
-    """The chunks that have come and are not taken yet; those before ``_answered`` are answered."""
+    """A queue of the chunks that have arrived; the first ``_answered`` of them have been answered already."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._waiting: deque[Msg] = deque()
         self._answered = 0
-        self._came = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._quiet = False
 
-    async def take(self, msg: Msg) -> None:
+    async def add(self, msg: Msg) -> None:
+        """Queue a chunk that has arrived."""
         self._waiting.append(msg)
-        self._came.set()
+        self._arrived.set()
 
     async def next(self) -> bytes | None:
-        """The next chunk; None: that was the last one. Raises: StreamFailed; CannotMigrate."""
+        """Return the next chunk, and answer it; None after the last one. Raises: StreamFailed; CannotMigrate."""
         while not self._waiting:
-            self._came.clear()
+            self._arrived.clear()
             lost = asyncio.ensure_future(self._connection.lost.wait())
-            came = asyncio.ensure_future(self._came.wait())
+            arrived = asyncio.ensure_future(self._arrived.wait())
             try:
-                done, _ = await asyncio.wait((lost, came), timeout=_SILENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait((lost, arrived), timeout=_SILENCE_SECONDS,
+                                             return_when=asyncio.FIRST_COMPLETED)
             finally:
                 lost.cancel()
-                came.cancel()
+                arrived.cancel()
             if self._waiting:
                 break
             if self._connection.lost.is_set():
-                raise CannotMigrate(f"{self._connection.shown}: the connection was lost; run the same command again to go on")
+                raise CannotMigrate(f"{self._connection.shown}: the connection was lost; run the same command again to "
+                                    f"continue")
             if not done:
-                raise StreamFailed(f"{self._connection.shown} has sent nothing of its archive for {_SILENCE_SECONDS:g} s")
+                raise StreamFailed(f"{self._connection.shown} has sent nothing of its archive for {_SILENCE_SECONDS:g} "
+                                   "s")
         msg = self._waiting.popleft()
         if self._answered:
             self._answered -= 1
@@ -138,12 +143,13 @@ class _Chunks:
             return bytes(msg.data)
         status = (msg.headers or {}).get("Status", "")
         if status not in ("", "204"):
-            said = f"the source ended its snapshot: {status} {(msg.headers or {}).get('Description', '')}".rstrip()
-            raise (GaveUp if status.startswith("408") else StreamFailed)(said)
+            text = f"the source ended its snapshot: {status} {(msg.headers or {}).get('Description', '')}".rstrip()
+            raise (GaveUp if status.startswith("408") else StreamFailed)(text)
         return None
 
     async def keep_answering(self) -> None:
-        """While nothing is taken, answer a chunk from time to time, so that the server does not give us up."""
+        """While ``next`` is not called, answer a chunk from time to time, so that the server does not end the
+        snapshot."""
         while True:
             self._quiet = True
             await asyncio.sleep(_ANSWER_SECONDS)

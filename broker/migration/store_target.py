@@ -1,7 +1,7 @@
-"""A store as the target: a broker of this process owns it for the time of the run, and has no port.
+"""A store as the target: a broker inside this process owns it during the run, and has no port.
 
-It is what any broker would be on the store: it takes a claim, waits for an owner that was killed, stores, compacts, and seals at
-the end.
+It does what every broker does on a store: it takes a claim, waits for an owner that was killed, stores, compacts, and
+seals at the end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from broker.storage.objectstore import StoreError
 
 __all__ = ["StoreTarget"]
 
+
 class _Inside(TcpTransport):
     """A client's transport into the broker of this process."""
 
@@ -30,7 +31,7 @@ class _Inside(TcpTransport):
         self._broker = broker
 
     def __bool__(self) -> bool:
-        """A client takes one of its own if this is false."""
+        """Return True, because nats-py uses a transport of its own if this is False."""
         return True
 
     async def connect(self, *_: Any, **__: Any) -> None:
@@ -39,7 +40,7 @@ class _Inside(TcpTransport):
 
 
 class StoreTarget:
-    """The broker on the store ``url``, with these accounts besides the default one. Raises: CannotMigrate."""
+    """The broker on the store ``url``, with the default account and ``accounts``. Raises: CannotMigrate."""
 
     def __init__(self, url: str, accounts: Iterable[str]) -> None:
         self._url = url
@@ -64,12 +65,12 @@ class StoreTarget:
             raise CannotMigrate(f"{self._url}: {error}") from None
 
     async def connect(self, account: str) -> Connection:
-        """Raises: CannotMigrate."""
+        """Connect to an account of the broker. Raises: CannotMigrate."""
         login = Login("nats://inside", user=account or DEFAULT_ACCOUNT, password=self._password)
         connection = await connect(login, _Inside(self._broker))
         connection.shown = self._url
         return connection
 
     async def stop(self) -> None:
-        """Store everything, and give the store back."""
+        """Store everything, and release the store."""
         await self._broker.stop()

@@ -1,4 +1,4 @@
-"""What is moved: streams with their configurations and numbers, and the archives that they come as."""
+"""The streams to move, with their configurations and numbers, and the interface of their sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Numbers", "Origin", "StreamToMove", "in_order", "origins_of"]
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """How much a stream has. An empty stream's first sequence is the one after its last, as in archives."""
+    """The figures of a stream. An empty stream's first sequence is the one after its last, as in archives."""
 
     messages: int = 0
     bytes: int = 0
@@ -20,7 +20,7 @@ class Numbers:
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> Numbers:
-        """From the ``state`` of the API."""
+        """Read the figures from the ``state`` of the API."""
         messages, last_seq = int(state.get("messages", 0)), int(state.get("last_seq", 0))
         first_seq = int(state.get("first_seq", 0)) if messages else last_seq + 1
         return cls(messages, int(state.get("bytes", 0)), first_seq, last_seq)
@@ -31,55 +31,63 @@ class Numbers:
 
 @dataclass(slots=True)
 class StreamToMove:
-    """``created``, and ``first_ts`` of its first message: as the API shows them; "": not known. ``archive_bytes``: how large its
-    archive is; 0: not known. ``unreadable``: why nothing but its name is known; "" as a rule."""
+    """A stream at the source."""
 
     name: str
     config: dict[str, Any]
     numbers: Numbers
     created: str = ""
+    """Its time of creation, as the API shows it; "" if it is not known."""
     first_ts: str = ""
+    """The time of its first message, as the API shows it; "" if it is not known."""
     archive_bytes: int = 0
+    """The size of its archive; 0 if it is not known."""
     consumers: int = 0
     notes: list[str] = field(default_factory=list)
     unreadable: str = ""
+    """The reason why only its name is known; "" if the other fields are known, too."""
 
 
 class Origin(Protocol):
-    """Where streams come from."""
+    """A source of streams."""
 
     shown: str
+    """The source's name in texts, without secrets."""
 
     async def streams(self) -> list[StreamToMove]:
-        """All that there are. Raises: CannotMigrate."""
+        """List all streams. Raises: CannotMigrate."""
         ...
 
     def archive(self, stream: StreamToMove, *, consumers: bool) -> AsyncGenerator[bytes, None]:
-        """Raises, when it is read: StreamFailed; CannotMigrate."""
+        """Yield a stream's archive. Raises: StreamFailed; CannotMigrate."""
         ...
 
     async def numbers(self, stream: StreamToMove) -> Numbers:
-        """As they are now. Raises: StreamFailed; CannotMigrate."""
+        """Return the stream's figures as they are now. Raises: StreamFailed; CannotMigrate."""
         ...
 
     async def consumers(self, stream: StreamToMove) -> dict[str, dict[str, Any]] | None:
-        """What the API says of its consumers now, by name; None: not known. Raises: StreamFailed; CannotMigrate."""
+        """Return the API's infos of the stream's consumers by name; None if the source has no API.
+
+        Raises: StreamFailed; CannotMigrate.
+        """
         ...
 
     async def close(self) -> None: ...
 
 
 def origins_of(config: dict[str, Any]) -> set[str]:
-    """The streams of the same account that a stream mirrors or sources from."""
+    """Return the names of the streams of the same account that a stream mirrors or sources from."""
     upstreams = [config.get("mirror"), *(config.get("sources") or ())]
-    return {str(one["name"]) for one in upstreams if isinstance(one, dict) and one.get("name") and not one.get("external")}
+    return {str(one["name"]) for one in upstreams
+            if isinstance(one, dict) and one.get("name") and not one.get("external")}
 
 
 def in_order(streams: Sequence[StreamToMove]) -> list[StreamToMove]:
-    """Streams before those that they mirror or source from.
+    """Sort streams so that each is moved before the streams that it mirrors or sources from.
 
-    A copy that is older than its origin catches up at the target. One that is newer would take the next messages of its
-    origin for messages that it has.
+    So a mirror or sourcing stream at the target is never newer than its origin there. An older one catches up. A newer
+    one would skip the next messages of its origin, as if it had them.
     """
     waiting = {stream.name: stream for stream in sorted(streams, key=lambda stream: stream.name)}
     placed: list[StreamToMove] = []

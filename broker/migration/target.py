@@ -1,6 +1,8 @@
-"""Streams put into a running jetblock, over the API that restores archives: each is there whole, or not at all.
+"""The target: a running jetblock, into which streams are put by the API that restores archives, each whole or not at
+all.
 
-A broker gives a client up after five seconds without a chunk, so while the source is slow a byte is sent every other second.
+A broker ends a restore after five seconds without a chunk, so while the source is slow, one byte is sent every other
+second.
 """
 
 from __future__ import annotations
@@ -20,15 +22,16 @@ __all__ = ["Target"]
 _CHUNK_BYTES_MAX = 256 << 10
 _KEEP_ALIVE_SECONDS = 2.0
 _CHUNK_SECONDS = 300.0
-"""A broker answers a chunk when it has room in its log: however long its store is slow."""
+"""The time-out of a chunk's answer. A broker answers once its log has room, which takes long while its store is
+slow."""
 _END_SECONDS = 3600.0
 
 _IN_USE_TRIES = 40
-"""Half seconds until the broker has noticed that an earlier run, which was killed, sends nothing more."""
+"""The tries, half a second apart, until the broker has ended the restore of an earlier run that was killed."""
 
 
 class Target:
-    """One account of a jetblock."""
+    """An account of a jetblock as the target."""
 
     def __init__(self, connection: Connection) -> None:
         self.shown = connection.shown
@@ -37,50 +40,50 @@ class Target:
         self._chunk_bytes = min(_CHUNK_BYTES_MAX, int(info.get("max_payload", _CHUNK_BYTES_MAX)))
 
     async def find(self, name: str) -> dict[str, Any] | None:
-        """The stream's info; None: there is none. Raises: StreamFailed; CannotMigrate."""
+        """Return the stream's info; None if there is no such stream. Raises: StreamFailed; CannotMigrate."""
         try:
             return await self.connection.api(f"STREAM.INFO.{name}")
         except ApiRefusal as error:
             if error.err_code == ApiErrors.STREAM_NOT_FOUND:
                 return None
-            raise StreamFailed(f"the target cannot tell whether it has it: {error}") from None
+            raise StreamFailed(f"the target does not answer whether it has this stream: {error}") from None
 
     async def consumers(self, name: str) -> Infos:
-        """Raises: StreamFailed; CannotMigrate."""
+        """Return the infos of the stream's consumers. Raises: StreamFailed; CannotMigrate."""
         try:
             return await consumer_infos(self.connection, name)
         except ApiRefusal as error:
             raise StreamFailed(f"the target does not list its consumers: {error}") from None
 
     async def delete(self, name: str) -> None:
-        """Raises: StreamFailed; CannotMigrate."""
+        """Delete the stream. Raises: StreamFailed; CannotMigrate."""
         try:
             await self.connection.api(f"STREAM.DELETE.{name}")
         except ApiRefusal as error:
-            raise StreamFailed(f"the target did not delete its own: {error}") from None
+            raise StreamFailed(f"the target did not delete its own stream: {error}") from None
 
     async def restore(self, stream: StreamToMove, config: dict[str, Any], archive: AsyncIterator[bytes], *,
-                      any_origin: bool,
-                      sent: Any) -> Numbers:
-        """Create the stream from its archive; ``sent(bytes)`` is called as it goes. Returns: what it has then.
+                      any_origin: bool, sent: Any) -> Numbers:
+        """Create the stream from its archive, and return its figures afterwards.
 
-        Raises: StreamFailed, and there is no stream; CannotMigrate.
+        Args: any_origin: all origins of the stream are restored by this run. sent(bytes) is called after each chunk.
+        Raises: StreamFailed, and the target has no such stream then; CannotMigrate.
         """
-        chunks = _kept_alive(archive, self._chunk_bytes)
+        chunks = _rechunk(archive, self._chunk_bytes)
         try:
-            # Not before there is something to send: a source may take its time, and the target does not wait.
+            # The restore begins once there is a chunk to send: a source may be slow, and the target does not wait.
             first = await anext(chunks, b"")
             to = await self._begin(stream, config, any_origin=any_origin)
             async for chunk in _after(first, chunks):
                 if answer := await self.connection.request(to, chunk, _CHUNK_SECONDS):
-                    Connection.answer(answer)
-                    raise StreamFailed("the target answered a chunk with something unexpected")
+                    Connection.decode(answer)
+                    raise StreamFailed("the target sent an unexpected answer to a chunk")
                 sent(len(chunk))
-            info = Connection.answer(await self.connection.request(to, b"", _END_SECONDS))
+            info = Connection.decode(await self.connection.request(to, b"", _END_SECONDS))
         except ApiRefusal as error:
             raise StreamFailed(f"the target did not take it: {error}") from None
         except NobodyAnswers:
-            raise GaveUp("the target waited for more of it for too long") from None
+            raise GaveUp("the target waited too long for the next chunk") from None
         finally:
             await chunks.aclose()
         return Numbers.of(info["state"])
@@ -97,13 +100,15 @@ class Target:
             except ApiRefusal as error:
                 if error.err_code == ApiErrors.INVALID_JSON and asked.keys() > {"config", "state"}:
                     asked = {key: asked[key] for key in ("config", "state")}
-                    stream.notes.append("the target does not keep its time of creation" + (
-                        ", and this stream has sources: it may copy their messages again" if stream.config.get("sources") else ""))
+                    again = ", and this stream has sources: it may copy their messages again"
+                    stream.notes.append("the target does not keep its time of creation"
+                                        + (again if stream.config.get("sources") else ""))
                     continue
-                if error.err_code != ApiErrors.STREAM_NAME_EXIST_RESTORE_FAILED or await self.find(stream.name) is not None:
+                if (error.err_code != ApiErrors.STREAM_NAME_EXIST_RESTORE_FAILED
+                        or await self.find(stream.name) is not None):
                     raise StreamFailed(f"the target refuses its configuration: {error}") from None
             await asyncio.sleep(0.5)
-        raise StreamFailed("somebody else is restoring a stream of this name at the target; wait until that is done")
+        raise StreamFailed("another client is restoring a stream of this name at the target; wait until that is done")
 
 
 async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -113,8 +118,9 @@ async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[by
         yield chunk
 
 
-async def _kept_alive(archive: AsyncIterator[bytes], chunk_bytes: int) -> AsyncGenerator[bytes, None]:
-    """The archive in chunks of about one size, some bytes of which are held back for when nothing more comes."""
+async def _rechunk(archive: AsyncIterator[bytes], chunk_bytes: int) -> AsyncGenerator[bytes, None]:
+    """Yield the archive in chunks of about one size; hold some bytes back, and yield them singly while the source is
+    slow."""
     rest = bytearray()
     source = aiter(archive)
     coming: asyncio.Future[bytes] | None = None

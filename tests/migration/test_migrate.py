@@ -124,7 +124,7 @@ async def test_into_a_store_killed_and_run_again(source: tuple[NatsServerProcess
     assert statuses["WORK"] == "moved"
     assert [one for one in report["streams"].values() if one["problems"]] == []
     refused = await migrate(server.url, store, status=1)
-    assert "lives in memory" in refused["streams"]["MEMORY"]["problems"][0]
+    assert "its messages are in memory" in refused["streams"]["MEMORY"]["problems"][0]
     async with BrokerProcess("--store", store) as ours:
         there = await nats.connect(ours.url)
         for name in STORED:
@@ -218,7 +218,7 @@ async def test_a_stream_that_skips_sequences_after_a_kill(tmp_path: Path) -> Non
             there = await nats.connect(ours.url)
             assert (await there.jetstream().publish("FULL", b"more")).seq > 6
             report = await migrate(server.url, ours.url, status=1)
-            assert "the target has gone on with it" in report["streams"]["FULL"]["problems"][0]
+            assert "the target has newer messages in it" in report["streams"]["FULL"]["problems"][0]
             await there.close()
         await client.close()
 
@@ -245,7 +245,7 @@ async def test_what_is_at_the_target_is_never_mixed(tmp_path: Path) -> None:
         assert "last_seq 1 instead of 2" in report["streams"]["OLDER"]["problems"][0]
         report = await migrate(real.url, ours.url, "--replace", status=1)
         assert report["streams"]["OLDER"]["status"] == "moved"
-        assert "has gone on with it" in report["streams"]["USED"]["problems"][0]
+        assert "has newer messages in it" in report["streams"]["USED"]["problems"][0]
         assert (await there.jetstream().get_msg("USED", 2)).data == b"second"
         assert (await there.jetstream().get_msg("OLDER", 2)).data == b"second"
         report = await migrate(real.url, ours.url, "--stream", "NONE", status=2)
@@ -281,7 +281,7 @@ async def test_consumers_that_went_on_since(tmp_path: Path) -> None:
             await msg.ack_sync()
         told = (await migrate(server.url, ours.url))["streams"]["S"]
         assert told["status"] == "there before"
-        assert "consumer D has gone on at the source" in told["notes"][0]
+        assert "consumer D has advanced at the source" in told["notes"][0]
         assert (await migrate(server.url, ours.url, "--replace"))["streams"]["S"]["status"] == "moved"
         assert (await there.jetstream().consumer_info("S", "D")).ack_floor.stream_seq == 7
         await js.pull_subscribe("s", durable="E")
