@@ -1,4 +1,4 @@
-"""Object stores of the directory tests and a scripted S3 server."""
+"""Fixtures of the object store tests: a scripted S3 server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.storage.objectstore.fake_s3 import FakeS3, fake_s3
 
 @pytest.fixture
 async def fake(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FakeS3]:
-    """A scripted S3 server, with credentials in the environment that would show in any text they got into."""
+    """Start a scripted S3 server, with credentials in the environment that a test would notice in any text."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "verysecret")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "tokensecret")

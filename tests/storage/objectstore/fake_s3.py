@@ -1,6 +1,7 @@
 """A small S3 server that misbehaves on demand, as MinIO and SeaweedFS cannot.
 
-Only what S3Store sends: path-style PUT, GET with Range, DELETE and ListObjectsV2 of one page. It checks no signature.
+It serves only what S3Store sends: path-style PUT, GET with Range, DELETE and ListObjectsV2 of one page. It checks no
+signature.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import h11
 __all__ = ["Answer", "FakeS3", "Request", "fake_s3"]
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
-"""Status, headers, body."""
+"""The status, the headers and the body."""
 
 
 @dataclass
@@ -27,30 +28,31 @@ class Request:
     headers: dict[str, str]
     body: bytes
     connection: int
-    """On which it came: 1 for the first."""
+    """The number of the request's connection, from 1."""
 
 
 @dataclass
 class FakeS3:
-    """``script`` decides over each request before it is served: None serves it, else one of
+    """A server whose ``script`` decides about each request before it is served.
 
-    "cut" (the connection is closed), "hang", "served, then cut", or (status, code[, message]) as S3 gives errors.
+    The script returns None to serve the request, or "cut" (the connection is closed), "hang", "served, then cut", or
+    (status, code[, message]) for an S3 error.
     """
 
     endpoint: str = ""
     honours_if_none_match: bool = True
     honours_range: bool = True
     looks_first: float | None = None
-    """It looks whether a key exists, and puts it so many seconds later: its conditional puts are not atomic."""
+    """The seconds between its check that a key is new and its put; None: conditional puts are atomic."""
     refuses_and_writes: bool = False
-    """As it does when it writes all the same, and looks again for its answer."""
+    """True if it refuses a conditional put that lost such a race, although it has overwritten the object."""
     date: str = "Wed, 21 Oct 2015 07:28:00 GMT"
     objects: dict[str, bytes] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
     connections: int = 0
     script: Callable[[Request], object] = lambda request: None
     change: Callable[[Request, Answer], Answer] = lambda request, answer: answer
-    """Changes what is served."""
+    """A function that changes what is served."""
 
     def serve(self, request: Request, query: dict[str, list[str]]) -> Answer:
         if request.method == "PUT":
@@ -95,7 +97,7 @@ def _error(status: int, code: str, message: str = "as scripted") -> Answer:
 
 @asynccontextmanager
 async def fake_s3(bucket: str = "bucket") -> AsyncIterator[FakeS3]:
-    """The server, on a free loopback port."""
+    """Run the server on a free loopback port."""
     fake = FakeS3()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

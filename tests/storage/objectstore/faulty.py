@@ -1,20 +1,20 @@
 """A store that fails as real ones do, by a seed or by a script: for the simulation and the fault tests.
 
-What may happen to one call, drawn from ``Faults`` by the given random.Random:
+One of these faults may happen to a call, drawn from ``Faults`` by the given random.Random:
 
     slow         the call succeeds, after a while
     refused      nothing happens; the answer is Transient ("503")
     unanswered   the call takes effect; the answer is Transient (the real answer was lost)
     lost         nothing happens; the answer, after ``timeout_ns``, is Transient
-    late         puts only: the answer is Transient, and the put lands after it, however long after
+    late         puts only: the answer is Transient, and the put takes effect after it, even much later
     torn         puts only, on a directory: as lost, and half the object stays behind as a temporary file
 
-None of them breaks the contract of ``ObjectStore``. Listings and ranges are never altered. All waiting is by
-``sleep`` (asyncio.sleep), so a virtual-time loop needs no real time, and one seed gives the same run every time.
+None of them breaks the contract of ``ObjectStore``. Listings and ranges are never altered. All waiting is by ``sleep``
+(asyncio.sleep), so a virtual-time loop needs no real time, and one seed gives the same run every time.
 
 A script controls single calls by hooks, which every call passes before and after; see ``before`` and ``after``. A
-FaultyStore stands for one process's connection to the store: brokers that share a store each have one around it. ``halt``
-ends that process: no further call reaches the store, and none is answered.
+FaultyStore stands for one process's connection to the store: brokers that share a store each have one around it.
+``halt`` ends that process: no further call reaches the store, and none is answered.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = ["Faults", "FaultyStore", "Hook", "Stall"]
 _T = TypeVar("_T")
 
 Hook = Callable[[str, str], Awaitable[None]]
-"""hook(operation, key): may wait, or raise what the call shall raise."""
+"""A function hook(operation, key), which may wait, or raise the error that the call shall raise."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Probabilities, each for one call, and how long things take. The default is a store without faults."""
+    """Probabilities, each for one call, and durations. The default is a store without faults."""
 
     slow: float = 0.0
     slow_ns_max: int = 2_000_000_000
@@ -58,11 +58,11 @@ class Faults:
     late_ns_max: int = 30_000_000_000
     torn: float = 0.0
     latency_ns: int = 0
-    """Of every call, half of it before and half after the store is called; even 0 yields to the loop."""
+    """The latency of every call, half of it before and half after the store is called; even 0 yields to the loop."""
     timeout_ns: int = 5_000_000_000
 
     def scaled(self, factor: float) -> Faults:
-        """The same with all probabilities multiplied."""
+        """Return the same faults with all probabilities multiplied."""
         return replace(self, slow=self.slow * factor, refused=self.refused * factor, torn=self.torn * factor,
                        unanswered=self.unanswered * factor, lost=self.lost * factor, late=self.late * factor)
 
@@ -81,24 +81,25 @@ class Stall:
 
 
 class FaultyStore(Wrapper):
-    """One process's unreliable connection to ``inner``. Has no ``put_sync``, since threads have no virtual time."""
+    """One process's unreliable connection to ``inner``. It has no ``put_sync``, since threads have no virtual time."""
 
     def __init__(self, inner: ObjectStore, *, rng: random.Random, faults: Faults | None = None,
                  sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
         super().__init__(inner)
         self.put_sync = None
         self.faults = faults or Faults()
-        """May be replaced at any time."""
+        """The faults to draw from; a test may replace them at any time."""
         self.before: Hook | None = None
-        """Awaited by each call before the store is called. If it raises, the call never reached the store."""
+        """A hook awaited by each call before the store is called. If it raises, the call never reached the store."""
         self.after: Hook | None = None
-        """Awaited by each call after the store was called. If it raises, the answer was lost."""
+        """A hook awaited by each call after the store was called. If it raises, the answer was lost."""
         self.down = False
-        """While true every call raises Transient, after a turn of the loop, without reaching the store."""
+        """True while the store is down: every call raises Transient, after a turn of the loop, without reaching the
+        store."""
         self.puts = 0
-        """Puts begun so far; ``stall_put`` counts from 0."""
+        """The puts begun so far; ``stall_put`` counts from 0."""
         self.injected: dict[str, int] = {}
-        """How often each fault happened, so that a test can prove that it tried what it means to try."""
+        """The count of each fault that happened, so that a test can prove that it tried the faults that it is about."""
         self._rng = rng
         self._sleep = sleep
         self._stalls: dict[int, Stall] = {}
@@ -106,22 +107,23 @@ class FaultyStore(Wrapper):
         self._late: set[asyncio.Task[None]] = set()
 
     def stall_put(self, number: int) -> Stall:
-        """Stall put ``number`` (``puts`` is the next one's number) before it reaches the store."""
+        """Stall put ``number`` before it reaches the store; ``puts`` is the number of the next put."""
         if number < self.puts:
             raise ValueError(f"put {number} is over")
         return self._stalls.setdefault(number, Stall())
 
     def halt(self) -> None:
-        """The process dies: no later call reaches the store, none in progress is answered. They wait to be cancelled.
+        """End the process: no later call reaches the store, and none in progress is answered. They wait to be
+        cancelled.
 
-        Late puts still land, as packets in the network do.
+        Late puts take effect nevertheless, like packets that are in the network.
         """
         self._halted = True
         for stall in self._stalls.values():
             stall.release()
 
     async def late_puts_done(self) -> None:
-        """Wait until every late put has landed or been refused."""
+        """Wait until every late put has taken effect or been refused."""
         while self._late:
             await asyncio.gather(*self._late)
 
@@ -157,7 +159,7 @@ class FaultyStore(Wrapper):
         await self._call("delete", key, lambda: self.inner.delete(key), self._draw_any("delete"))
 
     async def close(self) -> None:
-        """Also closes ``inner``: if several of these share a store, close none of them."""
+        """Close ``inner``, too: if several of these share a store, close none of them."""
         for task in self._late:
             task.cancel()
         self.faults = Faults()
@@ -168,7 +170,7 @@ class FaultyStore(Wrapper):
                                       ("lost", self.faults.lost)])
 
     def _draw(self, operation: str, chances: Sequence[tuple[str, float]]) -> str:
-        """One fault at most; one number of the rng for each call, whatever the chances, so that runs stay alike."""
+        """Draw one fault at most. Each call uses one random number, whatever the chances, so that runs stay alike."""
         at = self._rng.random()
         for name, chance in chances:
             if at < chance:
@@ -196,7 +198,7 @@ class FaultyStore(Wrapper):
         return result
 
     async def _pass(self, operation: str, key: str, hook: Hook | None) -> None:
-        """One way of the connection, there or back."""
+        """Pass one way of the connection, there or back."""
         wait_ns = self.faults.latency_ns // 2
         if self.faults.slow and self._rng.random() < self.faults.slow:
             self.injected["slow"] = self.injected.get("slow", 0) + 1

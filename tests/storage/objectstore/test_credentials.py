@@ -1,4 +1,4 @@
-"""Credentials that change while S3Store is in use: found again when those in use are refused, and not asked for all the time."""
+"""Credentials that change while S3Store is in use: others are searched when a request is refused, but not too often."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ SECOND = 1_000_000_000
 
 
 class Keys:
-    """A file of credentials, and a server that takes one of its keys."""
+    """A file of credentials, and a server that accepts one of its keys."""
 
     def __init__(self, fake: FakeS3, path: Path) -> None:
         self.path = path
         self.valid = "KEY1"
         self.refusal: tuple[int, str] = (403, "InvalidAccessKeyId")
         self.write("KEY1")
-        fake.script = self.judge
+        fake.script = self.answer
 
     def write(self, key: str) -> None:
         self.path.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret of {key}\n")
 
-    def judge(self, request: Request) -> object:
+    def answer(self, request: Request) -> object:
         return None if f"Credential={self.valid}/" in request.headers["authorization"] else self.refusal
 
 
@@ -61,7 +61,8 @@ async def s3(keys: Keys, clock: ManualClock) -> AsyncIterator[S3Store]:
 @pytest.mark.parametrize("refusal", [(403, "InvalidAccessKeyId"), (403, "SignatureDoesNotMatch"), (403, "AccessDenied"),
                                      (400, "ExpiredToken"), (401, "Unauthorized")])
 async def test_a_new_key_in_the_file_is_found(s3: S3Store, keys: Keys, refusal: tuple[int, str]) -> None:
-    """The old key is withdrawn: the request that learns of it is Transient, so that it is tried again, and the next is served."""
+    """The old key is withdrawn: the request that finds out raises Transient, so that it is retried, and the next one
+    is served."""
     keys.refusal = refusal
     await s3.put("a", [b"1"])
     keys.write("KEY2")
@@ -75,7 +76,8 @@ async def test_a_new_key_in_the_file_is_found(s3: S3Store, keys: Keys, refusal: 
 
 
 async def test_without_another_key_the_refusal_stands(s3: S3Store, keys: Keys, clock: ManualClock) -> None:
-    """As ever, with its remedy; the chain is asked again only after a pause, and then the new key is found."""
+    """The refusal has its remedy as always. The chain is searched again only after a pause, and then the new key is
+    found."""
     await s3.put("a", [b"1"])
     keys.valid = "KEY2"
     with pytest.raises(StoreRefused, match=r"InvalidAccessKeyId.*AWS_ACCESS_KEY_ID"):
@@ -90,7 +92,8 @@ async def test_without_another_key_the_refusal_stands(s3: S3Store, keys: Keys, c
 
 
 async def test_many_requests_are_refused_at_once(s3: S3Store, keys: Keys) -> None:
-    """One look serves them all: each is Transient, also one whose refusal comes after the new credentials were found."""
+    """One search serves all requests: each raises Transient, also one whose refusal arrives after the new
+    credentials were found."""
     await s3.put("a", [b"1"])
     keys.write("KEY2")
     keys.valid = "KEY2"
@@ -101,7 +104,8 @@ async def test_many_requests_are_refused_at_once(s3: S3Store, keys: Keys) -> Non
 
 
 async def test_credentials_that_come_late(s3: S3Store, keys: Keys, clock: ManualClock) -> None:
-    """None at all at the start, or half a file: a refusal that says so, and the store works once they are there."""
+    """Credentials are missing at the start, or half a file exists: the refusal says so, and the store works once
+    they exist."""
     text = keys.path.read_text()
     for written in ("", "[default]\naws_access_key_id = KEY1\n", "nonsense"):
         keys.path.write_text(written)
@@ -120,7 +124,7 @@ async def test_credentials_that_come_late(s3: S3Store, keys: Keys, clock: Manual
 
 
 async def test_a_process_that_provides_credentials(s3: S3Store, keys: Keys, tmp_path: Path) -> None:
-    """``credential_process`` is run again when what it gave is refused before it expires."""
+    """``credential_process`` is run again when its credentials are refused before they expire."""
     keys.path.unlink()
     script = tmp_path / "provide"
     script.write_text(f"#!{sys.executable}\nprint(open({str(tmp_path / 'given')!r}).read())\n")
@@ -128,8 +132,8 @@ async def test_a_process_that_provides_credentials(s3: S3Store, keys: Keys, tmp_
     (tmp_path / "config").write_text(f"[default]\ncredential_process = {script}\n")
 
     def give(key: str) -> None:
-        (tmp_path / "given").write_text(f'{{"Version": 1, "AccessKeyId": "{key}", "SecretAccessKey": "s", "SessionToken": "t", '
-                                        '"Expiration": "2100-01-01T00:00:00Z"}')
+        (tmp_path / "given").write_text(f'{{"Version": 1, "AccessKeyId": "{key}", "SecretAccessKey": "s", '
+                                        '"SessionToken": "t", "Expiration": "2100-01-01T00:00:00Z"}')
 
     give("KEY1")
     await s3.put("a", [b"1"])
@@ -148,8 +152,8 @@ class Key:
         return self.name
 
 
-async def test_who_gives_up_does_not_stop_the_look(clock: ManualClock) -> None:
-    """A request's time is over before the chain answers: the next one has the credentials."""
+async def test_a_cancelled_request_does_not_end_the_search(clock: ManualClock) -> None:
+    """A request is cancelled before the chain answers: the next one has the credentials."""
     answer: asyncio.Future[Key] = asyncio.get_running_loop().create_future()
     chain = [Key("1")]
 
@@ -171,8 +175,8 @@ async def test_who_gives_up_does_not_stop_the_look(clock: ManualClock) -> None:
     assert not await credentials.find_others(1), "and again at once: the pause is not over"
 
 
-async def test_closed_in_the_middle_of_a_look(clock: ManualClock) -> None:
-    """Nothing is left that waits for the chain; whoever asked is told that there is nothing, and not cancelled."""
+async def test_closed_during_a_search(clock: ManualClock) -> None:
+    """After ``close`` nothing waits for the chain; a caller gets False, and is not cancelled."""
     async def find() -> Key:
         await asyncio.Event().wait()
         raise AssertionError
@@ -184,8 +188,9 @@ async def test_closed_in_the_middle_of_a_look(clock: ManualClock) -> None:
     assert not await asking
 
 
-async def test_a_look_that_fails_is_told_once(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
-    """However long it fails for one reason; for another one, and after credentials were found, again."""
+async def test_a_failing_search_is_logged_once(clock: ManualClock, caplog: pytest.LogCaptureFixture) -> None:
+    """A search that fails repeatedly for one reason is logged once; another reason, or a failure after a success, is
+    logged again."""
     chain: list[Key | Exception] = [Key("1"), *(OSError("unreadable") for _ in range(5)), OSError("gone"), Key("2"),
                                     OSError("gone")]
 

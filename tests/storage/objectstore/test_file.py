@@ -28,15 +28,15 @@ both_ways = pytest.mark.parametrize("nameless", [True, False], ids=["nameless", 
 
 
 def temp_files(directory: Path) -> list[Path]:
-    """The contents of .tmp, except the process runs' own folders."""
+    """Return the files in .tmp, without the folders of process runs."""
     return [path for path in directory.glob(".tmp/**/*") if path.is_file()]
 
 
 @both_ways
 async def test_an_object_is_synced_before_its_name_and_its_name_before_the_answer(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool) -> None:
-    """The order that survives a power cut: new directories into their parents, data, link, directory, answer; and a
-    refusal syncs the directory too, since the object whose existence it reports must be durable."""
+    """The steps have the order that survives a power cut: new directories into their parents, data, link, directory,
+    answer. A refusal syncs the directory, too, since the object whose existence it reports must be durable."""
     done: list[str] = []
 
     def spy(name: str) -> None:
@@ -193,7 +193,8 @@ async def test_errors_that_trying_again_cannot_help(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(("call", "lands"), [("writev", False), ("fdatasync", False), ("link", False), ("fsync", True)])
 async def test_a_failing_disk_is_transient(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str,
                                            lands: bool) -> None:
-    """EIO at each step of a put is Transient; the same put again succeeds, or is refused since the first one landed."""
+    """EIO at each step of a put is Transient; the same put again succeeds, or is refused since the first one took
+    effect."""
     store = FileStore(tmp_path)
     await store.put("a/other", [b"x"])
 
@@ -214,7 +215,8 @@ async def test_a_failing_disk_is_transient(tmp_path: Path, monkeypatch: pytest.M
 
 
 async def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """A real full file system (a tmpfs of 64 kB, where we may mount one) refuses, and works once it has room."""
+    """A real full file system (a tmpfs of 64 kB, if the machine allows to mount one) refuses, and works once it has
+    room."""
     mount = await asyncio.to_thread(
         subprocess.run, ["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(tmp_path)], capture_output=True,
         check=False)
@@ -234,7 +236,7 @@ async def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 
 
 def test_directories_that_cannot_be_a_store(tmp_path: Path) -> None:
-    """A file in place of the directory, or above it, is reported in nats-server's words, with the path."""
+    """A file in place of the directory, or above it, is reported with nats-server's error text and the path."""
     (tmp_path / "file").write_text("x")
     with pytest.raises(StoreRefused, match="storage directory is not a directory") as caught:
         FileStore(tmp_path / "file")
@@ -266,7 +268,8 @@ async def test_a_directory_that_went_away(tmp_path: Path) -> None:
 
 
 async def test_the_lock(tmp_path: Path) -> None:
-    """One holder at a time, in this process or another; the death of the holder frees it; it is no object."""
+    """There is one holder at a time, in this process or another; the death of the holder releases the lock; it is no
+    object."""
     first, second = FileStore(tmp_path), FileStore(tmp_path)
     assert first.try_lock is not None
     assert second.try_lock is not None
@@ -293,7 +296,7 @@ async def test_the_lock(tmp_path: Path) -> None:
 
 
 async def test_folders_go_with_their_last_object(tmp_path: Path) -> None:
-    """Deleting the last object below a folder removes it and its empty parents, while puts into it go on."""
+    """Deleting the last object below a folder removes it and its empty parents, while other calls put into it."""
     store = FileStore(tmp_path)
     await store.put("a/b/c/1", [b"x"])
     await store.put("a/2", [b"x"])
@@ -314,8 +317,8 @@ async def test_folders_go_with_their_last_object(tmp_path: Path) -> None:
 @both_ways
 async def test_folders_that_others_remove_at_every_step_of_a_put(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool) -> None:
-    """Before each system call of a put in turn the folder is removed, and recreated or not: the put still works, and
-    continues to use nameless files where it could."""
+    """Before each system call of a put in turn the folder is removed, and recreated or not. The put works
+    nevertheless, and continues to use nameless files if it could."""
     for comes_back in (False, True):
         for step in range(12):
             store = FileStore(tmp_path / f"{comes_back}{step}", nameless=nameless)
@@ -385,8 +388,7 @@ async def test_a_folder_whose_removal_takes_its_time(
 
 
 async def test_a_refused_put_whose_folder_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The key exists, and its object is deleted, with its folder, before the refusal is durable: the key is
-    free."""
+    """The key exists, but its object is deleted, with its folder, before the refusal is durable: the key is free."""
     store = FileStore(tmp_path)
     await store.put("f/k", [b"old"])
     real = os.link
@@ -406,7 +408,7 @@ async def test_a_refused_put_whose_folder_goes_meanwhile(tmp_path: Path, monkeyp
 
 
 async def test_a_folder_that_cannot_be_removed_fails_no_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The object is deleted, whatever keeps its folder."""
+    """The object is deleted even if its folder cannot be removed."""
     def refuse(path: str) -> None:
         raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
@@ -452,7 +454,7 @@ async def test_listing_across_folders_is_as_in_memory(tmp_path: Path, monkeypatc
 
 
 async def test_other_files_in_the_directory(tmp_path: Path) -> None:
-    """Dot files and lock files are not objects; neither is anything outside, whatever the prefix."""
+    """Dot files and lock files are not objects; nor are files outside the directory, for any prefix."""
     (tmp_path / "outside").write_text("secret")
     store = FileStore(tmp_path / "s")
     (tmp_path / "s" / ".hidden").write_text("x")
@@ -465,7 +467,8 @@ async def test_other_files_in_the_directory(tmp_path: Path) -> None:
 
 
 async def test_many_reads_in_one_turn_leave_the_loop_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first few are copied from the page cache on the loop, the others in threads; the next turn begins anew."""
+    """The first few reads are copied from the page cache on the loop, the others in threads; the next turn starts
+    from zero."""
     inline: list[str] = []
     read_cached = file_module.read_cached  # type: ignore[attr-defined]
 
@@ -492,6 +495,6 @@ async def test_many_reads_in_one_turn_leave_the_loop_alone(tmp_path: Path, monke
 
 
 async def _nowait(directory: Path) -> bool:
-    """Whether this file system tells what its page cache has."""
+    """Return True if this file system reports which pages its page cache has."""
     (directory / "probe").write_bytes(b"x")
     return disk.read_cached(str(directory / "probe"), 0, None) is not None

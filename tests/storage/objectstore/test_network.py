@@ -31,7 +31,7 @@ def store_behind(proxy: TcpProxy, minio: S3Server, timeout_ns: int = 30_000_000_
 
 
 async def test_a_put_without_its_answer_has_landed(proxy: TcpProxy, minio: S3Server) -> None:
-    """The answer is swallowed: Transient after the time-out, and the object is there."""
+    """The network swallows the answer: the put raises Transient after the time-out, and the object exists."""
     url = minio.new_url()
     patient = store_behind(proxy, minio, url=url)
     await patient.put("first", [b"x"])
@@ -56,7 +56,8 @@ async def test_a_put_without_its_answer_has_landed(proxy: TcpProxy, minio: S3Ser
 
 
 async def test_cut_connections_are_retried(proxy: TcpProxy, minio: S3Server) -> None:
-    """Connections reset in the middle of puts, and refused for a while: the retrying store's puts all land, whole."""
+    """Connections are reset in the middle of puts, and refused for a while: all puts of the retrying store succeed,
+    whole."""
     store = RetryingStore(store_behind(proxy, minio), clock=SystemClock(), rng=random.Random(1), pause_ns=10_000_000)
     data = random.Random(1).randbytes(1 << 20)
 

@@ -38,17 +38,18 @@ async def test_the_first_probe_writes_and_later_ones_read(tmp_path: Path) -> Non
 
 
 def race(store: ObjectStore, seed: int = 1) -> Callable[[], Awaitable[None]]:
-    """By a clock that stands still: a busy machine may take longer than a race may."""
+    """Make a race whose clock stands still, because a busy machine may need longer than the race allows."""
     return partial(expect_one_winner, store, "v1/probe/", random.Random(seed), ManualClock())
 
 
 @pytest.mark.parametrize("refuses", [False, True])
 @pytest.mark.parametrize("seconds", [0.001, 0.1])
 async def test_a_store_whose_conditional_puts_are_not_atomic(fake: FakeS3, seconds: float, refuses: bool) -> None:
-    """It refuses a put of a key that is there, and of one moment several are written: refused, and nothing stays in it."""
+    """The server refuses a put of an existing key, but writes several simultaneous ones: the store is refused, and
+    nothing stays in it."""
     fake.looks_first, fake.refuses_and_writes = seconds, refuses
     store = S3Store("bucket")
-    assert await probe(store, KEY, [OURS]) == OURS, "the race is what finds it"
+    assert await probe(store, KEY, [OURS]) == OURS, "only the race finds it"
     fake.objects.clear()
     with pytest.raises(StoreRefused, match="overwritten it" if refuses else "of one key at the same moment") as caught:
         await probe(store, KEY, [OURS], race=race(store))
@@ -59,7 +60,7 @@ async def test_a_store_whose_conditional_puts_are_not_atomic(fake: FakeS3, secon
 
 
 async def test_a_race_on_a_store_that_overwrites(fake: FakeS3) -> None:
-    """What every put shows is said, not that it was seen in a race."""
+    """The error is that of a store which overwrites every put, and does not mention a race."""
     fake.honours_if_none_match = False
     store = S3Store("bucket")
     with pytest.raises(StoreRefused, match="the store overwrites objects"):
@@ -69,7 +70,8 @@ async def test_a_race_on_a_store_that_overwrites(fake: FakeS3) -> None:
 
 
 async def test_the_race_is_run_once(fake: FakeS3) -> None:
-    """Before a store's first object is put, over a connection for each racer; a later start puts what it always did."""
+    """The race is run before a store's first object is put, with a connection for each racer. A later start does not
+    run it."""
     store = S3Store("bucket")
     assert await probe(store, KEY, [OURS], race=race(store)) == OURS
     raced = [request for request in fake.requests if request.key.startswith("v1/probe/") and request.method == "PUT"]
@@ -83,9 +85,10 @@ async def test_the_race_is_run_once(fake: FakeS3) -> None:
 
 
 async def test_a_race_on_a_store_in_trouble(fake: FakeS3) -> None:
-    """Conflicts, SlowDown, cut connections, puts that land unanswered and lost deletes prove nothing: a right store passes."""
+    """Conflicts, SlowDown, cut connections, unanswered puts and lost deletes prove nothing: a correct store passes."""
     rng = random.Random(4)
-    verdicts: list[object] = [None, None, (409, "ConditionalRequestConflict"), (503, "SlowDown"), "cut", "served, then cut"]
+    verdicts: list[object] = [None, None, (409, "ConditionalRequestConflict"), (503, "SlowDown"), "cut",
+                              "served, then cut"]
     fake.script = lambda request: rng.choice(verdicts) if request.method in ("PUT", "DELETE") else None
     inner = S3Store("bucket")
     for store in (inner, RetryingStore(inner, clock=SystemClock(), rng=rng, pause_ns=1_000_000, give_up_ns=20_000_000)):
@@ -105,7 +108,7 @@ async def test_a_race_under_every_fault() -> None:
 
 
 async def test_a_race_that_may_not_put(fake: FakeS3) -> None:
-    """What refuses every put is named as it would be without a race."""
+    """A store that refuses every put gives the same error as without a race."""
     fake.script = lambda request: (403, "AccessDenied") if request.method == "PUT" else None
     store = S3Store("bucket")
     with pytest.raises(StoreRefused, match="AccessDenied"):
@@ -114,15 +117,17 @@ async def test_a_race_that_may_not_put(fake: FakeS3) -> None:
 
 
 @pytest.mark.parametrize("name", ["minio", "seaweed"])
-async def test_real_stores_win_the_race(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_real_stores_win_the_race(name: str, request: pytest.FixtureRequest,
+                                        monkeypatch: pytest.MonkeyPatch) -> None:
     """MinIO and SeaweedFS let one of simultaneous puts succeed."""
     await _races(request.getfixturevalue(name), 1, monkeypatch)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("name", ["minio", "seaweed"])
-async def test_real_stores_win_every_race(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, a hundred times."""
+async def test_real_stores_win_every_race(name: str, request: pytest.FixtureRequest,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """MinIO and SeaweedFS let one of simultaneous puts succeed, a hundred times."""
     await _races(request.getfixturevalue(name), 100, monkeypatch)
 
 
@@ -179,8 +184,8 @@ async def test_a_store_that_overwrites_is_refused(fake: FakeS3, used: bool) -> N
 
 
 async def test_a_store_in_trouble_is_waited_for(fake: FakeS3) -> None:
-    """SlowDown, a conflict and cut connections are retried by the wrapper, and the probe passes: a put that landed
-    unanswered only makes the key exist, which the second put is to find."""
+    """SlowDown, a conflict and cut connections are retried by the wrapper, and the probe passes. An unanswered put
+    that took effect only makes the key exist, as the second put expects."""
     verdicts: list[object] = [(503, "SlowDown"), None, (409, "ConditionalRequestConflict"), "served, then cut", "cut",
                               None, (500, "InternalError"), None, "cut", None, (503, "SlowDown"), "served, then cut"]
     fake.script = lambda request: verdicts.pop(0) if verdicts else None
@@ -192,7 +197,8 @@ async def test_a_store_in_trouble_is_waited_for(fake: FakeS3) -> None:
 
 @pytest.mark.parametrize("verdict", ["cut", "hang", (503, "SlowDown")])
 async def test_a_store_that_stays_down_is_named(fake: FakeS3, verdict: object) -> None:
-    """Unreachable or overloaded for longer than the bound: refused, naming the address and what to check."""
+    """A store that is unreachable or overloaded for longer than the bound is refused, with its address and the
+    remedy."""
     fake.script = lambda request: verdict
     inner = S3Store("bucket", put_timeout_ns=100_000_000, get_timeout_ns=100_000_000)
     store = RetryingStore(inner, clock=SystemClock(), rng=random.Random(1), give_up_ns=200_000_000)
@@ -203,8 +209,7 @@ async def test_a_store_that_stays_down_is_named(fake: FakeS3, verdict: object) -
 
 
 async def test_under_every_fault_the_probe_is_right() -> None:
-    """200 seeds of refused, lost, unanswered and late calls: a good store passes, or is reported as down; nothing
-    else."""
+    """200 seeds of refused, lost, unanswered and late calls: a good store passes, or is reported as down."""
     passed = 0
     for seed in range(200):
         rng = random.Random(seed)
@@ -221,7 +226,7 @@ async def test_under_every_fault_the_probe_is_right() -> None:
 
 
 async def test_a_store_with_stale_listings_or_reads_is_refused() -> None:
-    """Listing, reading back and ranges are checked too."""
+    """The probe also checks listing, reading back and ranges."""
 
     class StaleListing(Wrapper):
         async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
@@ -238,7 +243,7 @@ async def test_a_store_with_stale_listings_or_reads_is_refused() -> None:
 
 
 async def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
-    """Opened for reading only, nothing is made, and a probe says why it cannot pass."""
+    """A directory that is opened for reading only is not changed, and the probe gives the reason of its refusal."""
     store = FileStore(tmp_path, read_only=True)
     with pytest.raises(StoreRefused, match="reading only"):
         await probe(store, KEY, [OURS])

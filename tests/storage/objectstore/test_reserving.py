@@ -1,4 +1,4 @@
-"""A full store: what may use its reserve is stored, everything else is refused, and whoever asks learns that it is full."""
+"""A full store: essential objects are stored in its reserve, others are refused, and observers are notified."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOG, ROOT, RUN = ("v1/shards/0/log/00000001-000000000001", "v1/shards/0/checkpoi
 
 
 class SmallStore(MemoryStore):
-    """Holds ``room`` bytes, the reserve among them, which is a number too."""
+    """A store of ``room`` bytes, including its reserve, which is only a number here."""
 
     def __init__(self, room: int) -> None:
         super().__init__()
@@ -80,14 +80,15 @@ async def until(check: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed put keeps the store full for no longer than until the next look."""
+    """Shorten the time for which a failed put keeps the store full: the next check comes after it."""
     monkeypatch.setattr(reserving, "_QUIET_NS", 0)
 
 
 @pytest.mark.usefixtures("quick")
 async def test_a_full_store_and_its_end() -> None:
-    """It is full before its last byte is taken; the log uses all of the reserve, checkpoints half of it, runs none. Once there is
-    room, the reserve is made again, and only then is the store no longer full. Each change is told once."""
+    """The store is full before its last byte is used. The log uses all of the reserve, checkpoints half of it, runs
+    none. Once there is room, the reserve is made again, and only then is the store no longer full. Observers are
+    notified once of each change."""
     small = SmallStore(1000)
     changes: list[bool] = []
     store = ReservingStore(small, 100, reserve_left_by, SystemClock(), retry_seconds=0.005)
@@ -123,7 +124,7 @@ async def test_a_full_store_and_its_end() -> None:
 
 
 class LateStore(SmallStore):
-    """Decides by what it held when it was last scanned, as MinIO does."""
+    """A store that decides by its bytes at the last scan, as MinIO does."""
 
     scanned = 0
 
@@ -149,8 +150,8 @@ class LateStore(SmallStore):
 
 
 def test_a_store_that_counts_late() -> None:
-    """It takes the reserve back before it has counted that: publishes stay refused until it took it for as long as it had
-    been late before, and are accepted then."""
+    """The store accepts the reserve before it has counted it. Publishes stay refused until it has accepted the
+    reserve for as long as its counting lagged before."""
     async def main(clock: ManualClock) -> None:
         small = LateStore(1000)
         small.scan()
@@ -188,7 +189,7 @@ def test_a_store_that_counts_late() -> None:
 
 @pytest.mark.usefixtures("quick")
 async def test_a_store_that_is_full_from_the_start() -> None:
-    """The reserve cannot be made: the store is full. A store that does not answer is not taken for full."""
+    """The reserve cannot be made: the store is full. A store that does not answer does not count as full."""
     small = SmallStore(250)
     small.objects["a"] = bytes(180)
     small.fails = True
@@ -207,7 +208,7 @@ async def test_a_store_that_is_full_from_the_start() -> None:
 
 
 async def test_a_put_that_fits_nowhere_keeps_the_store_full() -> None:
-    """The room that such a put waits for is not taken by the reserve, nor offered to publishers."""
+    """Neither the reserve nor publishers get the room that such a put waits for."""
     small = SmallStore(1000)
     store = ReservingStore(small, 100, reserve_left_by, SystemClock(), retry_seconds=0.001)
     store.start()
@@ -221,9 +222,10 @@ async def test_a_put_that_fits_nowhere_keeps_the_store_full() -> None:
 
 @pytest.mark.parametrize(("key", "left"), [
     ("v1/format", 0.0), ("v1/shards/0/epochs/00000001", 0.0), (LOG, 0.0), (ROOT, 0.5),
-    ("v1/shards/0/pages/00000001-000000000001", 0.5), (RUN, 1.0), ("v1/shards/0/inbox/0000000000000001", 1.0), ("x", 1.0)])
+    ("v1/shards/0/pages/00000001-000000000001", 0.5), (RUN, 1.0), ("v1/shards/0/inbox/0000000000000001", 1.0),
+    ("x", 1.0)])
 def test_what_may_use_the_reserve(key: str, left: float) -> None:
-    """What a start, a purge, a delete or a checkpoint needs; runs can wait."""
+    """A start, a purge, a delete and a checkpoint may use the reserve; runs can wait."""
     assert reserve_left_by(key) == left
 
 
@@ -235,7 +237,8 @@ async def here(call: Callable[..., bool], *args: object) -> bool:
 
 
 async def test_the_file_of_a_directory(tmp_path: Path) -> None:
-    """It takes blocks of the disk, not only a length; it is shortened by what is needed, and lengthened again."""
+    """The file takes blocks of the disk, not only a length. It is shortened by the need of each put, and lengthened
+    again."""
     reserve = DiskReserve(str(tmp_path), 1 << 20, here)
     file = tmp_path / RESERVE
     assert await reserve.fill()
@@ -246,14 +249,14 @@ async def test_the_file_of_a_directory(tmp_path: Path) -> None:
     assert reserve.release(1 << 20, 0.5)
     assert os.stat(file).st_size == 1 << 19
     assert not reserve.release(1, 0.5)
-    # The next process goes on with what is left.
+    # The next process continues with the remaining file.
     reserve = DiskReserve(str(tmp_path), 1 << 20, here)
     assert reserve.release(1 << 20, 0.0)
     assert not reserve.release(1, 0.0)
     assert os.stat(file).st_size == 0
     assert await reserve.fill()
     assert os.stat(file).st_size == 1 << 20
-    # Another setting: less, and none.
+    # Other settings: a smaller reserve, and none.
     assert await DiskReserve(str(tmp_path), 1 << 19, here).fill()
     assert os.stat(file).st_size == 1 << 19
     assert await DiskReserve(str(tmp_path), 0, here).fill()
@@ -261,7 +264,7 @@ async def test_the_file_of_a_directory(tmp_path: Path) -> None:
 
 
 class Disk:
-    """What ``statvfs`` says of a disk of 16 MiB, of which ``free`` bytes are free."""
+    """A fake ``statvfs`` of a disk of 16 MiB with ``free`` bytes free."""
 
     f_frsize = 1
     f_blocks = 16 << 20
@@ -271,8 +274,8 @@ class Disk:
 
 
 async def test_the_file_on_a_small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reserve is a sixteenth of it at most; it is not made where less than as much would be left beside it, and a file
-    that could not be lengthened keeps its length."""
+    """The reserve is at most a sixteenth of the disk. It is not made if less than its size would be left beside it,
+    and a file that could not be lengthened keeps its length."""
     free = 3 << 20
     monkeypatch.setattr(os, "statvfs", lambda _: Disk(free))
     file = tmp_path / RESERVE
@@ -294,7 +297,7 @@ async def test_the_file_on_a_small_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def test_a_file_system_without_fallocate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file is written instead."""
+    """Without ``fallocate`` the file is filled by writing."""
     def lacks(*_: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 
@@ -306,8 +309,8 @@ async def test_a_file_system_without_fallocate(tmp_path: Path, monkeypatch: pyte
 
 
 async def test_puts_in_threads_use_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A put of a directory that fails for want of room, in a thread of the log, is tried again with a part of the reserve; the
-    file is no object."""
+    """A put in a thread of the log that fails for lack of room is retried with a part of the reserve; the file is no
+    object."""
     inner = FileStore(tmp_path)
     store = ReservingStore(inner, 1 << 20, reserve_left_by, SystemClock())
     told = asyncio.Event()
@@ -339,7 +342,7 @@ async def test_puts_in_threads_use_the_file(tmp_path: Path, monkeypatch: pytest.
 
 
 class Bucket:
-    """Objects of a store's own."""
+    """The store's own objects of a bucket."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}
@@ -366,7 +369,8 @@ class Bucket:
 
 
 async def test_the_objects_of_a_bucket() -> None:
-    """Four, which are deleted one after another and made again; those of the last process are found; AWS is not asked."""
+    """The reserve has four objects, which are deleted one by one and made again. Objects of an earlier process are
+    found. On AWS there is no request."""
     bucket = Bucket()
     reserve = S3Reserve(bucket, 4000)
     assert await reserve.fill()
@@ -385,7 +389,7 @@ async def test_the_objects_of_a_bucket() -> None:
     bucket.full = False
     assert await again.fill()
     assert len(bucket.objects) == 4
-    # A complete reserve does not say that there is room beside it.
+    # A complete reserve does not prove that there is room beside it.
     bucket.full = True
     with pytest.raises(StoreFull):
         await again.fill()

@@ -1,4 +1,4 @@
-"""S3Store against a scripted server: what each response, or none, means to the caller."""
+"""S3Store against a scripted server: the result of each response, and of none, for the caller."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_no_answer_is_transient(s3: S3Store, fake: FakeS3, operation: str,
 
 @pytest.mark.parametrize("operation", ["put", "get", "list", "delete"])
 async def test_a_server_that_vanishes_costs_one_time_out(fake: FakeS3, operation: str) -> None:
-    """Kept-alive connections lead nowhere and are never closed: the second try uses a new one."""
+    """Kept-alive connections lead nowhere and are never closed: the second call uses a new one."""
     for seconds in (1, 4, 16):  # a busy machine may take that long for calls that are answered
         store = S3Store("bucket", "pre/fix", put_timeout_ns=seconds * 10**9, get_timeout_ns=seconds * 10**9)
         fake.script = lambda request: None
@@ -128,15 +128,15 @@ async def test_a_server_that_vanishes_costs_one_time_out(fake: FakeS3, operation
 
 
 async def test_credentials_that_do_not_come(fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source of credentials does not answer: the call ends in Transient, and the next one asks again."""
+    """The source of credentials does not answer: the call raises Transient, and the next one searches again."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
     for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
         monkeypatch.setenv(name, "/dev/null")
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", fake.endpoint + "/bucket/credentials")
     monkeypatch.setattr("broker.storage.objectstore.s3._CLIENT_TIMEOUT_S", 0.3)
-    fake.objects["credentials"] = json.dumps({"AccessKeyId": "AKIDEXAMPLE", "SecretAccessKey": "verysecret", "Token": "t",
-                                              "Expiration": "2100-01-01T00:00:00Z"}).encode()
+    fake.objects["credentials"] = json.dumps({"AccessKeyId": "AKIDEXAMPLE", "SecretAccessKey": "verysecret",
+                                              "Token": "t", "Expiration": "2100-01-01T00:00:00Z"}).encode()
     fake.script = lambda request: "hang"
     store = S3Store("bucket")
     with pytest.raises(Transient, match="no credentials within"):
@@ -202,7 +202,7 @@ async def test_a_store_that_ignores_ranges(s3: S3Store, fake: FakeS3) -> None:
     ([("content-range", "bytes 2-3/10")], b"cd"), ([("content-range", "bytes 2-5/10")], b"cdefg")])
 async def test_a_body_that_is_not_what_its_range_says(s3: S3Store, fake: FakeS3, headers: list[tuple[str, str]],
                                                       body: bytes) -> None:
-    """A proxy cut it, or sent another: that is tried again, and not taken for a damaged object."""
+    """A proxy cut the body, or sent another one: the request is retried, and the object does not count as damaged."""
     fake.objects["pre/fix/k"] = b"abcdefghij"
     assert await s3.get("k", 2, 6) == b"cdef"
     fake.change = lambda request, answer: (206, headers, body)
@@ -211,7 +211,7 @@ async def test_a_body_that_is_not_what_its_range_says(s3: S3Store, fake: FakeS3,
 
 
 async def test_a_whole_body_that_is_cut(s3: S3Store, fake: FakeS3) -> None:
-    """Shows that an object is asked for as a range too, so that the answer says how long it is."""
+    """A whole object is requested as a range, too, so that the answer has its length."""
     fake.objects["pre/fix/k"] = b"abcdefghij"
     fake.change = lambda request, answer: (answer[0], answer[1], answer[2][:5])
     with pytest.raises(Transient, match="5 bytes from byte 0 on came as 'bytes 0-9/10'"):
@@ -221,7 +221,7 @@ async def test_a_whole_body_that_is_cut(s3: S3Store, fake: FakeS3) -> None:
 
 
 async def test_the_page_of_a_proxy(s3: S3Store, fake: FakeS3) -> None:
-    """It is no object: a start would take it for a damaged one."""
+    """The page of a proxy is no object: a start would report the object as damaged."""
     fake.objects["pre/fix/k"] = b"abcdefghij"
     fake.change = lambda request, answer: (200, [("content-type", "text/html")], b"<html>please log in</html>")
     with pytest.raises(Transient, match="the response is not S3's"):
@@ -241,7 +241,8 @@ def rows(*keys: str) -> str:
     ([PAGE.format("false", rows("o", "p/a", "p/b", "q"))], ["p/b"]),
 ])
 async def test_listings_out_of_order(s3: S3Store, fake: FakeS3, pages: list[str], keys: list[str]) -> None:
-    """Pages that overlap, are not sorted, or have keys that were not asked for: each key once, in order, beyond ``after``."""
+    """Pages overlap, are not sorted, or have keys that were not requested: the listing has each key once, in order,
+    after ``after``."""
     left = [page.replace("</IsTruncated>", f"</IsTruncated><NextContinuationToken>{at}</NextContinuationToken>")
             for at, page in enumerate(pages)]
     fake.change = lambda request, answer: (200, [("content-type", "application/xml")], left.pop(0).encode())
@@ -251,7 +252,8 @@ async def test_listings_out_of_order(s3: S3Store, fake: FakeS3, pages: list[str]
 @pytest.mark.parametrize("page", ["<html><body>Please log in</body></html>", "<ListBucketResult><IsTrun",
                                   PAGE.format("true", rows("p/b"))])
 async def test_a_listing_that_is_none(s3: S3Store, fake: FakeS3, page: str) -> None:
-    """The page of a proxy, one that is cut, one that does not say where the next one begins: no empty listing, nor half of one."""
+    """A proxy's page, a truncated page and a page without a token for the next one raise an error; none gives an
+    empty or partial listing."""
     fake.change = lambda request, answer: (200, [("content-type", "application/xml")], page.encode())
     with pytest.raises(Transient):
         await s3.list("p/")
@@ -289,7 +291,7 @@ async def test_secrets_stay_out_of_errors(fake: FakeS3) -> None:
 ])
 async def test_an_environment_that_cannot_work(fake: FakeS3, monkeypatch: pytest.MonkeyPatch,
                                                variables: dict[str, str], remedy: str) -> None:
-    """Wrong endpoints, missing profiles and missing credentials are refused in words that say what to set."""
+    """Wrong endpoints, missing profiles and missing credentials are refused with a text that names the setting."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
     store = S3Store("bucket")
@@ -300,7 +302,7 @@ async def test_an_environment_that_cannot_work(fake: FakeS3, monkeypatch: pytest
 
 
 async def test_the_stores_clock(fake: FakeS3) -> None:
-    """now_ns is the Date of the last answer, errors included, carried on by the monotonic clock; None before any."""
+    """now_ns is the Date of the last answer, errors included, plus the monotonic time since; None before any answer."""
     clock = ManualClock()
     store = S3Store("bucket", clock=clock)
     assert store.now_ns() is None
@@ -318,7 +320,7 @@ async def test_the_stores_clock(fake: FakeS3) -> None:
 
 @pytest.mark.parametrize("date", ["yesterday", "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"])
 async def test_a_date_that_is_none(fake: FakeS3, date: str) -> None:
-    """The store then has no clock."""
+    """A store whose Date header cannot be parsed has no clock."""
     fake.date = date
     store = S3Store("bucket")
     await store.put("k", [b"x"])
@@ -363,12 +365,13 @@ async def test_cancelling_a_put_leaves_the_store_usable(s3: S3Store, fake: FakeS
 
 
 async def test_whose_prices_apply(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store knows whether AWS serves it: by the endpoint. No request is made."""
+    """A store derives from the endpoint whether AWS serves it. No request is made."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"):
         monkeypatch.delenv(name, raising=False)
-    for endpoint, at_aws in ((None, True), ("https://s3.eu-central-1.amazonaws.com", True), ("http://127.0.0.1:9000", False)):
+    for endpoint, at_aws in ((None, True), ("https://s3.eu-central-1.amazonaws.com", True),
+                             ("http://127.0.0.1:9000", False)):
         store = RetryingStore(bare := S3Store("bucket", endpoint=endpoint, region="eu-central-1"), clock=SystemClock(),
                               rng=random.Random(1), give_up_ns=0)
         await bare._make_client_once()

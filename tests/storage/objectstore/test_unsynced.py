@@ -1,4 +1,4 @@
-"""Puts that are synced later: when they are, what makes it sooner, and what a sync that fails means."""
+"""Puts that are synced later: the time of the sync, the reasons to sync sooner, and the effects of a failed sync."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOUR_NS = 3_600_000_000_000
 
 
 class Syncs:
-    """Notes what is synced, in place of doing it."""
+    """A replacement of the sync, which records the paths and syncs nothing."""
 
     def __init__(self) -> None:
         self.paths: list[list[str]] = []
@@ -69,7 +69,7 @@ def put(store: FileStore, key: str, data: bytes = b"x") -> None:
 
 
 def test_nothing_is_synced_before_it_is_time(make: Make, syncs: Syncs, tmp_path: Path) -> None:
-    """The mark is there before the first put, and says from where on."""
+    """The mark exists before the first put, and names the first key that may be lost."""
     store = make()
     mark = read_mark(str(tmp_path / "log"))
     assert mark is not None
@@ -82,11 +82,11 @@ def test_nothing_is_synced_before_it_is_time(make: Make, syncs: Syncs, tmp_path:
     assert syncs.paths == [["1", "2"]]
     mark = read_mark(str(tmp_path / "log"))
     assert mark is not None
-    assert mark.first_key == "log/2", "all before it had been put when the sync began"
+    assert mark.first_key == "log/2", "all objects before it had been put when the sync began"
 
 
 def test_the_interval(make: Make, syncs: Syncs) -> None:
-    """A thread of its own syncs, some time after the first put."""
+    """A separate thread syncs, some time after the first put."""
     store = make(20_000_000)
     put(store, "log/1")
     assert syncs.happened.wait(10)
@@ -94,7 +94,8 @@ def test_the_interval(make: Make, syncs: Syncs) -> None:
 
 
 async def test_other_puts_and_deletes_come_after_all_that_is_not_synced(make: Make, syncs: Syncs) -> None:
-    """Else something durable could refer to what a power cut takes, or what was replaced could go before what replaced it."""
+    """Otherwise a durable object could refer to one that a power cut destroys, or an object could be deleted before
+    its replacement is durable."""
     store = make()
     for n, after in enumerate((lambda: store.put("other/1", [b"y"]), lambda: store.delete("log/1"),
                                lambda: store.replace("other/1", [b"z"]))):
@@ -110,7 +111,7 @@ async def test_other_puts_and_deletes_come_after_all_that_is_not_synced(make: Ma
 
 
 async def test_many_deletes_wait_for_one_sync(make: Make, syncs: Syncs) -> None:
-    """They hold no thread meanwhile: reads that need one go on."""
+    """The deletes hold no thread meanwhile: reads that need a thread continue."""
     store = make()
     for n in range(40):
         await store.put(f"old/{n}", [b"x"])
@@ -126,7 +127,7 @@ async def test_many_deletes_wait_for_one_sync(make: Make, syncs: Syncs) -> None:
 
 def test_past_the_bound_it_is_sooner_and_past_twice_that_puts_wait(make: Make, syncs: Syncs, monkeypatch: pytest.MonkeyPatch
                                                                    ) -> None:
-    """What a power cut may take is bounded in bytes too."""
+    """The bytes that a power cut may destroy are bounded, too."""
     monkeypatch.setattr(unsynced, "_BYTES_MAX", 10)
     store = make()
     syncs.may.clear()
@@ -142,7 +143,8 @@ def test_past_the_bound_it_is_sooner_and_past_twice_that_puts_wait(make: Make, s
 
 
 async def test_after_a_sync_that_failed_nothing_more_is_put_or_deleted(make: Make, syncs: Syncs, tmp_path: Path) -> None:
-    """The system may have dropped what it could not write, so the same sync again proves nothing. Reads go on."""
+    """The system may have dropped what it could not write, so another sync of the same files proves nothing. Reads
+    continue to work."""
     store = make()
     told: list[SyncFailed] = []
     store.unsynced.on_failure = told.append
@@ -152,7 +154,8 @@ async def test_after_a_sync_that_failed_nothing_more_is_put_or_deleted(make: Mak
         store.unsynced.sync()
     syncs.error = None
     assert len(told) == 1
-    for call in (lambda: store.put("other/1", [b"x"]), lambda: store.delete("log/1"), lambda: store.replace("log/1", [b"x"])):
+    for call in (lambda: store.put("other/1", [b"x"]), lambda: store.delete("log/1"),
+                 lambda: store.replace("log/1", [b"x"])):
         with pytest.raises(SyncFailed):
             await call()
     with pytest.raises(SyncFailed):
@@ -167,7 +170,7 @@ async def test_after_a_sync_that_failed_nothing_more_is_put_or_deleted(make: Mak
 
 
 def test_a_clean_end_leaves_no_mark(make: Make, syncs: Syncs, tmp_path: Path) -> None:
-    """All is synced; what is put after it is synced at once."""
+    """All objects are synced, and later puts are synced at once."""
     store = make()
     put(store, "log/1")
     store.stop_unsynced()
@@ -178,14 +181,14 @@ def test_a_clean_end_leaves_no_mark(make: Make, syncs: Syncs, tmp_path: Path) ->
 
 
 def test_without_an_interval_there_is_nothing_of_it(make: Make, tmp_path: Path) -> None:
-    """Every put is durable at once."""
+    """Without an interval every put is durable at once."""
     store = make(None)
     assert store.put_unsynced is None
     assert not (tmp_path / "log").exists()
 
 
 def test_a_put_elsewhere_is_synced(make: Make, syncs: Syncs) -> None:
-    """Only the folder with the mark may have objects that are not."""
+    """Only the folder with the mark may have objects that are not synced."""
     store = make()
     put(store, "log/1")
     put(store, "elsewhere/1")
@@ -194,18 +197,20 @@ def test_a_put_elsewhere_is_synced(make: Make, syncs: Syncs) -> None:
 
 
 def test_marks() -> None:
-    """What is read is what was written; anything torn says that nothing is known."""
+    """A mark is read as it was written; from a torn one, any object may be missing."""
     mark = Mark("v1/shards/0/log/00000001-00000000000a", "boot/1/2", 7, True)
     data = mark.pack()
     assert len(data) == 512
     assert Mark.unpack(data) == mark
     assert Mark.unpack(Mark("k", "", 0).pack()) == Mark("k", "", 0)
-    for torn in (b"", data[:40], bytes(512), b"\xff" * 512, data.replace(b"failed", b"open  "), data[:100] + bytes(412)):
+    for torn in (b"", data[:40], bytes(512), b"\xff" * 512, data.replace(b"failed", b"open  "),
+                 data[:100] + bytes(412)):
         assert Mark.unpack(torn) == Mark("", "", 0)
 
 
 def test_an_end_while_a_sync_is_at_its_end(make: Make, syncs: Syncs, tmp_path: Path) -> None:
-    """The files of the mark and the folder are closed after it, or another file with their number would be written to."""
+    """The files of the mark and the folder are closed after the sync: otherwise it could write to another file with
+    the same number."""
     store = make(1_000_000)
     put(store, "log/1")
     assert syncs.happened.wait(10)
@@ -215,7 +220,7 @@ def test_an_end_while_a_sync_is_at_its_end(make: Make, syncs: Syncs, tmp_path: P
 
 
 def test_a_start_that_fails_keeps_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried again and again while the disk is full."""
+    """A start is repeated while the disk is full, so it must leave no file open."""
     def full(fd: int, data: bytes, offset: int) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -234,7 +239,7 @@ def test_a_start_that_fails_keeps_nothing_open(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
 def test_a_sandbox_without_syncfs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each file is synced alone, and then their folder."""
+    """Without ``syncfs`` each file is synced alone, and then the folder."""
     def refused(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -250,7 +255,7 @@ def test_a_sandbox_without_syncfs(number: int, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_sync_that_a_signal_interrupts_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has not failed: a sync that does ends the broker."""
+    """An interrupted sync is no failed sync, which would end the broker."""
     left = [errno.EINTR, errno.EINTR]
 
     class Call:

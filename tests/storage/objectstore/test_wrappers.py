@@ -62,7 +62,7 @@ async def test_transient_errors_are_tried_again_with_growing_pauses() -> None:
     other, other_waits = retrying(faulty, seed=2)
     tries = 0
     await other.get("k")
-    assert other_waits.seconds != waits.seconds, "brokers turned away together must not come back together"
+    assert other_waits.seconds != waits.seconds, "brokers that were refused together must not retry together"
 
 
 async def test_retrying_is_bounded_in_time_and_ends_in_the_last_error() -> None:
@@ -97,7 +97,8 @@ async def test_answers_are_not_tried_again() -> None:
 
 
 async def test_a_retried_put_may_meet_itself() -> None:
-    """The first try lands unanswered, the second is refused: PreconditionFailed, and the object there is ours."""
+    """The first try takes effect without an answer, and the second is refused: PreconditionFailed, and the object is
+    ours."""
     faulty = FaultyStore(MemoryStore(), rng=random.Random(1))
     store, _ = retrying(faulty)
 
@@ -174,7 +175,8 @@ async def run_with_faults(seed: int) -> tuple[dict[str, int], list[str], dict[st
 
 
 async def test_a_seed_is_a_run() -> None:
-    """Same seed, same faults and same results; each kind of fault happens; acknowledged puts are always there."""
+    """The same seed gives the same faults and results; each kind of fault happens; acknowledged puts are always
+    there."""
     first, second = await run_with_faults(7), await run_with_faults(7)
     assert first == second
     assert set(first[0]) == {"slow", "refused", "unanswered", "lost", "late", "torn"}
@@ -182,7 +184,7 @@ async def test_a_seed_is_a_run() -> None:
 
 
 async def test_what_each_fault_leaves() -> None:
-    """Refused and lost puts leave nothing, unanswered ones the object, late ones the object afterwards."""
+    """Refused and lost puts leave nothing, unanswered puts leave the object, and late puts leave it afterwards."""
     for name, at_once, in_the_end in [("refused", False, False), ("lost", False, False), ("torn", False, False),
                                       ("unanswered", True, True), ("late", False, True)]:
         memory = MemoryStore()
@@ -196,7 +198,7 @@ async def test_what_each_fault_leaves() -> None:
 
 
 async def test_a_late_put_that_meets_its_retry_changes_nothing() -> None:
-    """The retry wins, the late one is refused by the store, and no caller sees it."""
+    """The retry succeeds, the store refuses the late put, and no caller notices it."""
     memory = MemoryStore()
     retried = asyncio.Event()
 
@@ -244,7 +246,7 @@ async def test_a_put_is_stalled_at_its_number_and_released() -> None:
 
 
 async def test_halt_is_the_end_of_the_process() -> None:
-    """After halt nothing reaches the store and nothing is answered; another process's connection is unaffected."""
+    """After ``halt`` no call reaches the store and none is answered; another process's connection is unaffected."""
     memory = MemoryStore()
     dead, living = FaultyStore(memory, rng=random.Random(1)), FaultyStore(memory, rng=random.Random(2))
     stall = dead.stall_put(0)

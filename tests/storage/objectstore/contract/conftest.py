@@ -55,7 +55,7 @@ def _make(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         case "faulty":
             return FaultyStore(MemoryStore(), rng=rng)
         case "retrying-faulty":
-            # Only faults after which it is certain whether a put was done: retrying then hides them all.
+            # These are the faults after which it is certain whether a put was done, so retrying hides them all.
             faults = Faults(refused=0.2, lost=0.1, slow=0.1, slow_ns_max=1000, timeout_ns=1000)
             return RetryingStore(FaultyStore(MemoryStore(), rng=rng, faults=faults), clock=clock, rng=rng,
                                  sleep=lambda _seconds: asyncio.sleep(0))

@@ -31,7 +31,7 @@ async def in_flight(calls: Iterable[Callable[[], Awaitable[object]]], count: int
 
 
 async def test_what_was_put_is_got(store: ObjectStore) -> None:
-    """Bytes are returned as they were put, in however many buffers."""
+    """Bytes are returned as they were put, from any number of buffers."""
     await store.put("v1/format", [b"one", b"", b" two", bytes(range(256))])
     assert await store.get("v1/format") == b"one two" + bytes(range(256))
 
@@ -58,11 +58,12 @@ async def test_an_object_is_replaced(store: ObjectStore) -> None:
 async def test_of_sixteen_concurrent_puts_one_wins(store: ObjectStore, request: pytest.FixtureRequest) -> None:
     """Put-if-absent is what fencing depends on: of 16 concurrent puts one succeeds, 15 are refused, and the object has
     the winner's bytes."""
-    # A round takes SeaweedFS five seconds: it makes the sixteen wait for each other, a second a step.
+    # A round takes SeaweedFS five seconds, because it makes the sixteen puts wait for each other, one second at each
+    # step.
     for round_ in range(1 if "seaweed" in request.node.name else 5):
         key = f"epochs/{round_:08x}"
         results = await asyncio.gather(*(store.put(key, [b"writer %d" % i]) for i in range(16)), return_exceptions=True)
-        # A store may answer a conflict with 409: that accepts no put, and is retried.
+        # A store may answer a conflict with 409, which accepts no put: such a put is retried.
         for i in range(16):
             while isinstance(results[i], Transient):
                 results[i] = (await asyncio.gather(store.put(key, [b"writer %d" % i]), return_exceptions=True))[0]
@@ -73,7 +74,7 @@ async def test_of_sixteen_concurrent_puts_one_wins(store: ObjectStore, request: 
 
 
 async def test_a_range_is_half_open_and_stops_at_the_end(store: ObjectStore) -> None:
-    """Ranges inside, across, at and past the object's end."""
+    """Ranges are correct inside, across, at and past the object's end."""
     data = random.Random(1).randbytes(1000)
     await store.put("r", [data])
     for start, end in [(0, None), (0, 1), (0, 1000), (0, 5000), (10, 20), (990, 1010), (999, 1000), (999, None),
@@ -82,7 +83,7 @@ async def test_a_range_is_half_open_and_stops_at_the_end(store: ObjectStore) -> 
 
 
 async def test_an_empty_object(store: ObjectStore) -> None:
-    """An empty object is an object too: readable, listed and not to be put again."""
+    """An empty object is an object, too: it can be read and listed, and cannot be put again."""
     await store.put("e/empty", [])
     assert await store.get("e/empty") == b""
     assert await store.get("e/empty", 0, 10) == b""
@@ -122,7 +123,7 @@ async def test_a_missing_key(store: ObjectStore) -> None:
 
 
 async def test_delete_is_idempotent_and_frees_the_key(store: ObjectStore) -> None:
-    """Deleting works once, twice, and for a key that never existed; the key can be put again; neighbours stay."""
+    """A delete succeeds once, twice, and for a key that never existed; the key can be put again; other objects stay."""
     await store.put("d/a", [b"1"])
     await store.put("d/b", [b"2"])
     for _ in range(2):
@@ -152,8 +153,8 @@ async def test_odd_keys(store: ObjectStore) -> None:
 
 async def test_invalid_keys(store: ObjectStore) -> None:
     """Strings that one of the stores could not store, or that leave the prefix, are refused by all."""
-    for key in ("", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "../a", ".tmp/a", "a/.b", "lock", "shards/0/lock", "a\0b",
-                "a\nb", "a\x7f", "\ud800", "x" * 256, "ü" * 128):
+    for key in ("", "/", "/a", "a/", "a//b", ".", "..", "a/../b", "../a", ".tmp/a", "a/.b", "lock", "shards/0/lock",
+                "a\0b", "a\nb", "a\x7f", "\ud800", "x" * 256, "ü" * 128):
         for call in (store.put, store.replace):
             with pytest.raises(ValueError):
                 await call(key, [b"x"])
@@ -223,7 +224,7 @@ async def test_a_closed_store_is_transient(store: ObjectStore) -> None:
 
 
 async def test_its_name_and_its_clock(store: ObjectStore) -> None:
-    """The store has the operator's name for it, and a clock near ours or none."""
+    """The store has the operator's URL, and a clock near ours or none."""
     import time
 
     await store.put("k", [b"x"])
