@@ -25,7 +25,7 @@ T0 = 1_700_000_000_000_000_000
 STORE_ID = bytes(range(16))
 
 Row = tuple[int, bytes, bytes, bytes, int]
-"""seq, subject, headers, data, time_ns"""
+"""A message: seq, subject, headers, data, time_ns."""
 
 
 class Stream:
@@ -47,7 +47,7 @@ class Stream:
         self.owner.log.urgent()
 
     def publish(self, *rows: tuple[str, bytes, bytes]) -> None:
-        """Subjects, header blocks, payloads; all at one time."""
+        """Publish messages at one time; each row has a subject, a header block and a payload."""
         self.owner.clock.advance(1_000_000)
         now_ns = self.owner.clock.now_ns()
         first = self.last_seq + 1
@@ -87,7 +87,7 @@ def _size(row: Row) -> int:
 
 
 class Owner:
-    """One process run after another on a store."""
+    """An owner of a store, with one process run after another."""
 
     def __init__(self, store: ObjectStore, *, seed: int = 1, shard: int = 0, **log: Any) -> None:
         self.store = store
@@ -140,9 +140,9 @@ class Owner:
 
 
 async def filled(store: ObjectStore) -> Owner:
-    """A store after three process runs: two streams, removals, a consumer, checkpoints, segments beyond them.
+    """Fill a store by three process runs: two streams, removals, a consumer, checkpoints, segments beyond them.
 
-    The last run is still there: stop or kill it.
+    The last run is not ended: stop or kill it.
     """
     owner = Owner(store)
     await owner.start()

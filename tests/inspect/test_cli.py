@@ -46,7 +46,7 @@ def files(path: Path) -> dict[str, tuple[bytes, int]]:
 
 @pytest.mark.parametrize("view", VIEWS, ids=" ".join)
 def test_views(directory: Path, view: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows that each view ends well as text and as JSON, and that nothing in the directory changes."""
+    """Each view works as text and as JSON, and nothing in the directory changes."""
     before = files(directory)
     assert main([f"file://{directory}", *view]) == 0
     text = capsys.readouterr()
@@ -63,7 +63,7 @@ def json_of(directory: Path, capsys: pytest.CaptureFixture[str], *view: str, sta
 
 
 def test_what_the_json_says(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows the numbers of each view."""
+    """Each view has the right numbers."""
     report = json_of(directory, capsys, "--verify")
     assert {row["name"]: row["messages"] for row in report["streams"]} == {"ORDERS": 8, "logs": 750}
     assert report["format"]["store_id"] == STORE_ID.hex()
@@ -90,7 +90,7 @@ def test_what_the_json_says(directory: Path, capsys: pytest.CaptureFixture[str])
 
 def test_problems_are_listed_and_end_in_status_1(directory: Path, tmp_path: Path,
                                                  capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows a damaged store through every view: no view fails, and those that meet the damage name the object."""
+    """A store is damaged: no view fails, and the views that meet the damage name the object."""
     copy = tmp_path / "copy"
     shutil.copytree(directory, copy)
     key = PATHS.log(Position(1, 4))
@@ -118,7 +118,7 @@ def cannot(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_what_cannot_be_inspected(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows what is said where there is no store, no such thing in it, or no sense in the arguments; status 2."""
+    """The status is 2 without a store, for a missing name and for wrong arguments, and the reason is shown."""
     assert "no storage directory" in cannot(capsys, f"file://{tmp_path}/nowhere")
     assert not (tmp_path / "nowhere").exists()
     assert "there is no jetblock store" in cannot(capsys, f"file://{tmp_path}")
@@ -150,7 +150,7 @@ async def show(store: MemoryStore, *arguments: str) -> tuple[int, str, str]:
 
 
 async def test_an_empty_store_and_a_store_that_refuses() -> None:
-    """Shows a store that no broker has opened yet; and that the store's own words come through."""
+    """A store that no broker has opened yet can be inspected; the store's own error text is shown."""
     store = MemoryStore()
     await store.put("v1/format", [StoreFormat.make(STORE_ID, T0).encode()])
     for view in ([], ["--verify"], ["epochs"], ["streams"], ["segments"]):
@@ -165,7 +165,7 @@ async def test_an_empty_store_and_a_store_that_refuses() -> None:
 
 
 async def test_terminals_are_safe_from_names() -> None:
-    """Shows that control characters of subjects and payloads are escaped in text, and whole in JSON."""
+    """Control characters of subjects and payloads are escaped in text, and whole in JSON."""
     store = MemoryStore()
     owner = await filled(store)
     owner.streams["logs"].publish(("logs.\x1b[2J", b"", b"\x1b[31mred\n"))
@@ -181,7 +181,7 @@ async def test_terminals_are_safe_from_names() -> None:
 @pytest.mark.parametrize("view", [[], ["--verify"], ["shards"], ["epochs"], ["streams"], ["segments"],
                                   ["stream", "ORDERS"], ["messages", "ORDERS"]], ids=" ".join)
 def test_a_shard_that_is_not_there(directory: Path, view: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Nothing could be inspected, which is not the same as nothing wrong; with the shard that is there all is well."""
+    """The status is 2, because nothing was inspected, and not 0; the existing shard has no problem."""
     for number in ("3", "99999999999"):
         assert main([f"file://{directory}", *view, "--shard", number]) == 2
         said = capsys.readouterr()
@@ -191,13 +191,13 @@ def test_a_shard_that_is_not_there(directory: Path, view: list[str], capsys: pyt
 
 
 def test_a_shard_of_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """That there is no store at all is what is said."""
+    """The error is that there is no store."""
     assert main([f"file://{tmp_path}", "--shard", "3"]) == 2
     assert "there is no jetblock store" in capsys.readouterr().err
 
 
 async def test_a_shard_whose_claims_are_lost() -> None:
-    """Damage is no absence: a shard with a log and no claim is looked at, and its problems are listed."""
+    """A shard with a log and no claim is damaged, not missing: it is inspected, and its problems are listed."""
     store = MemoryStore()
     await (await filled(store)).kill()
     for info in await store.list(PATHS.epochs):
@@ -208,6 +208,6 @@ async def test_a_shard_whose_claims_are_lost() -> None:
 
 
 def test_suggestions(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A misspelled view is named."""
+    """A misspelled view gives a suggestion."""
     assert main([f"file://{directory}", "strems"]) == 2
     assert "did you mean streams?" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Dumps: everything about an object; of a damaged one all that can be known, and what is wrong where."""
+"""Dumps: all parts of an object; of a damaged object all parts that can be decoded, and the places of the damage."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows(said: dict[str, Any]) -> list[tuple[int, str]]:
 
 
 async def test_every_object_is_shown_whole() -> None:
-    """Shows that nothing of a sound store is called wrong, and that JSON and text can be made of each dump."""
+    """A dump of an undamaged object lists no damage, and can be shown as JSON and text."""
     store = await store_of()
     for key, data in store.objects.items():
         said = dump(key, data)
@@ -46,8 +46,8 @@ async def test_every_object_is_shown_whole() -> None:
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_golden_objects(path: Path) -> None:
-    """Shows that each golden object that must be refused is called wrong, at the section that its expectation names;
-    that the sound ones are not; and that no bytes make a dump fail."""
+    """A golden object that must be refused has damage in the section that its expectation names. An undamaged one
+    has none, and no bytes make a dump fail."""
     said = json.loads(path.with_suffix(".json").read_text())
     epoch, number = said["position"]
     key = {"FORMAT": "v1/format", "CLAIM": PATHS.epoch(epoch), "INBOX": PATHS.inbox(said["object_id"]),
@@ -61,12 +61,12 @@ def test_golden_objects(path: Path) -> None:
         assert found["wrong"] == []
     elif name in ("unknown-record-that-must-be-understood", "record-of-a-newer-version"):
         assert not found["blocks"][0]["records"][-1]["understood"]
-    elif name != "seal-instead-of-segment":  # which may be at a log's key
+    elif name != "seal-instead-of-segment":  # it may be at a log's key
         assert said["error"]["section"] in [row["section"] for row in found["wrong"]]
 
 
 async def test_blocks_are_found_without_header_or_directory() -> None:
-    """Shows that damage of header, fixed part or directory costs no message, and damage elsewhere only its own part."""
+    """Damage of header, fixed part or directory costs no message, and damage elsewhere costs only its own part."""
     store = await store_of()
     key = PATHS.log(Position(1, 4))
     data = store.objects[key]
@@ -91,7 +91,7 @@ async def test_blocks_are_found_without_header_or_directory() -> None:
 
 
 async def test_a_broken_map_is_read_up_to_the_break() -> None:
-    """Shows that a small object that was cut still says what came before."""
+    """A small object that was cut shows the members before the cut."""
     store = await store_of()
     key = PATHS.epoch(2)
     said = dump(key, store.objects[key][:-4])
@@ -100,7 +100,7 @@ async def test_a_broken_map_is_read_up_to_the_break() -> None:
 
 
 def test_foreign_objects() -> None:
-    """Shows that any bytes under any key are shown for what they are."""
+    """Any bytes under any key are shown."""
     said = dump("v1/notes.txt", b"hello")
     assert "no key of a jetblock store" in said["names"]
     assert said["wrong"][0]["what"] == "cut short: 5 of 64 bytes"

@@ -1,4 +1,5 @@
-"""The reader without a broker: what was published and not removed, and nothing else, from directory and memory."""
+"""The reader without a broker: it reads the published messages that were not removed, and nothing else, from
+directory and memory."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ async def read(store: ObjectStore, stream: str, **how: object) -> list[Message]:
 
 
 async def test_all_that_lives_is_read_while_the_broker_runs(store: ObjectStore) -> None:
-    """Shows both streams as their owner knows them: byte for byte, headers apart, in order; removed ones left out."""
+    """Both streams are read as their owner knows them: byte for byte, headers apart, in order, without removed
+    messages."""
     owner = await filled(store)
     for name, stream in owner.streams.items():
         assert await read(store, name) == list(stream.live.values())
@@ -50,7 +52,7 @@ async def test_all_that_lives_is_read_while_the_broker_runs(store: ObjectStore) 
 
 
 async def test_from_limit_and_subject(store: ObjectStore) -> None:
-    """Shows the choices beside a plain filter of everything, at every edge of blocks and frames."""
+    """The options give the same result as a plain filter of all messages, at every edge of blocks and frames."""
     owner = await filled(store)
     rows = list(owner.streams["logs"].live.values())
     for first in (1, 451, 539, 540, 600, 601, 1200, 1201):
@@ -62,7 +64,7 @@ async def test_from_limit_and_subject(store: ObjectStore) -> None:
 
 
 async def test_a_stream_that_is_not_there(store: ObjectStore) -> None:
-    """Shows that the error lists what there is."""
+    """The error lists the existing streams."""
     owner = await filled(store)
     await owner.kill()
     with pytest.raises(NoStream, match=r"\$G/ORDERS, \$G/logs"):
@@ -70,7 +72,7 @@ async def test_a_stream_that_is_not_there(store: ObjectStore) -> None:
 
 
 async def test_large_messages_and_many_blocks() -> None:
-    """Shows messages larger than any frame or window, and reading ahead over many blocks; verified too."""
+    """Messages larger than any frame or window are read, and many blocks are read ahead; the store is verified, too."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -89,8 +91,7 @@ async def test_large_messages_and_many_blocks() -> None:
 
 
 async def test_damage_hides_no_more_than_itself() -> None:
-    """Shows that a damaged frame raises, or is told while all other messages come; the same for an object that is
-    gone."""
+    """A damaged frame raises, or is reported while all other messages are read; so is an object that is gone."""
     store = MemoryStore()
     owner = await filled(store)
     await owner.kill()
@@ -115,7 +116,7 @@ async def test_damage_hides_no_more_than_itself() -> None:
 
 
 async def test_blocks_that_are_swept_while_they_are_read() -> None:
-    """Shows that a reader that began with an older state continues with a newer one."""
+    """A reader that began with an older state continues with a newer one."""
     store = MemoryStore()
     owner = await filled(store)
     logs = owner.streams["logs"]

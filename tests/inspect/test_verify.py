@@ -1,4 +1,4 @@
-"""Verification: a sound store has no problems, and damage of any object is reported by that object's key."""
+"""Verification: an undamaged store has no problems, and damage of any object is reported by that object's key."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ Objects = Mapping[str, bytes]
 
 @pytest_asyncio.fixture
 async def objects() -> AsyncIterator[Objects]:
-    """The objects of a store whose last broker was killed."""
+    """Make the objects of a store whose last broker was killed."""
     store = MemoryStore()
     owner = await filled(store)
     await owner.kill()
     yield dict(store.objects)
 
 
-async def look(objects: Objects, changed: Mapping[str, bytes | None] | None = None) -> tuple[Survey, Verified]:
-    """Verify the store of these objects, some of them changed, None: gone."""
+async def verified_store(objects: Objects,
+                         changed: Mapping[str, bytes | None] | None = None) -> tuple[Survey, Verified]:
+    """Verify the store of these objects, with some of them changed; None: deleted."""
     store = MemoryStore()
     for key, data in (dict(objects) | dict(changed or {})).items():
         if data is not None:
@@ -45,14 +46,14 @@ async def look(objects: Objects, changed: Mapping[str, bytes | None] | None = No
 
 
 async def test_progress_ends_at_its_total(objects: Objects) -> None:
-    """Shows that the total counts every object that is read, claims and the format among them."""
+    """The total counts every object that is read, claims and the format included."""
     store = MemoryStore()
     for key, data in objects.items():
         await store.put(key, [data])
-    source, told = Source(store, give_up_ns=0), list[tuple[int, int]]()
-    await verify(source, await read_survey(source), lambda done, of, *_: told.append((done, of)))
-    assert told[-1] == (len(objects), len(objects))
-    assert all(done <= of for done, of in told)
+    source, seen = Source(store, give_up_ns=0), list[tuple[int, int]]()
+    await verify(source, await read_survey(source), lambda done, of, *_: seen.append((done, of)))
+    assert seen[-1] == (len(objects), len(objects))
+    assert all(done <= of for done, of in seen)
 
 
 def kinds(objects: Objects) -> dict[str, ObjectKind]:
@@ -65,8 +66,9 @@ def kinds(objects: Objects) -> dict[str, ObjectKind]:
 
 
 async def test_a_sound_store_has_no_problems(objects: Objects) -> None:
-    """Shows that every object is read, all checkpoints are compared, and nothing is found; the store has all kinds."""
-    survey, verified = await look(objects)
+    """Every object is read, all checkpoints are compared, and no problem is found. The store has all kinds of
+    objects."""
+    survey, verified = await verified_store(objects)
     assert (survey.problems, verified.problems, verified.orphans) == ([], [], [])
     assert verified.objects == len(objects)
     assert verified.bytes == sum(map(len, objects.values()))
@@ -80,13 +82,13 @@ async def test_a_sound_store_has_no_problems(objects: Objects) -> None:
 
 
 async def test_a_flip_or_cut_in_any_object_is_reported_by_its_key(objects: Objects) -> None:
-    """Shows, for each object and several places in it, that it is named, with a meaning and a remedy; that problems
-    stay few; and that both streams are still listed."""
+    """Each object is damaged in several places: it is named, with a consequence and a remedy; there are few
+    problems; and both streams are listed."""
     for key, data in objects.items():
         middle = len(data) // 2
         for changed in (flipped(data, 0), flipped(data, 12), flipped(data, 70), flipped(data, middle),
                         flipped(data, len(data) - 1), data[:-5], data[:40], data + b"x", b""):
-            survey, verified = await look(objects, {key: changed})
+            survey, verified = await verified_store(objects, {key: changed})
             problems = survey.problems + verified.problems
             assert key in {problem.object for problem in problems}, (key, problems)
             assert all(problem.means and problem.remedy for problem in problems)
@@ -95,7 +97,7 @@ async def test_a_flip_or_cut_in_any_object_is_reported_by_its_key(objects: Objec
 
 
 async def test_every_byte_of_a_segment_counts(objects: Objects) -> None:
-    """Shows that a flipped byte is found, wherever it is in a segment with messages, records and removed ranges."""
+    """A flipped byte is found in every place of a segment with messages, records and removed ranges."""
     for number in (1, 4, 7):
         key = PATHS.log(Position(1, number))
         parsed = parse(key)
@@ -109,17 +111,17 @@ async def test_every_byte_of_a_segment_counts(objects: Objects) -> None:
 
 
 async def test_an_object_that_is_gone_is_reported(objects: Objects) -> None:
-    """Shows that whatever is missing is named, but for what nothing can know of: the newest checkpoint, in whose place an
-    older one serves, and the log's last entry."""
+    """Each missing object is named, except two of which the store has no trace: the newest checkpoint, which an
+    older one replaces, and the log's last entry."""
     unknown = {PATHS.checkpoint(Position(2, 2)), PATHS.log(Position(3, 1))}
     for key in objects:
-        survey, verified = await look(objects, {key: None})
+        survey, verified = await verified_store(objects, {key: None})
         named = {problem.object for problem in survey.problems + verified.problems}
         assert (key in named) == (key not in unknown), (key, named)
 
 
 async def test_a_hole_in_the_last_epoch_is_no_end() -> None:
-    """Shows that a missing segment is not taken for the log's end if there is a seal beyond it."""
+    """A missing segment is not taken for the log's end if there is a seal beyond it."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -129,30 +131,30 @@ async def test_a_hole_in_the_last_epoch_is_no_end() -> None:
         await owner.log.persisted()
     end = await owner.shard.close(checkpoint=False)
     await seal_at(store, PATHS, end, owner.epoch, owner.me, owner.clock, owner.rng)
-    assert (await look(store.objects))[1].problems == []
-    survey, _ = await look(store.objects, {PATHS.log(Position(1, 3)): None})
+    assert (await verified_store(store.objects))[1].problems == []
+    survey, _ = await verified_store(store.objects, {PATHS.log(Position(1, 3)): None})
     [problem] = survey.problems
     assert problem.object == PATHS.log(Position(1, 3))
     assert "the log cannot be read past this" in problem.means
 
 
 async def test_damage_says_which_messages_are_lost(objects: Objects) -> None:
-    """Shows that a damaged frame costs only its own messages, and that dead ones do not count as lost."""
+    """A damaged frame costs only its own messages, and dead messages do not count as lost."""
     fourth = PATHS.log(Position(1, 4))
-    _, verified = await look(objects, {fourth: flipped(objects[fourth], len(objects[fourth]) - 1)})
+    _, verified = await verified_store(objects, {fourth: flipped(objects[fourth], len(objects[fourth]) - 1)})
     [problem] = verified.problems
     assert problem.section == "frame 3"
     assert problem.means == "messages 561 to 600 of stream $G/logs cannot be read"
     third = PATHS.log(Position(1, 3))
-    _, verified = await look(objects, {third: flipped(objects[third], len(objects[third]) - 1)})
+    _, verified = await verified_store(objects, {third: flipped(objects[third], len(objects[third]) - 1)})
     [problem] = verified.problems
     assert "no live message" in problem.means
 
 
 async def test_a_segment_that_replay_needs_does_not_hide_what_comes_before(objects: Objects) -> None:
-    """Shows that the state is that of the entry before the damage, and is said not to be all."""
+    """The state is that of the entry before the damage, and is marked as incomplete."""
     key = PATHS.log(Position(3, 1))
-    survey, verified = await look(objects, {key: flipped(objects[key], 170)})
+    survey, verified = await verified_store(objects, {key: flipped(objects[key], 170)})
     [problem] = survey.problems
     assert problem.object == key
     assert "will not start" in problem.means
@@ -164,35 +166,35 @@ async def test_a_segment_that_replay_needs_does_not_hide_what_comes_before(objec
 
 
 async def test_a_moved_object_is_noticed(objects: Objects) -> None:
-    """Shows that sound bytes under another key are a problem of that key."""
+    """Undamaged bytes under another key are a problem of that key."""
     here, there = PATHS.log(Position(1, 4)), PATHS.log(Position(1, 5))
-    _, verified = await look(objects, {here: objects[there]})
+    _, verified = await verified_store(objects, {here: objects[there]})
     assert [(problem.object, problem.what) for problem in verified.problems] == [
         (here, "it holds the bytes of segment 00000001-000000000005")]
 
 
 async def test_two_writers_under_one_epoch_are_noticed(objects: Objects) -> None:
-    """Shows that an epoch's objects must carry the nonce of its claim."""
+    """An epoch's objects must carry the nonce of its claim."""
     key = PATHS.epoch(3)
-    _, verified = await look(objects, {key: Claim(3, "broker-c", bytes(16), T0).encode()})
+    _, verified = await verified_store(objects, {key: Claim(3, "broker-c", bytes(16), T0).encode()})
     assert {problem.object for problem in verified.problems} == {PATHS.log(Position(3, 0)), PATHS.log(Position(3, 1))}
     assert all("two brokers" in problem.means for problem in verified.problems)
 
 
 async def test_orphans_are_listed_and_no_fault(objects: Objects) -> None:
-    """Shows the leftovers of a broker that died: entries beyond its end, pages without a root; and what is not ours."""
+    """A dead broker leaves entries beyond its end and pages without a root: they are listed, as are foreign objects."""
     note = "v1/shards/0/log/README"
     nonce = objects[PATHS.epoch(2)][24:40]
     pages = b"".join(encode_pages(Position(2, 9), nonce, [Page(PageKind.DIRECTORY, Position(2, 2), 0, [])])[0])
     beyond = encode_segment(Position(2, 5), nonce, [])
     changed = {PATHS.pages(Position(2, 9)): pages, PATHS.log(Position(2, 5)): b"".join(beyond), note: b"hands off"}
-    survey, verified = await look(objects, changed)
+    survey, verified = await verified_store(objects, changed)
     assert survey.problems + verified.problems == []
     assert {orphan.object for orphan in verified.orphans} == set(changed)
 
 
 async def test_checkpoint_and_log_are_compared(objects: Objects) -> None:
-    """Shows that a checkpoint with another content than the log gives is found, though every checksum fits."""
+    """A checkpoint whose content differs from the log is found, although every checksum is right."""
     root_key = PATHS.checkpoint(Position(1, 6))
     root = Root.decode(objects[root_key], Position(1, 6))
     [ref] = root.pages
@@ -203,14 +205,14 @@ async def test_checkpoint_and_log_are_compared(objects: Objects) -> None:
     nonce = objects[page_key][24:40]
     data, [placed] = encode_pages(ref.position, nonce, [Page(page.kind, page.position, page.key, body)])
     changed = Root(root.position, root.replay_from, (placed,), root.extra).encode(nonce)
-    _, verified = await look(objects, {page_key: b"".join(data), root_key: changed})
+    _, verified = await verified_store(objects, {page_key: b"".join(data), root_key: changed})
     assert root_key in {problem.object for problem in verified.problems}
     [problem] = [problem for problem in verified.problems if problem.object == root_key]
     assert "config" in problem.what
 
 
 async def test_state_differences_are_found(objects: Objects) -> None:
-    """Shows the comparison itself: equal states are equal, and each part of one that is changed shows."""
+    """Equal states have no differences, and each changed part of a state gives one."""
     store = MemoryStore()
     for key, data in objects.items():
         await store.put(key, [data])

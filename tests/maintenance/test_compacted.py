@@ -50,7 +50,7 @@ async def compacted(clock: ManualClock) -> MemoryStore:
 
 
 def test_a_copy_has_the_runs() -> None:
-    """Shows that a copy of a compacted store is whole."""
+    """A copy of a compacted store is whole."""
     async def main(clock: ManualClock) -> None:
         store, copy = await compacted(clock), MemoryStore()
         done = await Copier(Source(store), Destination(copy)).run(verifying=True)
@@ -62,7 +62,7 @@ def test_a_copy_has_the_runs() -> None:
 
 
 def test_damaged_and_missing_runs() -> None:
-    """Shows that what a damaged or missing run held is lost, no more, and that the store is served without it."""
+    """Only the messages of a damaged or missing run are lost, and brokers serve the store without it."""
     async def main(clock: ManualClock) -> None:
         original = await compacted(clock)
         everything = await read_all(original)

@@ -53,7 +53,7 @@ async def sound(store: ObjectStore) -> None:
 
 
 class Interrupting(Wrapper):
-    """Refuses every put after the first ``left``, as a full disk does."""
+    """A store that refuses every put after the first ``left``, like a full disk."""
 
     def __init__(self, inner: ObjectStore, left: int) -> None:
         super().__init__(inner)
@@ -67,7 +67,7 @@ class Interrupting(Wrapper):
 
 
 class Watching(Wrapper):
-    """Calls ``before`` with the number of the get of a whole object that comes next."""
+    """A store that calls ``before`` with the number of each get of a whole object."""
 
     def __init__(self, inner: ObjectStore, before: Callable[[int], Awaitable[object]]) -> None:
         super().__init__(inner)
@@ -82,20 +82,20 @@ class Watching(Wrapper):
 
 
 async def test_a_copy_is_the_store() -> None:
-    """Shows that a copy has every object byte for byte, is marked as finished, and that a second copy has nothing to do."""
+    """A copy has every object byte for byte, is marked as finished, and a second copy has nothing to do."""
     source, copy = MemoryStore(), MemoryStore()
     owner = await filled(source)
     done = await copied(source, copy)
     assert (done.whole, done.passes, done.problems) == (True, 1, [])
     assert await contents(copy) == await contents(source)
-    assert done.copied.count == len(await source.list("v1/")) - 1  # `format` is put by itself
+    assert done.copied.count == len(await source.list("v1/")) - 1  # `format` is put separately
     again = await copied(source, copy)
     assert (again.copied.count, again.present.count) == (0, done.copied.count)
     await owner.kill()
 
 
 async def test_a_copy_is_brought_up_to_date() -> None:
-    """Shows that only what is new is copied, across take-overs, checkpoints and deletions of the source."""
+    """Only new objects are copied, across take-overs, checkpoints and deletions of the source."""
     source, copy = MemoryStore(), MemoryStore()
     owner = await filled(source)
     await copied(source, copy)
@@ -119,7 +119,7 @@ async def test_a_copy_is_brought_up_to_date() -> None:
 
 
 async def test_a_restored_copy_is_opened_by_a_broker() -> None:
-    """Shows that a copy made under a running owner is taken over by another one, which goes on in it; the first is not
+    """A copy made under a running owner is taken over by another one, which continues in it. The first owner is not
     disturbed."""
     source, copy = MemoryStore(), MemoryStore()
     owner = await filled(source)
@@ -139,8 +139,8 @@ async def test_a_restored_copy_is_opened_by_a_broker() -> None:
 
 @pytest.mark.parametrize("at", range(1, 26, 3))
 async def test_a_broker_writes_and_deletes_while_it_is_copied(at: int) -> None:
-    """Shows that a copy is whole when the owner checkpoints, deletes everything that it no longer needs, and is taken over
-    in the middle of it."""
+    """A copy is whole although meanwhile the owner cuts checkpoints, deletes everything that it no longer needs, and
+    is taken over."""
     source, copy = MemoryStore(), MemoryStore()
     owner = await filled(source)
 
@@ -168,14 +168,14 @@ async def test_a_broker_writes_and_deletes_while_it_is_copied(at: int) -> None:
     assert done.ends[0] >= start
     await sound(copy)
     await owner.kill()
-    # Whatever was deleted under it, the next pass brings the rest.
+    # The next pass copies everything that was deleted during this one and replaced.
     await copied(source, copy)
     assert await rows(copy, "ORDERS") == await rows(source, "ORDERS")
 
 
 async def test_an_interrupted_copy_goes_on() -> None:
-    """Shows for an interruption at each put: no broker opens the part, nobody copies or inspects it, and the same command
-    finishes it without copying anything twice."""
+    """A copy is interrupted at each put. No broker opens the part, nobody copies or inspects it, and the same
+    command finishes it without copying anything twice."""
     source = MemoryStore()
     owner = await filled(source)
     total = len(await source.list("v1/"))
@@ -197,7 +197,7 @@ async def test_an_interrupted_copy_goes_on() -> None:
 
 
 async def test_an_interrupted_update_is_a_store() -> None:
-    """Shows for an interruption at each put of an update that the copy can be read, with at least what it had before."""
+    """An update is interrupted at each put: the copy can be read, with at least the objects that it had before."""
     source, first = MemoryStore(), MemoryStore()
     owner = await filled(source)
     await copied(source, first)
@@ -229,7 +229,7 @@ async def test_an_interrupted_update_is_a_store() -> None:
 
 
 async def test_refused_destinations() -> None:
-    """Shows that nothing is written to a destination that is not a copy of the source."""
+    """Nothing is written to a destination that is not a copy of the source."""
     source = MemoryStore()
     owner = await filled(source)
     await owner.stop()
@@ -262,7 +262,7 @@ async def test_refused_destinations() -> None:
 
 
 async def test_a_source_that_was_set_back_is_refused() -> None:
-    """Shows that a backup which knows more than its source is not continued with another history."""
+    """A backup with newer entries than its source is not continued with another history."""
     source, copy, old = MemoryStore(), MemoryStore(), MemoryStore()
     owner = await filled(source)
     await copied(source, old)
@@ -281,7 +281,7 @@ async def test_a_source_that_was_set_back_is_refused() -> None:
 
 
 async def test_an_object_with_other_bytes_is_not_overwritten() -> None:
-    """Shows that an object of the destination that differs from the source's is reported, whatever its size."""
+    """An object of the destination that differs from the source's is reported, with any size."""
     source, copy = MemoryStore(), MemoryStore()
     owner = await filled(source)
     await owner.kill()
@@ -294,7 +294,7 @@ async def test_an_object_with_other_bytes_is_not_overwritten() -> None:
 
 
 async def test_a_damaged_source_is_copied_as_it_is() -> None:
-    """Shows that damage and losses of the source are reported, that the rest is copied, and that a second run says the same."""
+    """Damage and losses of the source are reported, the rest is copied, and a second run reports the same."""
     source, copy = MemoryStore(), MemoryStore()
     owner = await filled(source)
     await owner.stop()
@@ -314,7 +314,7 @@ async def test_a_damaged_source_is_copied_as_it_is() -> None:
 
 
 async def test_a_locked_directory_is_refused(tmp_path: Path) -> None:
-    """Shows that a directory on which a broker runs, or another copy, is not copied to."""
+    """A directory that a broker or another copy has locked is refused as the destination."""
     source = MemoryStore()
     owner = await filled(source)
     await owner.kill()
@@ -330,7 +330,7 @@ async def test_a_locked_directory_is_refused(tmp_path: Path) -> None:
 
 
 async def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows exit statuses and reports of copy, backup and restore as they are run."""
+    """The commands copy, backup and restore give the right exit statuses and reports."""
     store = FileStore(tmp_path / "store")
     owner = await filled(store)
     await owner.stop()
@@ -371,7 +371,7 @@ async def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_between_a_directory_and_a_bucket(tmp_path: Path, minio: S3Server, monkeypatch: pytest.MonkeyPatch,
                                           capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows a directory copied to a bucket, brought up to date there, and restored to a directory."""
+    """A directory is copied to a bucket, updated there, and restored to a directory."""
     import asyncio
 
     for name, value in minio.env.items():
@@ -409,7 +409,7 @@ def test_between_a_directory_and_a_bucket(tmp_path: Path, minio: S3Server, monke
 
 
 class Racy(MemoryStore):
-    """A bucket that looks whether a key exists, and puts it a moment later."""
+    """A bucket that checks whether a key exists, and puts the object a moment later."""
 
     puts_cost = True
 
@@ -422,7 +422,8 @@ class Racy(MemoryStore):
 
 
 async def test_a_destination_whose_puts_are_not_atomic() -> None:
-    """No broker would run on it: refused before anything is copied. What a killed probe has left keeps no copy from a right one."""
+    """Such a destination is refused before anything is copied, since no broker would run on it. Objects of a killed
+    probe do not prevent a copy to a correct store."""
     source = MemoryStore()
     await (await filled(source)).kill()
     racy = Racy()

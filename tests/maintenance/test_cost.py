@@ -1,4 +1,5 @@
-"""The arithmetic of `jetblock cost` against the requests of the real engine, counted in virtual time; the command; its page."""
+"""The arithmetic of `jetblock cost`, compared with the requests of the real engine in virtual time; the command; its
+page."""
 
 from __future__ import annotations
 
@@ -39,14 +40,15 @@ ROOT = Path(__file__).parents[2]
 
 
 def counted(load: Load, seconds: int) -> dict[str, float]:
-    """Requests and bytes a second of the engine under this load, after it has run for long enough to delete as well."""
+    """Count requests and bytes of the engine in a second under this load, after it has run long enough to delete as
+    well."""
     found: dict[str, float] = {}
 
     async def engine(clock: ManualClock) -> None:
         store = InstrumentedStore(MemoryStore(), clock=clock)
         settings = ShardSettings(
-            log=LogSettings(commit_interval_ns=int(load.commit_interval_s * SECOND), lease_ns=int(load.lease_s * SECOND),
-                            put_timeout_ns=5 * SECOND),
+            log=LogSettings(commit_interval_ns=int(load.commit_interval_s * SECOND),
+                            lease_ns=int(load.lease_s * SECOND), put_timeout_ns=5 * SECOND),
             sweep_grace_ns=60 * SECOND, compaction=CompactionSettings() if load.compaction else None)
         rig = Rig(store, clock, faults=Faults(latency_ns=30 * MS), settings=settings)
         await rig.open()
@@ -85,10 +87,10 @@ def counted(load: Load, seconds: int) -> dict[str, float]:
     (Load(messages=1, size=300, compaction=False), 900),
 ], ids=["idle", "a trickle", "one a second", "several in a commit", "without compaction"])
 def test_the_engine_makes_as_many_requests(load: Load, seconds: int) -> None:
-    """Shows that PUTs are within a tenth, GETs within an eighth or one in 25 seconds (these runs are too short for
-    compaction's second tier), and written bytes within a third."""
+    """PUTs are within a tenth, GETs within an eighth or one in 25 seconds (these runs are too short for compaction's
+    second tier), and written bytes within a third."""
     found = counted(load, seconds)
-    # Who looks at the inbox, and what expires, is JetStream's, which is not here.
+    # Polling the inbox and expiry belong to JetStream, which does not run here.
     said = bill(replace(load, stored=1.0, inbox_interval_s=0, days=1e6))
     assert found["put"] == pytest.approx(said.puts / MONTH_SECONDS, rel=0.1)
     assert found["get"] == pytest.approx(said.gets / MONTH_SECONDS, rel=0.12, abs=1 / 25)
@@ -98,13 +100,15 @@ def test_the_engine_makes_as_many_requests(load: Load, seconds: int) -> None:
 
 
 def served(load: Load, warm_s: int, seconds: int) -> dict[str, float]:
-    """As ``counted``, of JetStream as a whole: its streams have a ``max_age``, so messages expire all the time."""
+    """Do the same as ``counted`` for JetStream as a whole: its streams have a ``max_age``, so messages expire all
+    the time."""
     found: dict[str, float] = {}
     clock = ManualClock()
     loop = SimLoop(clock)
 
     async def run() -> None:
-        broker = VirtualBroker(clock, loop, commit_interval_s=load.commit_interval_s, compaction=load.compaction, grace_s=30)
+        broker = VirtualBroker(clock, loop, commit_interval_s=load.commit_interval_s, compaction=load.compaction,
+                               grace_s=30)
         await broker.start()
         for number in range(load.streams):
             await broker.ask(f"STREAM.CREATE.S{number}", {"name": f"S{number}", "subjects": [f"s.{number}.>"],
@@ -117,7 +121,8 @@ def served(load: Load, warm_s: int, seconds: int) -> dict[str, float]:
             nonlocal sent
             while (elapsed_s := (clock.monotonic_ns() - began_ns) / SECOND) < until_s:
                 due = int(elapsed_s * load.messages)
-                broker.publish([b"s.%d.%d" % (at % load.streams, rng.randrange(load.subjects)) for at in range(sent, due)],
+                broker.publish([b"s.%d.%d" % (at % load.streams, rng.randrange(load.subjects))
+                                for at in range(sent, due)],
                                [rng.randbytes(size) for _ in range(sent, due)], header)
                 sent = due
                 await asyncio.sleep(max(1 / load.messages, load.commit_interval_s / 2))
@@ -152,8 +157,8 @@ MINUTES = 1 / 1440
     (Load(messages=10, size=200, streams=5, days=MINUTES, stored=1, commit_interval_s=1, compaction=False), 150, 180),
 ], ids=["120 streams, a minute", "100 streams, half a minute", "message ids", "many subjects", "without compaction"])
 def test_a_broker_makes_as_many_requests(load: Load, warm_s: int, seconds: int) -> None:
-    """Shows the same of many streams whose messages expire, of message ids and of many subjects: PUTs within a tenth, GETs within
-    a third or one in fifteen seconds, bytes within a third."""
+    """Many streams have expiring messages, message ids and many subjects. PUTs are within a tenth, GETs within a
+    third or one in fifteen seconds, bytes within a third."""
     found = served(load, warm_s, seconds)
     said = bill(replace(load, inbox_interval_s=0))
     assert found["put"] == pytest.approx(said.puts / MONTH_SECONDS, rel=0.1)
@@ -162,7 +167,7 @@ def test_a_broker_makes_as_many_requests(load: Load, warm_s: int, seconds: int) 
 
 
 def test_prices_and_proportions() -> None:
-    """Shows the dollars of given requests, and what a setting changes."""
+    """The bill has the dollars of given requests, and changes with the settings."""
     load = Load(messages=1000, commit_interval_s=1.0, standbys=2, cold_gets=3)
     found = bill(load, Prices(puts=1.0, gets=2.0, storage=3.0, egress=4.0))
     assert found.puts_dollars == pytest.approx((found.puts + found.lists) / 1000)
@@ -176,14 +181,14 @@ def test_prices_and_proportions() -> None:
     assert found.gets - without.gets == pytest.approx((2 * (2 * 6 / 15 + 2) + 6) * MONTH_SECONDS)
     assert bill(Load(messages=0, standbys=1)).gets == pytest.approx(12 / 15 * MONTH_SECONDS)
     assert bill(load).lists - bill(replace(load, inbox_interval_s=0)).lists == pytest.approx(MONTH_SECONDS / 60)
-    # Segments that fill sooner than the interval passes: 100 MB a second are 24 of 4 MiB.
+    # Segments are full before the interval is over: 100 MB in a second are 24 segments of 4 MiB.
     assert bill(Load(messages=100_000, size=1000, commit_interval_s=1)).parts["commits"] == pytest.approx(
         1e8 / (4 << 20) * MONTH_SECONDS)
     assert bill(Load(messages=0)).stored == 0
 
 
 def test_the_page_has_the_table() -> None:
-    """Shows that docs/COST.md is what its generator makes."""
+    """docs/COST.md is the output of its generator."""
     path = ROOT / "docs/generators/cost.py"
     spec = importlib.util.spec_from_file_location("cost_page", path)
     assert spec is not None
@@ -194,7 +199,7 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows the report of a given load, of a store's, and what is refused."""
+    """The command prints the report of a given load and of a store's load, and refuses wrong arguments."""
     assert main(["--messages", "1", "--commit-interval", "0.25", "--price-puts", "0.01", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["load"]["commit_interval_s"] == 0.25
@@ -218,19 +223,20 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert report["load"]["messages"] > 0
     assert 0 < report["load"]["stored"] <= 1
     for arguments in ([], ["--messages", "-1"], ["--messages", "nan"], ["--messages", "1", "--lease", "0"],
-                      ["--messages", "1", "--streams", "0"], ["--store", f"file://{tmp_path / 'none'}"], [url, "--store", url],
+                      ["--messages", "1", "--streams", "0"], ["--store", f"file://{tmp_path / 'none'}"],
+                      [url, "--store", url],
                       ["--messages", "1", "--lease", "15x"], ["--messages", "1", "--stored", "40"]):
         assert main(arguments) == 2, arguments
-    # The store may stand where it stands in other commands.
+    # The URL of the store may be in the same place as in other commands.
     capsys.readouterr()
     assert main(["--days", "7", url, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["load"]["streams"] == 2
 
 
 def test_durations_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows that options take what the settings of the same names take, and that the defaults are written so."""
-    assert main(["--messages", "1", "--lease", "15s", "--commit-interval", "250ms", "--inbox-interval", "1m", "--segment-bytes",
-                 "2MiB", "--size", "1k", "--json"]) == 0
+    """The options accept the same values as the settings of the same names, and the defaults are shown in that form."""
+    assert main(["--messages", "1", "--lease", "15s", "--commit-interval", "250ms", "--inbox-interval", "1m",
+                 "--segment-bytes", "2MiB", "--size", "1k", "--json"]) == 0
     load = json.loads(capsys.readouterr().out)["load"]
     assert (load["lease_s"], load["commit_interval_s"], load["inbox_interval_s"]) == (15, 0.25, 60)
     assert (load["segment_bytes"], load["size"]) == (2 << 20, 1000)
@@ -244,7 +250,7 @@ def test_durations_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def shown(streams: list[StreamState], opening_at_ns: int, commits: int) -> Survey:
-    """What ``measured`` takes of a store with these streams, whose owner made this many commits since it started."""
+    """Make a survey of a store with these streams, whose owner made ``commits`` commits since its start."""
     state = SimpleNamespace(opening=SimpleNamespace(at_ns=opening_at_ns), position=Position(1, commits))
     shard = SimpleNamespace(view=SimpleNamespace(state=state))
     return cast(Survey, SimpleNamespace(url="file:///store", streams=[(shard, stream) for stream in streams]))
@@ -258,8 +264,8 @@ def a_stream(created_s: int, first_seq: int, last_seq: int, first_s: int) -> Str
 
 
 def test_a_burst_is_not_a_months_load() -> None:
-    """Shows that a store of some seconds tells no rate, that a burst within hours counts over all of them, and that messages that
-    were removed count."""
+    """A store that is some seconds old gives no rate. A burst within hours counts over all of them. Removed messages
+    count, too."""
     hour = 3600
     with pytest.raises(TooYoung, match=r"1\.6 s old.*--messages N"):
         measure_load(shown([a_stream(0, 1, 23_000, 0)], 0, 80), 16 * SECOND // 10)
@@ -267,17 +273,17 @@ def test_a_burst_is_not_a_months_load() -> None:
     assert (given.streams, given.size, given.days, given.commit_interval_s) == (1, 100, 30, 0.02)
     old = a_stream(0, 1, 36_000, 0)
     assert measure_load(shown([old], 0, 100), 10 * hour * SECOND).messages == pytest.approx(1)
-    # The second one was created and filled in the last second, and counts as an hour's load.
+    # The second stream was created and filled in the last second, and counts as an hour's load.
     young = a_stream(10 * hour - 1, 1, 7200, 10 * hour - 1)
     assert measure_load(shown([old, young], 0, 100), 10 * hour * SECOND).messages == pytest.approx(3)
-    # Kept for a minute: 60 messages are there of 36 000.
+    # Messages are kept for a minute: 60 of 36 000 messages are there.
     brief = a_stream(0, 35_941, 36_000, 10 * hour - 60)
     load = measure_load(shown([brief], 0, 100), 10 * hour * SECOND)
     assert (load.messages, load.days) == (pytest.approx(1), pytest.approx(1 / 1440))
 
 
 async def test_a_store_just_filled(tmp_path: Path) -> None:
-    """Shows the same by the command on a store that a broker has just made."""
+    """The command gives the same result for a store that a broker has just made."""
     async with Broker(tmp_path / "store") as broker:
         client = await nats.connect(broker.url)
         await client.jetstream().add_stream(name="S", subjects=["s"])
@@ -286,10 +292,10 @@ async def test_a_store_just_filled(tmp_path: Path) -> None:
     url = f"file://{tmp_path / 'store'}"
 
     def run(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "broker", "cost", url, *words], capture_output=True, text=True, timeout=60,
-                              cwd=ROOT, check=False)
+        return subprocess.run([sys.executable, "-m", "broker", "cost", url, *words], capture_output=True, text=True,
+                              timeout=60, cwd=ROOT, check=False)
 
     refused, given = await asyncio.to_thread(run), await asyncio.to_thread(run, "--messages", "10")
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "say how many messages come in a second with --messages N" in refused.stderr
+    assert "give the number of messages in a second by --messages N" in refused.stderr
     assert (given.returncode, "10 messages/s" in given.stdout) == (0, True)

@@ -1,4 +1,4 @@
-"""fsck: what it finds, what it says is lost, what it mends, and that it makes nothing worse."""
+"""fsck: the problems and losses that it reports, its repairs, and that no repair makes a store worse."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ HOUR = 3_600_000_000_000
 
 
 async def no_sleep(seconds: float) -> None:
-    """Time passes at once."""
+    """Return at once, as if the time had passed."""
 
 
 async def checked(store: ObjectStore, *, repair: bool = False, seed: int = 3) -> Checked:
@@ -78,7 +78,7 @@ def cut(data: bytearray) -> None:
 
 @pytest.fixture
 async def sound() -> dict[str, bytes]:
-    """A store of three process runs; the last left segments after its only checkpoint, and was killed."""
+    """A store of three process runs. The last one left segments after its only checkpoint, and was killed."""
     store = MemoryStore()
     owner = await filled(store)
     for i in range(4):
@@ -90,14 +90,14 @@ async def sound() -> dict[str, bytes]:
 
 
 async def opens(store: ObjectStore) -> None:
-    """A broker takes the store, and stops cleanly."""
+    """Check that a broker takes the store, and stops cleanly."""
     owner = Owner(store, seed=77)
     await owner.start("broker-later")
     await owner.stop()
 
 
 async def test_a_sound_store(sound: dict[str, bytes]) -> None:
-    """Shows that nothing is found, and nothing written, also with --repair."""
+    """fsck finds nothing, and writes nothing, also with --repair."""
     store = await copy_of(sound)
     for repair in (False, True):
         done = await checked(store, repair=repair)
@@ -106,7 +106,7 @@ async def test_a_sound_store(sound: dict[str, bytes]) -> None:
 
 
 async def test_a_dry_run_writes_nothing_and_says_what_a_repair_does(sound: dict[str, bytes]) -> None:
-    """Shows for a damaged core in the replayed log that the dry run foretells the loss, and that the repair is that."""
+    """A core in the replayed log is damaged: the dry run predicts the loss, and the repair causes exactly that loss."""
     store = await copy_of(sound)
     key, row = await damaged_block(store, "core")
     before = await contents(store)
@@ -127,9 +127,10 @@ async def test_a_dry_run_writes_nothing_and_says_what_a_repair_does(sound: dict[
 
 
 async def last_segments(store: ObjectStore) -> list[tuple[str, SegmentHead]]:
-    """The segments with messages of ORDERS after the newest checkpoint, in order."""
+    """Return the segments with messages of ORDERS after the newest checkpoint, in order."""
     found = []
-    newest = max(key.position for info in await store.list(PATHS.checkpoints) if (key := parse(info.key)) and key.position)
+    newest = max(key.position for info in await store.list(PATHS.checkpoints) if (key := parse(info.key))
+                 and key.position)
     for info in await store.list(PATHS.logs):
         key, data = parse(info.key), await store.get(info.key)
         assert key is not None
@@ -144,7 +145,8 @@ async def last_segments(store: ObjectStore) -> list[tuple[str, SegmentHead]]:
 
 
 async def damaged_block(store: ObjectStore, part: str, which: int = -2) -> tuple[str, int]:
-    """Damage a part of the first block with messages in one of the last segments; its key, and the block's first sequence."""
+    """Damage a part of the first block with messages in one of the last segments; return its key, and the block's
+    first sequence."""
     key, head = (await last_segments(store))[which]
     row = next(row for row in head.rows if row.messages)
     at = {"core": row.core_offset + 30, "index": row.index_offset + 40, "frame": row.frames_offset + 5, "header": 20,
@@ -155,7 +157,7 @@ async def damaged_block(store: ObjectStore, part: str, which: int = -2) -> tuple
 
 @pytest.mark.parametrize("part", ["header", "directory"])
 async def test_a_log_entry_that_can_be_rebuilt(sound: dict[str, bytes], part: str) -> None:
-    """Shows that a damaged header or directory costs nothing: the blocks are found, and the segment is as it was."""
+    """A damaged header or directory costs nothing: the blocks are found, and the segment is the same afterwards."""
     store = await copy_of(sound)
     key, _ = await damaged_block(store, part)
     done = await checked(store, repair=True)
@@ -170,14 +172,15 @@ async def test_a_log_entry_that_can_be_rebuilt(sound: dict[str, bytes], part: st
 @pytest.mark.parametrize("part", ["core", "index", "frame"])
 @pytest.mark.parametrize("which", [0, -2, -1])
 async def test_one_damaged_block(sound: dict[str, bytes], part: str, which: int) -> None:
-    """Shows that a damaged block costs its own messages, that every other message is there, and that a broker starts. For the
-    last block of a stream only the directory says that there was one."""
+    """A damaged block costs only its own messages, and a broker starts. Of the last block of a stream, only the
+    directory shows that it existed."""
     store = await copy_of(sound)
     _, seq = await damaged_block(store, part, which)
     done = await checked(store, repair=True)
     assert done.repaired, done.refused
     original = await copy_of(sound)
-    missing = {name: sorted((await rows(original, name)).keys() - (await rows(store, name)).keys()) for name in ("ORDERS", "logs")}
+    missing = {name: sorted((await rows(original, name)).keys() - (await rows(store, name)).keys())
+               for name in ("ORDERS", "logs")}
     assert sorted(missing.values()) == [[], [seq]] or sorted(map(len, missing.values())) == [0, 1]
     [lost] = done.lost
     assert (lost.first_seq, lost.last_seq, lost.messages) == (seq, seq, 1)
@@ -188,8 +191,9 @@ async def test_one_damaged_block(sound: dict[str, bytes], part: str, which: int)
     assert kept.items() <= (await rows(original, "ORDERS")).items()
     await opens(store)
     again = await checked(store)
-    assert [problem for problem in again.problems if "cannot be read" in problem.means or "not start" in problem.means] == []
-    # What is listed now is the damage that nothing needs any more; a second repair finds nothing to do.
+    assert [problem for problem in again.problems if "cannot be read" in problem.means
+            or "not start" in problem.means] == []
+    # The problems listed now are the damage that nothing needs any more; a second repair finds nothing to do.
     before = await contents(store)
     await checked(store, repair=True)
     assert await contents(store) == before
@@ -197,7 +201,7 @@ async def test_one_damaged_block(sound: dict[str, bytes], part: str, which: int)
 
 @pytest.mark.parametrize("how", ["empty", "cut"])
 async def test_a_log_entry_that_is_gone(sound: dict[str, bytes], how: str) -> None:
-    """Shows that a hole in the log is closed, and how many messages were in it."""
+    """A hole in the log is closed, and the number of its messages is reported."""
     store = await copy_of(sound)
     key, head = (await last_segments(store))[1]
     await change(store, key, bytearray.clear if how == "empty" else cut)
@@ -209,7 +213,7 @@ async def test_a_log_entry_that_is_gone(sound: dict[str, bytes], how: str) -> No
 
 
 async def test_damaged_checkpoints(sound: dict[str, bytes]) -> None:
-    """Shows that damaged roots and pages leave the store for quarantine once new checkpoints are there."""
+    """Damaged roots and pages move to quarantine once new checkpoints exist."""
     for info in await (await copy_of(sound)).list("v1/shards/0/"):
         key = parse(info.key)
         assert key is not None
@@ -228,8 +232,8 @@ async def test_damaged_checkpoints(sound: dict[str, bytes]) -> None:
 
 
 async def test_every_object_damaged_in_turn(sound: dict[str, bytes]) -> None:
-    """Shows for each object, cut, flipped or deleted: fsck ends, a repair serves all that an undamaged object holds, a
-    refusal changes nothing, and a repaired store stays as it is under a second repair."""
+    """Each object in turn is cut, flipped or deleted. fsck ends, and a repair serves all messages of the undamaged
+    objects. A refusal changes nothing, and a second repair does not change a repaired store."""
     original = await copy_of(sound)
     all_rows = {name: await rows(original, name) for name in ("ORDERS", "logs")}
     repaired = refused = 0
@@ -264,7 +268,7 @@ async def test_every_object_damaged_in_turn(sound: dict[str, bytes]) -> None:
 
 
 async def test_claims_and_format(sound: dict[str, bytes]) -> None:
-    """Shows that a damaged or missing claim, and a damaged format, are made anew, the format with its own id."""
+    """A damaged or missing claim, and a damaged format, are replaced; the format keeps its store id."""
     for key in (FORMAT, PATHS.epoch(1), PATHS.epoch(2)):
         store = await copy_of(sound)
         await change(store, key, flip(75))
@@ -279,7 +283,7 @@ async def test_claims_and_format(sound: dict[str, bytes]) -> None:
 
 @pytest.fixture
 async def swept() -> dict[str, bytes]:
-    """A store whose first epoch has lost its opening to the sweeper, and still has entries with live messages."""
+    """A store whose first epoch has lost its opening to the sweeper, but has entries with live messages."""
     store = MemoryStore()
     owner = await filled(store)
     for _ in range(5):
@@ -297,8 +301,8 @@ async def swept() -> dict[str, bytes]:
 @pytest.mark.parametrize("also", ["", "format", "checkpoint"])
 @pytest.mark.parametrize("how", ["lost", "another claim's bytes", "damaged"])
 async def test_a_claim_after_its_opening_was_swept(swept: dict[str, bytes], how: str, also: str) -> None:
-    """Shows that a claim names the process run that wrote the rest of its epoch, and that it keeps nothing else from being
-    repaired."""
+    """A new claim names the process run that wrote the rest of its epoch, and the lost claim does not prevent other
+    repairs."""
     store, key = await copy_of(swept), PATHS.epoch(1)
     if how == "damaged":
         await change(store, key, flip(20))
@@ -319,7 +323,7 @@ async def test_a_claim_after_its_opening_was_swept(swept: dict[str, bytes], how:
 
 
 async def test_what_can_be_repaired_is(sound: dict[str, bytes]) -> None:
-    """Shows that a claim which cannot be replaced, since two process runs wrote under it, keeps no message from being saved."""
+    """A claim cannot be replaced if two process runs wrote under it; this does not prevent saving the messages."""
     store = await copy_of(sound)
     key, seq = await damaged_block(store, "index", 0)
     other = next(name for name in sound if name.startswith(PATHS.log(Position(2, 1))))
@@ -336,8 +340,8 @@ async def test_what_can_be_repaired_is(sound: dict[str, bytes]) -> None:
 
 @pytest.mark.parametrize("part", ["core", "index", "frame"])
 async def test_what_a_repair_could_not_save_is_in_the_past(sound: dict[str, bytes], part: str) -> None:
-    """Shows that after a repair the store is sound, and that fsck and inspect say which messages were lost then. Other damage is
-    found as before."""
+    """The store is undamaged after a repair, and fsck and inspect list the messages that were lost then. Other
+    damage is found as before."""
     store = await copy_of(sound)
     key, _ = await damaged_block(store, part)
     done = await checked(store, repair=True)
@@ -365,7 +369,7 @@ async def test_what_a_repair_could_not_save_is_in_the_past(sound: dict[str, byte
 
 
 async def test_another_writer_is_left_as_evidence(sound: dict[str, bytes]) -> None:
-    """Shows that a segment which another process wrote under an epoch is reported, and not rewritten."""
+    """A segment that another process wrote under an epoch is reported, and not rewritten."""
     store = await copy_of(sound)
     key, _ = (await last_segments(store))[0]
     header = ObjectHeader.unpack(sound[key])._replace(nonce=b"x" * 16)
@@ -378,7 +382,7 @@ async def test_another_writer_is_left_as_evidence(sound: dict[str, bytes]) -> No
 
 
 async def test_a_staged_run_of_a_newer_version_that_nobody_adopted(sound: dict[str, bytes]) -> None:
-    """Shows that what anybody may have put beside a stream is listed, and keeps nothing from being repaired."""
+    """An object that any program may have put beside a stream is listed, and does not prevent a repair."""
     store = await copy_of(sound)
     await damaged_block(store, "frame", -1)
     stream = (await read_snapshot(store, 0)).state.stream("$G", "ORDERS")
@@ -397,7 +401,7 @@ async def test_a_staged_run_of_a_newer_version_that_nobody_adopted(sound: dict[s
 
 
 async def test_a_lost_seal(sound: dict[str, bytes]) -> None:
-    """Shows that a seal that was lost or damaged is put again."""
+    """A lost or damaged seal is put again."""
     seals = [key for key, data in sound.items() if "/log/" in key and data[8] == ObjectKind.SEAL]
     assert len(seals) == 2
     for key in seals:
@@ -417,7 +421,7 @@ class Killed(Exception):
 
 
 class Dying(Wrapper):
-    """Fails every put and delete after the first ``left``."""
+    """A store that fails every put and delete after the first ``left``."""
 
     def __init__(self, inner: ObjectStore, left: int) -> None:
         super().__init__(inner)
@@ -442,7 +446,8 @@ class Dying(Wrapper):
 
 
 async def test_a_repair_killed_at_each_step(sound: dict[str, bytes]) -> None:
-    """Shows that the next repair ends as an undisturbed one: the same messages, and the damaged bytes in quarantine."""
+    """The next repair has the same result as an undisturbed one: the same messages, and the damaged bytes in
+    quarantine."""
     damaged = await copy_of(sound)
     key, _ = await damaged_block(damaged, "core")
     objects = await contents(damaged)
@@ -461,14 +466,15 @@ async def test_a_repair_killed_at_each_step(sound: dict[str, bytes]) -> None:
         assert done.remaining == [], (steps, done.refused, done.remaining)
         for name, its_rows in expected.items():
             assert await rows(store, name) == its_rows
-        copies = [data for name, data in (await contents(store)).items() if name.startswith("quarantine/") and name.endswith(key)]
+        copies = [data for name, data in (await contents(store)).items() if name.startswith("quarantine/")
+                  and name.endswith(key)]
         assert objects[key] in copies
         steps += 1
     assert steps > 8
 
 
 async def test_an_owned_store_is_refused(tmp_path: Path) -> None:
-    """Shows that a repair refuses a locked directory, and a bucket whose log grows; a dry run does not."""
+    """A repair refuses a locked directory, and a bucket whose log grows; a dry run does not."""
     store = FileStore(tmp_path / "store")
     owner = await filled(store)
     lock = store._try_lock("v1/shards/0")
@@ -493,13 +499,13 @@ async def test_an_owned_store_is_refused(tmp_path: Path) -> None:
 
 
 async def test_no_store() -> None:
-    """Shows that a place without a store is refused."""
+    """A place without a store is refused."""
     with pytest.raises(CannotInspect):
         await checked(MemoryStore(), repair=True)
 
 
 async def test_the_owner_before_is_fenced(sound: dict[str, bytes]) -> None:
-    """Shows that an owner which was asleep through the repair cannot write any more."""
+    """An owner that was paused during the repair cannot write any more."""
     store = MemoryStore()
     owner = await filled(store)
     for i in range(3):
@@ -517,7 +523,7 @@ async def test_the_owner_before_is_fenced(sound: dict[str, bytes]) -> None:
 
 
 def test_a_bucket_is_repaired(tmp_path: Path, minio: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows a damaged store copied to a bucket, mended there, and restored to a directory, where nothing is wrong with it."""
+    """A damaged store is copied to a bucket, repaired there, and restored to a directory, which has no problem."""
     for name, value in minio.env.items():
         monkeypatch.setenv(name, value)
 
@@ -541,7 +547,7 @@ def test_a_bucket_is_repaired(tmp_path: Path, minio: S3Server, monkeypatch: pyte
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows exit statuses and reports of the command as it is run."""
+    """The command gives the right exit statuses and reports."""
     async def fill() -> str:
         store = FileStore(tmp_path / "store")
         owner = await filled(store)

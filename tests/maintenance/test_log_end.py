@@ -1,7 +1,9 @@
-"""The end of the log of a store that nobody owns: each entry is lost, one at a time, for each way in which its broker stopped.
+"""The end of the log of a store without an owner: each entry is lost, one at a time, for each way in which its broker
+stopped.
 
-Shown: a reader, a broker that starts, ``fsck`` and a copy name the lost entry, but for one after which nothing was put: of
-that nothing in the store can tell. After a clean stop, and after a kill when a heartbeat had followed, no message is in it.
+A reader, a broker that starts, ``fsck`` and a copy name the lost entry, except an entry after which nothing was put:
+the store has no trace of it. After a clean stop, and after a kill that followed a heartbeat, that entry has no
+message.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ async def killed_at_once(owner: Owner) -> None:
 
 
 async def sealed_by_another(owner: Owner) -> None:
-    """Killed at once; the next owner was killed, too, before it had opened its epoch."""
+    """Kill the broker at once; the next owner was killed, too, before it had opened its epoch."""
     await owner.kill()
     await seal_at(owner.store, PATHS, Position(owner.epoch, owner.log.position.number + 1), owner.epoch + 1, owner.me,
                   owner.clock, owner.rng)
@@ -65,11 +67,11 @@ Stop = Callable[[Owner], Awaitable[None]]
 
 UNNOTICED = {clean: ["seal"], clean_without_a_checkpoint: ["seal"], sealed_by_another: ["seal"],
              killed_after_a_heartbeat: ["heartbeat"], killed_at_once: ["message"]}
-"""What the only entry is whose loss nothing shows."""
+"""The kind of the only entry whose loss leaves no trace."""
 
 
 def stopped(stop: Stop) -> Objects:
-    """A store with a stream; of two process runs, the second one stopped in this way."""
+    """Make a store with a stream and two process runs, of which the second one stopped in this way."""
     async def main(clock: ManualClock) -> Objects:
         store = MemoryStore()
         owner = Owner(store, lease_ns=6 * SECOND)
@@ -91,7 +93,7 @@ def stopped(stop: Stop) -> Objects:
 
 
 def entries(objects: Objects) -> list[str]:
-    """Of the log's last epoch."""
+    """Return the entries of the log's last epoch."""
     return sorted(key for key in objects if key.startswith(f"{PATHS.logs}{2:08x}-"))
 
 
@@ -104,7 +106,8 @@ def what(objects: Objects, key: str) -> str:
 
 @pytest.mark.parametrize("stop", UNNOTICED, ids=lambda stop: stop.__name__)
 async def test_each_entry_is_lost(stop: Stop) -> None:
-    """Named, or nothing in the store is younger; nobody who reads takes less for all that there is without a word."""
+    """The lost entry is named, or the store has nothing newer. No reader silently takes the remaining log for the
+    whole."""
     whole = await asyncio.to_thread(stopped, stop)
     wanted = await rows(await copy_of(whole), "ORDERS")
     assert len(wanted) == 2 * MESSAGES
@@ -118,7 +121,7 @@ async def test_each_entry_is_lost(stop: Stop) -> None:
             continue
         assert found.problems[0].object == key
         if key.rpartition("/")[2] <= newest:
-            continue  # the checkpoint includes it: a start does not need it, and who reads its messages names it
+            continue  # the checkpoint includes the entry: a start does not need it, and readers of its messages name it
         assert found.repairable, found.refused
         with pytest.raises(Corrupt) as read:
             await read_snapshot(store, 0)
@@ -132,13 +135,14 @@ async def test_each_entry_is_lost(stop: Stop) -> None:
         lost = {seq for row in repaired.lost for seq in range(row.first_seq, row.last_seq + 1)}
         gone = wanted.keys() - there.keys()
         assert len(gone) == (what(whole, key) == "message")
-        # Of what a stream ended in, nothing is left to say that it was there.
-        assert gone == lost or (gone == {max(wanted)} and "are known only of streams with later messages" in repaired.notes[0])
+        # A stream without later messages leaves no trace of its messages in the lost entry.
+        unknown = gone == {max(wanted)} and "are known only of streams with later messages" in repaired.notes[0]
+        assert gone == lost or unknown
     assert unnoticed == UNNOTICED[stop]
 
 
 class Ordered(Wrapper):
-    """A store whose puts of log entries from ``first`` on wait to be let through, one by one."""
+    """A store whose puts of log entries from ``first`` on wait until the test releases them, one by one."""
 
     def __init__(self, inner: MemoryStore, first: Position) -> None:
         super().__init__(inner)
@@ -156,7 +160,7 @@ class Ordered(Wrapper):
 
 
 async def one_message(inner: MemoryStore, clock: ManualClock, **log: int) -> tuple[Ordered, Owner, Stream]:
-    """An owner with a stream of one message, which is stored; entries from 3 on, four at a time, are held up."""
+    """Make an owner with a stream of one stored message; entries from 3 on, four at a time, wait."""
     store = Ordered(inner, Position(1, 3))
     owner = Owner(store, puts_in_flight=4, commit_interval_ns=1_000_000, **log)
     owner.clock = clock
@@ -168,21 +172,22 @@ async def one_message(inner: MemoryStore, clock: ManualClock, **log: int) -> tup
 
 
 def test_what_is_in_flight_proves_nothing() -> None:
-    """A kill leaves later entries and not an earlier one: that is the end, for readers and the next owner."""
+    """A kill leaves later entries without an earlier one: that one is the log's end, for readers and the next owner."""
     async def main(clock: ManualClock) -> None:
         inner = MemoryStore()
         store, owner, orders = await one_message(inner, clock)
         for i in range(6):
             orders.publish(("ORDERS.x", b"", b"%d" % i))
             await asyncio.sleep(0.01)
-        # 3, 4, 5 and 6 are in flight; then 7 and 8, once 3 and 4 have landed.
+        # 3, 4, 5 and 6 are in flight; then 7 and 8, once 3 and 4 are stored.
         for number in (6, 4, 3):
             await store.land(number)
         orders.publish(("ORDERS.x", b"", b"last"))
         await asyncio.sleep(0.01)
         await store.land(8)
         await owner.kill()
-        there = sorted(parse(info.key).position.number for info in await inner.list(PATHS.logs))  # type: ignore[union-attr]
+        there = sorted(parse(info.key).position.number
+                       for info in await inner.list(PATHS.logs))  # type: ignore[union-attr]
         assert there == [0, 1, 2, 3, 4, 6, 8]
         assert (await read_snapshot(inner, 0)).state.position == Position(1, 4)
         assert (await checked(inner)).problems == []
@@ -196,7 +201,8 @@ def test_what_is_in_flight_proves_nothing() -> None:
 
 
 def test_a_deposed_owner_that_goes_on_proves_nothing() -> None:
-    """What it puts beyond its seal, heartbeats too, names nothing there: not before the next epoch is opened, nor after."""
+    """Entries and heartbeats that a deposed owner puts beyond its seal prove nothing, before and after the next
+    epoch is opened."""
     async def main(clock: ManualClock) -> None:
         inner = MemoryStore()
         store, owner, orders = await one_message(inner, clock, lease_ns=6 * SECOND)
@@ -221,7 +227,8 @@ def test_a_deposed_owner_that_goes_on_proves_nothing() -> None:
 
 @pytest.mark.parametrize("lost", [False, True])
 async def test_entries_go_while_they_are_looked_at(lost: bool) -> None:
-    """Released and deleted between two looks, with a checkpoint beyond them: not lost. Without one: lost."""
+    """Entries are released and deleted between two reads. With a checkpoint beyond them they are not lost; without
+    one they are."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -235,11 +242,13 @@ async def test_entries_go_while_they_are_looked_at(lost: bool) -> None:
     await owner.kill()
 
     class Sweeping(Wrapper):
-        """Its next reads see what was there before the round, then what is there after it; or after a loss."""
+        """A store whose next reads see the state before a checkpoint round, then the state after it, or after a
+        loss."""
 
         async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
             if key == PATHS.log(Position(1, 3)):
-                self.inner = await copy_of({name: data for name, data in (before if lost else after).items() if name != key})
+                self.inner = await copy_of({name: data for name, data in (before if lost else after).items()
+                                            if name != key})
             return await self.inner.get(key, start, end)
 
     looking = Sweeping(await copy_of(before))
@@ -251,7 +260,7 @@ async def test_entries_go_while_they_are_looked_at(lost: bool) -> None:
 
 
 async def test_a_follower_of_the_log_sees_it() -> None:
-    """Who reads on from where it was asks no more than before, and finds that an entry is gone."""
+    """A reader that follows the log makes no more requests than before, and finds that an entry is gone."""
     whole = await asyncio.to_thread(stopped, killed_after_a_heartbeat)
     log = entries(whole)
     start = await copy_of({key: data for key, data in whole.items() if key not in log[3:]})
@@ -278,7 +287,7 @@ async def test_a_follower_of_the_log_sees_it() -> None:
 
 
 def test_a_seal_after_a_heartbeat_that_begins_during_the_stop() -> None:
-    """The number that the seal says had landed has landed, whatever begins while the log drains."""
+    """All entries up to the number in the seal are stored, even if another put begins while the log drains."""
     async def main(clock: ManualClock) -> None:
         store = MemoryStore()
         owner = Owner(store, lease_ns=6 * SECOND)
@@ -308,8 +317,8 @@ def test_a_seal_after_a_heartbeat_that_begins_during_the_stop() -> None:
 
 @pytest.mark.parametrize("kept", range(1, MESSAGES + 1))
 async def test_an_update_of_a_copy_that_was_interrupted(kept: int) -> None:
-    """Entries arrive in any order: what is missing was never there, for readers and for a broker on the copy. Its own epochs'
-    entries, and those of a finished copy, are missed."""
+    """Entries arrive in any order, so a missing one does not count as lost, for readers and for a broker on the
+    copy. Lost entries of that broker's own epochs, and of a finished copy, are found."""
     whole = await asyncio.to_thread(stopped, killed_after_a_heartbeat)
     log = entries(whole)
     old = {key: data for key, data in whole.items() if key not in log[2:]}
@@ -319,7 +328,7 @@ async def test_an_update_of_a_copy_that_was_interrupted(kept: int) -> None:
     class Stopped(Wrapper):
         async def put(self, key: str, data: Buffers) -> None:
             if key == late:
-                await asyncio.sleep(3600)  # until it is cancelled
+                await asyncio.sleep(3600)  # waits until it is cancelled
             await super().put(key, data)
 
     updating = asyncio.create_task(Copier(Source(source), Destination(Stopped(store))).run())
@@ -350,7 +359,7 @@ async def test_an_update_of_a_copy_that_was_interrupted(kept: int) -> None:
 
 
 def test_what_an_entry_proves() -> None:
-    """Of damaged bytes, and those of another place, no more than that a segment was put there."""
+    """Damaged bytes, and bytes from another place, prove only that a segment was put there."""
     whole = stopped(killed_after_a_heartbeat)
     last = entries(whole)[-1]
     at = parse(last).position  # type: ignore[union-attr]

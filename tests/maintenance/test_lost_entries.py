@@ -1,7 +1,8 @@
 """Objects of the log's chain that a store has lost: claims, openings, entries in the middle of an epoch.
 
-Shown: a lost claim keeps nobody from reading or taking the shard; a lost entry is never taken for the log's end, neither by a
-reader nor by a broker, which would end the log there for good; all of them name the entry, and so does ``fsck``, which mends it.
+A lost claim prevents nobody from reading or taking the shard. A lost entry is never taken for the log's end, neither
+by a reader nor by a broker, which would end the log there for good. Readers, brokers and ``fsck`` name the entry,
+and ``fsck`` repairs the log.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ Objects = dict[str, bytes]
 
 LAST_EPOCH = 4
 ENTRIES = 24
-"""In the last epoch, its opening among them: more than can be in flight at once."""
+"""The entries of the last epoch, its opening included: more than can be in flight at once."""
 
 
 @pytest.fixture
 async def whole() -> Objects:
-    """Four process runs that were killed: a checkpoint in the first, ``ENTRIES`` entries in the last."""
+    """Make a store of four process runs that were killed: a checkpoint in the first, ``ENTRIES`` entries in the
+    last."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()
@@ -55,8 +57,8 @@ async def without(objects: Objects, key: str) -> MemoryStore:
     return await copy_of({name: data for name, data in objects.items() if name != key})
 
 
-async def taken(store: MemoryStore) -> int:
-    """The epoch of a broker that takes the shard, and stops."""
+async def run_owner(store: MemoryStore) -> int:
+    """Start a broker that takes the shard, and stop it; return its epoch."""
     owner = Owner(store, seed=99)
     await owner.start("later")
     await owner.stop()
@@ -65,13 +67,13 @@ async def taken(store: MemoryStore) -> int:
 
 @pytest.mark.parametrize("epoch", range(1, LAST_EPOCH + 1))
 async def test_a_lost_claim(whole: Objects, epoch: int) -> None:
-    """All is read and served, the next owner takes an epoch of its own, and fsck puts the claim back."""
+    """All messages are read and served, the next owner takes a new epoch, and fsck replaces the claim."""
     key = PATHS.epoch(epoch)
     wanted = await rows(await copy_of(whole), "ORDERS")
     store = await without(whole, key)
     assert await rows(store, "ORDERS") == wanted
     assert [problem.object for problem in (await checked(store)).problems] == [key]
-    assert await taken(store) == LAST_EPOCH + 1
+    assert await run_owner(store) == LAST_EPOCH + 1
     assert await rows(store, "ORDERS") == wanted
     done = await checked(store, repair=True)
     assert done.repaired
@@ -82,7 +84,8 @@ async def test_a_lost_claim(whole: Objects, epoch: int) -> None:
 @pytest.mark.parametrize("position", [Position(2, 0), Position(3, 0), Position(3, 2), Position(LAST_EPOCH, 0),
                                       Position(LAST_EPOCH, 1), Position(LAST_EPOCH, ENTRIES - 1 - 16)])
 async def test_a_lost_entry_is_not_the_end(whole: Objects, position: Position) -> None:
-    """Readers, brokers and fsck name it; a broker that tried to start has ended nothing: put back, nothing is missing."""
+    """Readers, brokers and fsck name the entry. A broker that tried to start has ended nothing: once the entry is
+    put back, nothing is missing."""
     key = PATHS.log(position)
     wanted = await rows(await copy_of(whole), "ORDERS")
     store = await without(whole, key)
@@ -91,25 +94,25 @@ async def test_a_lost_entry_is_not_the_end(whole: Objects, position: Position) -
     assert read.value.name == key
     for _ in range(2):
         with pytest.raises(Corrupt) as started:
-            await taken(store)
+            await run_owner(store)
         assert started.value.name == key
     dry = await checked(store)
     assert dry.problems[0].object == key
     assert dry.repairable, dry.refused
     await store.put(key, [whole[key]])
-    await taken(store)
+    await run_owner(store)
     assert await rows(store, "ORDERS") == wanted
 
 
 @pytest.mark.parametrize("position", [Position(2, 0), Position(3, 2), Position(LAST_EPOCH, 0), Position(LAST_EPOCH, 5)])
 async def test_a_lost_entry_is_mended(whole: Objects, position: Position) -> None:
-    """All but its own messages are there after a repair, and fsck says which those are."""
+    """Only the entry's own messages are missing after a repair, and fsck lists them."""
     wanted = await rows(await copy_of(whole), "ORDERS")
     store = await without(whole, PATHS.log(position))
     done = await checked(store, repair=True)
     assert done.repaired
     assert done.remaining == []
-    await taken(store)
+    await run_owner(store)
     there = await rows(store, "ORDERS")
     lost = {seq for row in done.lost for seq in range(row.first_seq, row.last_seq + 1)}
     assert len(lost) == (position.number > 0)
@@ -117,16 +120,17 @@ async def test_a_lost_entry_is_mended(whole: Objects, position: Position) -> Non
 
 
 async def test_the_end_of_the_log_may_be_anywhere(whole: Objects) -> None:
-    """A crash may leave fewer entries: whatever the last one is, there is no complaint."""
+    """A crash may leave fewer entries: any last entry gives a store without problems."""
     for number in range(1, ENTRIES):
-        store = await copy_of({key: data for key, data in whole.items() if not PATHS.log(Position(LAST_EPOCH, number)) <= key
+        store = await copy_of({key: data for key, data in whole.items()
+                               if not PATHS.log(Position(LAST_EPOCH, number)) <= key
                                < PATHS.log(Position(LAST_EPOCH + 1, 0))})
         assert (await read_snapshot(store, 0)).state.position == Position(LAST_EPOCH, number - 1)
-        await taken(store)
+        await run_owner(store)
 
 
 class Late(Wrapper):
-    """A store in which ``key`` lands only after it has been asked for ``times`` times."""
+    """A store in which ``key`` appears only after ``times`` requests for it."""
 
     def __init__(self, inner: MemoryStore, key: str, times: int = 1) -> None:
         super().__init__(inner)
@@ -142,7 +146,7 @@ class Late(Wrapper):
 
 @pytest.mark.parametrize("number", [0, 1, 5])
 async def test_an_entry_that_lands_while_the_log_is_read(whole: Objects, number: int) -> None:
-    """Missing in one request and there in the next, as later ones are: neither lost nor the end."""
+    """An entry is missing in one request and exists in the next, as do later ones: it is neither lost nor the end."""
     store = await copy_of(whole)
     wanted = (await read_snapshot(store, 0)).state.position
     late = Late(store, PATHS.log(Position(LAST_EPOCH, number)))
@@ -151,7 +155,7 @@ async def test_an_entry_that_lands_while_the_log_is_read(whole: Objects, number:
 
 
 async def test_an_opening_that_lands_while_another_takes(whole: Objects) -> None:
-    """The taker seals past what it found missing at first."""
+    """The new owner seals after the opening that it did not find at first."""
     owner = Owner(Late(await copy_of(whole), PATHS.log(Position(LAST_EPOCH, 0))), seed=99)
     await owner.start("later")
     await owner.stop()
@@ -159,7 +163,7 @@ async def test_an_opening_that_lands_while_another_takes(whole: Objects) -> None
 
 
 def test_a_standby_without_the_newest_claim(whole: Objects) -> None:
-    """It waits for the owner of the epoch whose claim is lost, and takes over from that one."""
+    """The standby waits for the owner of the epoch whose claim is lost, and takes over from that owner."""
     async def main(clock: ManualClock) -> None:
         store = await without(whole, PATHS.epoch(LAST_EPOCH))
         me, rng = Identity("later", bytes(range(16))), random.Random(1)

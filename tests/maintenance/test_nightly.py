@@ -1,6 +1,8 @@
-"""Nightly backups of a store that is written, merged and swept by day, in virtual time: each is whole, so is what is restored.
+"""Nightly backups of a store that is written, merged and swept by day, in virtual time. Each backup and each restored
+store is whole.
 
-An incremental copy keeps what the source has deleted since, and lacks what the source wrote and deleted between two nights.
+An incremental copy keeps the objects that the source has deleted since, and lacks those that the source wrote and
+deleted between two nights.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ from tests.storage.rig import in_virtual_time
 
 DAY = 86_400.0
 KEPT = 150
-"""Messages that the busy stream keeps."""
+"""The messages that the busy stream keeps."""
 
 
 class Days:
-    """A source that is written for days, its backup, and what each stream must have."""
+    """A source that is written for days, its backup, and the expected messages of each stream."""
 
     def __init__(self, clock: ManualClock, rng: random.Random, a_day: int) -> None:
         self.rng = rng
@@ -54,7 +56,7 @@ class Days:
             await self.owner.stream(name)
 
     async def day(self) -> None:
-        """Publish all day, in a stream that forgets and in one that does not; delete some of the latter."""
+        """Publish all day, in a stream with a limit and in one without; delete some messages of the latter."""
         rng, streams = self.rng, self.owner.streams
         for i in range(self.a_day):
             self._publish(streams["busy"], i)
@@ -71,14 +73,14 @@ class Days:
         await asyncio.sleep(DAY / 4)
 
     async def night(self) -> int:
-        """Back up; returns how many objects were copied."""
+        """Back up; return the number of objects copied."""
         done = await copied(self.source, self.backup)
         assert done.whole
         assert done.problems == []
         return done.copied.count
 
     async def restore(self) -> int:
-        """Restore to a new place and check it; returns how many objects an owner of it keeps in the end."""
+        """Restore to a new place and check it; return the number of objects that an owner of it keeps in the end."""
         restored = MemoryStore()
         done = await copied(self.backup, restored, must_be_new=True)
         assert done.whole
@@ -88,7 +90,7 @@ class Days:
         owner.clock, owner.settings = self.owner.clock, self.owner.settings
         await owner.start("elsewhere")
         for _ in range(4):
-            # An empty record moves the log on, so that a root can be put.
+            # An empty record makes the log longer, so that a root can be put.
             owner.log.block(owner.log.shard).add(Release((), (), (), ()))
             await owner.log.drain()
             await owner.round()
@@ -113,7 +115,11 @@ def _read(row: Row) -> tuple[int, bytes, bytes]:
 
 
 def run(days: int, a_day: int, restores: int, ends: dict[int, str]) -> None:
-    """Args: restores: each so many nights. ends: how the owner ends on which days, instead of going on in one epoch."""
+    """Run the days and nights.
+
+    Args: restores: restore after this many nights. ends: the ways in which the owner ends on some days, instead of
+    continuing in one epoch.
+    """
     async def main(clock: ManualClock) -> None:
         world = Days(clock, random.Random(days), a_day)
         await world.start()
@@ -121,7 +127,7 @@ def run(days: int, a_day: int, restores: int, ends: dict[int, str]) -> None:
         for day in range(1, days + 1):
             await world.day()
             fresh = await world.night()
-            assert fresh < len(world.backup.objects), "it is incremental"
+            assert fresh < len(world.backup.objects), "the copy is incremental"
             if day % restores == 0:
                 kept = await world.restore()
                 restored += 1
@@ -137,8 +143,9 @@ def run(days: int, a_day: int, restores: int, ends: dict[int, str]) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_commands_beside_an_owner_that_sweeps_at_once(seed: int) -> None:
-    """A backup, an inspection and a check read slowly while the owner writes, merges, cuts checkpoints and deletes without a grace
-    period. Each finds a sound store, and what is restored from the backup is one, with all that was acknowledged when it began."""
+    """A backup, an inspection and a check read slowly while the owner writes, merges, cuts checkpoints and deletes
+    without a grace period. Each finds an undamaged store. The restored store is undamaged, too, and has everything
+    that was acknowledged when the backup began."""
     async def main(clock: ManualClock) -> None:
         world = Days(clock, random.Random(seed), a_day=400_000)
         world.owner.settings = ShardSettings(
@@ -175,5 +182,6 @@ def test_nightly_backups_of_one_long_epoch() -> None:
 
 @pytest.mark.soak
 def test_nightly_backups_for_a_month() -> None:
-    """Thirty nights, with a restore every third; the owner is killed once and stopped once, and runs for ten days in between."""
+    """Thirty nights, with a restore every third; the owner is killed once and stopped once, and runs for ten days in
+    between."""
     run(30, 1500, 3, {11: "kill", 21: "stop"})

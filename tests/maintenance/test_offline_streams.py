@@ -1,4 +1,5 @@
-"""Inspection, checks and copies of a store with an offline stream agree with the sweeper about what is needed."""
+"""Stores with an offline stream: inspection, checks and copies agree with the sweeper about the objects that are
+needed."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from tests.storage.rig import PATHS
 
 
 async def with_an_offline_stream(world: Owners) -> None:
-    """A newer owner merged blocks of a stream after a record that its successor does not know; the successor deletes much."""
+    """Make a store in which a newer owner merged blocks of a stream after a record that its successor does not know.
+    The successor deletes much."""
     await world.open(newer=True, segments=1 << 20)
     await world.publish(T, 10)
     await world.publish(S, 20)
@@ -41,7 +43,7 @@ async def with_an_offline_stream(world: Owners) -> None:
 
 
 def test_what_an_offline_stream_needs_is_no_orphan() -> None:
-    """The only problem is the stream's record, and nothing is an orphan. A copy has all of it."""
+    """The only problem is the stream's record, and there is no orphan. A copy has all objects."""
     async def main(world: Owners) -> None:
         await with_an_offline_stream(world)
         source = Source(world.shared)
@@ -50,7 +52,7 @@ def test_what_an_offline_stream_needs_is_no_orphan() -> None:
         assert survey.problems == []
         assert shard.held.count == len(world.shard.state.streams[S].held)
         verified = await verify(source, survey)
-        # The record that is not understood; and the scripted streams do not count bytes as real ones do.
+        # The record is not understood, and the scripted streams do not count bytes as real ones do.
         unknown = PATHS.log(world.shard.state.streams[S].held[0])
         assert {problem.object for problem in verified.problems} <= {unknown, *(f"stream $G/{name}" for name in "stu")}
         assert verified.orphans == []

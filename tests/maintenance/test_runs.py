@@ -1,8 +1,8 @@
-"""fsck of runs: damaged, cut, swapped with another one, replaced by an older one, gone.
+"""fsck of runs: damaged, cut, swapped with another one, replaced by an older one, deleted.
 
-Shown for each run of a compacted store, shared or of one stream: the report names the object, the streams and the sequences, and a
-dry run changes nothing; all other messages are served before and after; a repair keeps the bytes in quarantine, and then nobody
-waits for what is lost.
+Each run of a compacted store is tried, shared ones and those of one stream. The report names the object, the streams
+and the sequences, and a dry run changes nothing. All other messages are served before and after. A repair keeps the
+bytes in quarantine, and afterwards nothing waits for the lost messages.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ Seqs = dict[str, set[int]]
 
 
 class Store(NamedTuple):
-    """objects: all. wanted: messages by stream and sequence. held: the live sequences in each run."""
+    """A store's objects.
+
+    objects: all of them. wanted: the messages by stream and sequence. held: the live sequences in each run.
+    """
 
     objects: Objects
     wanted: dict[str, dict[int, bytes]]
@@ -48,14 +51,15 @@ class Store(NamedTuple):
 
 
 async def served(store: MemoryStore) -> tuple[dict[str, dict[int, bytes]], list[Problem]]:
-    """What can be read, and what is said not to be."""
+    """Read all messages; return those that can be read, and the problems reported."""
     said: list[Problem] = []
-    return {name: {msg.seq: msg.data async for msg in read_messages(store, name, faults=said.append)} for name in STREAMS}, said
+    return {name: {msg.seq: msg.data async for msg in read_messages(store, name, faults=said.append)}
+            for name in STREAMS}, said
 
 
 @pytest.fixture(scope="module")
 def whole() -> Store:
-    async def looked_at(objects: Objects) -> Store:
+    async def examine(objects: Objects) -> Store:
         store = await copy_of(objects)
         wanted, said = await served(store)
         assert not said
@@ -69,13 +73,13 @@ def whole() -> Store:
         return Store(objects, wanted, held)
 
     async def main(clock: ManualClock) -> Store:
-        return await looked_at(await filled(clock))
+        return await examine(await filled(clock))
 
     return in_virtual_time(main)
 
 
 async def filled(clock: ManualClock) -> Objects:
-    """Three streams, compacted into several runs; the broker was killed."""
+    """Make a store with three streams, compacted into several runs, whose broker was killed."""
     store = MemoryStore()
     owner = Owner(store)
     owner.clock = clock
@@ -86,7 +90,8 @@ async def filled(clock: ManualClock) -> Objects:
     streams = [await owner.stream(name) for name in STREAMS]
     for i in range(24):
         for stream in streams[:2] if i % 5 else streams:
-            stream.publish(*[(f"{stream.name}.{n}", b"", b"%d of %d " % (n, i) + random.Random(i).randbytes(90)) for n in range(2)])
+            stream.publish(*[(f"{stream.name}.{n}", b"", b"%d of %d " % (n, i) + random.Random(i).randbytes(90))
+                             for n in range(2)])
         await owner.log.persisted()
     streams[0].remove(3, 4)
     await owner.log.persisted()
@@ -100,13 +105,13 @@ async def filled(clock: ManualClock) -> Objects:
 
 
 def test_there_are_runs(whole: Store) -> None:
-    """Of several streams in one: what is tried below is not nothing."""
+    """Several streams share some runs, so the cases below are not empty."""
     assert len(whole.held) >= 2
     assert max(map(len, whole.held.values())) >= 2
 
 
 def named(problems: list[Problem], key: str, perhaps: str = "(?:perhaps )?") -> Seqs:
-    """The sequences that the report says cannot be read."""
+    """Return the sequences that the report lists as unreadable."""
     found: Seqs = {}
     said = rf"messages? (\d+)(?: to (\d+))? of stream \$G/(\w+) {perhaps}cannot be read"
     for problem in problems:
@@ -120,7 +125,7 @@ HOW = ["damaged", "header", "cut", "cut short", "empty", "longer", "zeros", "swa
 
 
 def changed(whole: Store, key: str, how: str) -> bytes | None:
-    """The bytes that take the run's place; None: nothing does."""
+    """Return the bytes that replace the run; None: it is deleted."""
     data = whole.objects[key]
     keys = sorted(one for one in whole.objects if "/runs/" in one)
     others = [one for one in keys if one != key]
@@ -149,7 +154,7 @@ def changed(whole: Store, key: str, how: str) -> bytes | None:
 
 @pytest.mark.parametrize("how", HOW)
 async def test_a_run_is_lost(whole: Store, how: str) -> None:
-    """Each run of the store in this way."""
+    """Each run of the store is lost in this way."""
     for key, held in whole.held.items():
         data = changed(whole, key, how)
         tampered = {name: there for name, there in whole.objects.items() if name != key}
@@ -178,7 +183,7 @@ async def test_a_run_is_lost(whole: Store, how: str) -> None:
         if how in ("cut", "empty", "zeros", "swapped", "older", "gone"):
             assert missing
         if not missing:
-            assert how in ("header", "longer", "cut short")  # every block of it can be read by where it lies
+            assert how in ("header", "longer", "cut short")  # every block of the run can be read by its place
 
         done = await checked(store, repair=True)
         assert _lost(done.lost) == lost
@@ -205,7 +210,7 @@ def _lost(rows: list[Lost]) -> Seqs:
 
 
 async def test_two_runs_change_places(whole: Store) -> None:
-    """Both are named, each with what it held; no message is read in another's place."""
+    """Both runs are named, each with its sequences; no message is read in place of another."""
     first, second = sorted(whole.held)[:2]
     store = await copy_of(whole.objects | {first: whole.objects[second], second: whole.objects[first]})
     found, _ = await served(store)
@@ -224,7 +229,7 @@ async def test_two_runs_change_places(whole: Store) -> None:
 
 
 async def test_a_run_with_the_header_of_another(whole: Store) -> None:
-    """Its blocks say whose they are, each for itself: a header and directory of another run are found out."""
+    """The blocks name their run, so a header and directory of another run are noticed."""
     first, second = sorted(whole.held)[:2]
     data = whole.objects[first][:HEADER_BYTES] + whole.objects[second][HEADER_BYTES:]
     store = await copy_of(whole.objects | {first: data})

@@ -1,4 +1,4 @@
-"""Scrubbing: a broker reads its stored objects in the background, tells what is damaged, and serves the rest."""
+"""Scrubbing: a broker reads its stored objects in the background, reports damage, and serves the rest."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PATHS = ShardPaths(0)
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Streams A and B, as a broker left them that was stopped."""
+    """Make a store with streams A and B, whose broker was stopped."""
     folder = tmp_path_factory.mktemp("original") / "store"
     await filled(folder, stop=True)
     return folder
@@ -49,16 +49,17 @@ async def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(original: Path, tmp_path: Path) -> Path:
-    """A copy, to be damaged."""
+    """Copy the store, so that a test can damage the copy."""
     return Path(shutil.copytree(original, tmp_path / "store"))
 
 
 class Scrubbed:
-    """A scrubber over a directory that nobody owns, and what it told."""
+    """A scrubber of a directory that nobody owns, and its findings."""
 
     def __init__(self, store: ObjectStore, bytes_per_second: int = 1 << 30) -> None:
-        self.told: list[Finding] = []
-        self.scrubber = Scrubber(store, PATHS, SystemClock(), ScrubSettings(10**15, bytes_per_second), self.told.append)
+        self.reported: list[Finding] = []
+        self.scrubber = Scrubber(store, PATHS, SystemClock(), ScrubSettings(10**15, bytes_per_second),
+                                 self.reported.append)
         self._store = store
 
     async def once(self) -> None:
@@ -72,16 +73,18 @@ class Scrubbed:
 
 
 async def test_damage_is_found_told_once_and_forgotten_when_it_is_mended(folder: Path) -> None:
-    """A frame of A's, a claim, and a segment that is gone; all other objects are checked."""
+    """A frame of A and a claim are damaged, and a segment is deleted; all other objects are checked."""
     store = FileStore(folder)
     scrubbed = Scrubbed(store)
     await scrubbed.once()
     whole = scrubbed.scrubber.objects
     assert whole == len(await store.list("v1/")) > 2 * COUNT
-    assert scrubbed.told == []
+    assert scrubbed.reported == []
     paths = segments_of(folder)
-    framed = next(path for path, head in paths if any(row.first_seq == 5 for row in head.rows) and b"of A" in path.read_bytes())
-    gone = next(path for path, head in paths if any(row.first_seq == 9 for row in head.rows) and b"of B" in path.read_bytes())
+    framed = next(path for path, head in paths if any(row.first_seq == 5 for row in head.rows)
+                  and b"of A" in path.read_bytes())
+    gone = next(path for path, head in paths if any(row.first_seq == 9 for row in head.rows)
+                and b"of B" in path.read_bytes())
     claim = folder / "v1/shards/0/epochs/00000001"
     before = {path: path.read_bytes() for path in (framed, gone, claim)}
     change(framed, flip(len(before[framed]) - 5))
@@ -90,12 +93,12 @@ async def test_damage_is_found_told_once_and_forgotten_when_it_is_mended(folder:
     keys = {str(path.relative_to(folder)) for path in before}
     await scrubbed.once()
     assert scrubbed.names == keys
-    assert scrubbed.scrubber.damaged == len(scrubbed.told) == 3
+    assert scrubbed.scrubber.damaged == len(scrubbed.reported) == 3
     assert scrubbed.scrubber.objects == 2 * whole - 1
-    affected = next(one.affected for one in scrubbed.told if one.problem.object.endswith(framed.name))
+    affected = next(one.affected for one in scrubbed.reported if one.problem.object.endswith(framed.name))
     assert affected == (("$G", "A", 5, 5),)
     await scrubbed.once()
-    assert len(scrubbed.told) == 3
+    assert len(scrubbed.reported) == 3
     for path, data in before.items():
         path.chmod(0o640) if path.exists() else None
         path.write_bytes(data)
@@ -105,7 +108,8 @@ async def test_damage_is_found_told_once_and_forgotten_when_it_is_mended(folder:
 
 
 async def test_staged_runs(tmp_path: Path) -> None:
-    """Shows the sequences that messages of a damaged run have in their stream; one that nobody adopted concerns nobody."""
+    """The finding has the sequences of a damaged run's messages in their stream. A run that was not adopted gives
+    none."""
     directory = tmp_path / "store"
     await made(directory, "S")
     async with Broker(directory, settings=SOON) as broker:
@@ -123,12 +127,12 @@ async def test_staged_runs(tmp_path: Path) -> None:
         change(path, flip(len(path.read_bytes()) - 1))
     scrubbed = Scrubbed(store)
     await scrubbed.once()
-    assert [finding.affected for finding in scrubbed.told] == [(Affected("$G", "S", 4, 8),)]
+    assert [finding.affected for finding in scrubbed.reported] == [(Affected("$G", "S", 4, 8),)]
     await store.close()
 
 
 async def test_damage_is_forgotten_when_nothing_is_there_any_more(folder: Path) -> None:
-    """A damaged claim, found and then deleted, is not counted for ever."""
+    """A damaged claim that was found and then deleted does not count for ever."""
     store = FileStore(folder)
     scrubbed = Scrubbed(store)
     claim = folder / "v1/shards/0/epochs/00000001"
@@ -142,7 +146,7 @@ async def test_damage_is_forgotten_when_nothing_is_there_any_more(folder: Path) 
 
 
 async def test_the_count_of_many_damaged_objects_does_not_grow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More than are kept, in pass after pass: the count is that of one."""
+    """There are more findings than are kept, in pass after pass: the count is that of one pass."""
     monkeypatch.setattr(scrub, "_FINDINGS_MAX", 2)
     scrubbed = Scrubbed(FileStore(folder))
     damaged = segments_of(folder)[:5]
@@ -157,7 +161,7 @@ async def test_the_count_of_many_damaged_objects_does_not_grow(folder: Path, mon
 
 
 class Unreadable(Wrapper):
-    """Can list an object, and never read it, as where a disk has a bad sector."""
+    """A store that lists an object, but cannot read it, like a disk with a bad sector."""
 
     key = ""
 
@@ -168,7 +172,7 @@ class Unreadable(Wrapper):
 
 
 async def test_an_object_that_cannot_be_read_does_not_stop_the_pass(folder: Path) -> None:
-    """It is tried again, as in an outage, then told, and the rest is checked."""
+    """The object is retried, as in an outage, then reported, and the rest is checked."""
     store = Unreadable(FileStore(folder))
     scrubbed = Scrubbed(store)
     state = (await read_shard(Source(store), PATHS)).state
@@ -178,7 +182,7 @@ async def test_an_object_that_cannot_be_read_does_not_stop_the_pass(folder: Path
     for _ in range(2):
         with pytest.raises(StoreRefused):
             await scrubbed.scrubber.scrub()
-    assert scrubbed.told == []
+    assert scrubbed.reported == []
     await scrubbed.scrubber.scrub()
     assert scrubbed.names == {store.key}
     assert (scrubbed.scrubber.passes, scrubbed.scrubber.objects) == (1, len(infos) - 1)
@@ -189,7 +193,7 @@ async def test_an_object_that_cannot_be_read_does_not_stop_the_pass(folder: Path
 
 
 async def test_many_runs_are_compared_in_turns_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that live blocks lie in, all of them listed: the loop gets a turn after each few of them."""
+    """All runs with live blocks are listed: the loop gets a turn after each few of them."""
     scrubber = Scrubber(MemoryStore(), PATHS, SystemClock(), ScrubSettings())
     state = ShardState()
     state.runs.update({(1, number, number, 0): 1 for number in range(1, 5001)})
@@ -214,7 +218,7 @@ async def test_many_runs_are_compared_in_turns_of_the_loop(monkeypatch: pytest.M
 
 
 class Counted(Wrapper):
-    """Counts whole objects read, and fails at one of them once."""
+    """A store that counts reads of whole objects, and fails at one of them once."""
 
     def __init__(self, inner: ObjectStore) -> None:
         super().__init__(inner)
@@ -234,7 +238,7 @@ class Counted(Wrapper):
 
 
 async def test_an_interrupted_pass_goes_on_where_it_was(folder: Path) -> None:
-    """After an outage of the store, and after the shard was lost and taken again, no object is read twice."""
+    """No object is read twice after an outage of the store, or after the shard was lost and taken again."""
     store = Counted(FileStore(folder))
     scrubbed = Scrubbed(store)
     state = (await read_shard(Source(store), PATHS)).state
@@ -254,7 +258,7 @@ async def test_an_interrupted_pass_goes_on_where_it_was(folder: Path) -> None:
 
 
 async def test_the_rate_is_kept(folder: Path) -> None:
-    """A second's bytes take a second; small objects count as 64 KiB."""
+    """Reading the bytes of a second takes a second; small objects count as 64 KiB."""
     store = FileStore(folder)
     infos = await store.list("v1/")
     assert max(info.size for info in infos) < 64 << 10
@@ -266,7 +270,8 @@ async def test_the_rate_is_kept(folder: Path) -> None:
 
 
 async def test_a_broker_scrubs_while_it_serves(folder: Path) -> None:
-    """The damage is in /varz, in the metrics, in the log once, and an advisory of the stream's account; the rest is served."""
+    """The damage is in /varz, in the metrics, in the log once, and in an advisory of the stream's account. The rest
+    is served."""
     often = {"JETBLOCK_SCRUB_INTERVAL": "200ms", "JETBLOCK_SCRUB_BYTES_PER_SECOND": "1GB"}
     async with BrokerProcess("--store", f"file://{folder}", environ=often) as broker:
         nc = await connect(broker.url)
@@ -280,7 +285,7 @@ async def test_a_broker_scrubs_while_it_serves(folder: Path) -> None:
         assert (await broker.monitor("/varz"))["jetblock"]["scrub"]["damaged"] == 0
         path = next(path for path, head in segments_of(folder)
                     if any(row.first_seq == 5 for row in head.rows) and b"of A" in path.read_bytes())
-        damaged = folder.parent / "damaged"  # takes its place at once: the broker may read it at any time
+        damaged = folder.parent / "damaged"  # replaces it at once: the broker may read it at any time
         shutil.copyfile(path, damaged)
         change(damaged, flip(len(path.read_bytes()) - 5))
         damaged.replace(path)

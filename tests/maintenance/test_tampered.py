@@ -1,8 +1,8 @@
 """Tampered stores: every object of a store is cut, flipped, swapped, replaced by an older one, or deleted.
 
-Shown for each: no message is ever read that was not published so; what cannot be read is named, and every other stream goes on;
-``fsck`` names the object, and says nothing is wrong only where nothing is lost; a repair never takes away what could be read.
-By default some tamperings of each object are tried, in the long runs all of them.
+No message is ever read that was not published. Unreadable parts are named, and every other stream continues.
+``fsck`` names the object, and finds no problem only if nothing is lost. A repair never removes readable messages. By
+default some tamperings of each object are tried, in the long runs all of them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,15 @@ from tests.storage.rig import SECOND, in_virtual_time
 
 Objects = dict[str, bytes]
 Message = tuple[int, bytes, bytes, bytes]
-"""seq, subject, headers, data"""
+"""A message: seq, subject, headers, data."""
 
 STREAMS = ("ORDERS", "logs", "quiet")
 _UNREADABLE = (NoStream, FormatError, CutOff, Missing, CannotInspect)
 
 
 async def _filled(clock: ManualClock) -> Objects:
-    """Three process runs, with checkpoints, runs, seals, a request in the inbox, and segments after the last checkpoint."""
+    """Make a store of three process runs, with checkpoints, runs, seals, a request in the inbox, and segments after
+    the last checkpoint."""
     store = MemoryStore()
     owner = Owner(store)
     owner.clock = clock
@@ -71,7 +72,8 @@ async def _filled(clock: ManualClock) -> Objects:
         _publish(streams, f"late.{i}", i)
         await owner.log.persisted()
     await owner.kill()
-    await store.put(PATHS.inbox(7), [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), {"what": "nothing"}, 7)])
+    request = encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), {"what": "nothing"}, 7)
+    await store.put(PATHS.inbox(7), [request])
     return await contents(store)
 
 
@@ -90,7 +92,7 @@ def whole() -> Objects:
 
 
 class Tampering(NamedTuple):
-    """What is done to the object ``key``: its new bytes, or None: it is deleted."""
+    """A change of the object ``key``: its new bytes, or None: it is deleted."""
 
     key: str
     how: str
@@ -98,7 +100,7 @@ class Tampering(NamedTuple):
 
 
 def tamperings(objects: Objects) -> Iterator[Tampering]:
-    """All that are tried on a store."""
+    """Return all tamperings to try on a store."""
     by_kind: dict[ObjectKind, list[str]] = {}
     for key in objects:
         parsed = parse(key)
@@ -124,8 +126,9 @@ def tamperings(objects: Objects) -> Iterator[Tampering]:
             yield Tampering(key, "another kind", objects[other_kind])
 
 
-async def readable(objects: MemoryStore, stream: str, ever: set[Message]) -> tuple[dict[int, Message], list[Problem], bool]:
-    """What can be read of a stream, what is said to be damaged, and whether reading came to its end."""
+async def readable(objects: MemoryStore, stream: str, ever: set[Message]) -> tuple[dict[int, Message], list[Problem],
+                                                                                   bool]:
+    """Read a stream; return its readable messages, the reported damage, and True if reading came to the end."""
     found: dict[int, Message] = {}
     said: list[Problem] = []
     try:
@@ -139,7 +142,7 @@ async def readable(objects: MemoryStore, stream: str, ever: set[Message]) -> tup
 
 
 async def published(store: MemoryStore) -> dict[str, set[Message]]:
-    """All messages in any block of the store, also removed ones."""
+    """Return all messages in any block of the store, also removed ones."""
     blocks: list[tuple[str, BlockRef, Head]] = []
     source = Source(store)
     for info in await store.list(""):
@@ -162,8 +165,9 @@ async def published(store: MemoryStore) -> dict[str, set[Message]]:
     return found
 
 
-async def tampered(objects: Objects, ever: dict[str, set[Message]], wanted: dict[str, dict[int, Message]], case: Tampering) -> str:
-    """Try one case; returns what became of it, for counting."""
+async def tampered(objects: Objects, ever: dict[str, set[Message]], wanted: dict[str, dict[int, Message]],
+                   case: Tampering) -> str:
+    """Try one case; return its outcome, for counting."""
     store = await copy_of({key: data for key, data in objects.items() if key != case.key})
     if case.data is not None:
         await store.put(case.key, [case.data])
@@ -188,8 +192,8 @@ async def tampered(objects: Objects, ever: dict[str, set[Message]], wanted: dict
         assert {key: data for key, data in (await contents(store)).items() if key in untouched} == untouched
         if not named:
             return "harmless"
-        # What is left as it is must keep nobody from reading the rest.
-        assert not lost, f"messages are lost, and not mended: {done.refused}"
+        # Problems that remain must prevent nobody from reading the rest.
+        assert not lost, f"messages are lost, and not repaired: {done.refused}"
         await opens(store)
         return "left"
     for name in STREAMS:
@@ -203,7 +207,8 @@ async def tampered(objects: Objects, ever: dict[str, set[Message]], wanted: dict
 
 async def _started(store: MemoryStore, before: dict[str, tuple[dict[int, Message], list[Problem], bool]],
                    wanted: dict[str, dict[int, Message]], ever: dict[str, set[Message]]) -> None:
-    """A broker on the tampered store: it says what keeps it from starting, or has all that could be read before."""
+    """Start a broker on the tampered store: it gives the reason why it does not start, or serves all messages that
+    could be read before."""
     try:
         await opens(store)
     except (FormatError, CutOff):
@@ -214,7 +219,7 @@ async def _started(store: MemoryStore, before: dict[str, tuple[dict[int, Message
 
 
 def _the_end(key: str, objects: Objects) -> bool:
-    """Whether the object is the last entry of the log, whose loss looks as a crash before it was written does."""
+    """Return True if the object is the last entry of the log, whose loss looks like a crash before it was written."""
     parsed = parse(key)
     if parsed is None or parsed.kind != ObjectKind.SEGMENT:
         return False
@@ -240,13 +245,13 @@ async def _try(objects: Objects, cases: list[Tampering]) -> dict[str, int]:
 
 
 def test_the_store_has_objects_of_every_kind(whole: Objects) -> None:
-    """The test would show less than it says."""
+    """Otherwise these tests would show less than they claim."""
     kinds = {ObjectHeader.unpack(data, key).kind for key, data in whole.items()}
     assert kinds == set(ObjectKind)
 
 
 async def test_some_tamperings_of_each_object(whole: Objects) -> None:
-    """One of each object; those that were once mishandled have tests of their own."""
+    """A tampering of each object is tried; those that were once mishandled have separate tests."""
     rng = random.Random(11)
     by_key: dict[str, list[Tampering]] = {}
     for case in tamperings(whole):
@@ -258,12 +263,12 @@ async def test_some_tamperings_of_each_object(whole: Objects) -> None:
 
 
 async def test_the_newest_opening_is_gone(whole: Objects) -> None:
-    """All that its epoch acknowledged would look as if it had never been: a repair brings the opening back."""
+    """Everything that the epoch acknowledged would be invisible without its opening: a repair replaces the opening."""
     newest = max(key for key in whole if key.endswith("-000000000000") and key.startswith(PATHS.logs))
     assert await _try(whole, [Tampering(newest, "deleted", None)]) == {"repaired": 1}
 
 
 @pytest.mark.soak
 async def test_all_tamperings(whole: Objects) -> None:
-    """Each of each object."""
+    """Each tampering of each object is tried."""
     assert "not checked" not in await _try(whole, list(tamperings(whole)))

@@ -1,4 +1,5 @@
-"""Copies and repairs with real brokers: one that serves while its store is copied, one that starts on what was mended."""
+"""Copies and repairs with real brokers: one that serves while its store is copied, and one that starts on a repaired
+store."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from tests.harness import BrokerProcess
 
 
 async def test_a_broker_serves_while_it_is_backed_up(tmp_path: Path) -> None:
-    """Shows that a backup has every message acknowledged before it began, and that a broker serves the restored store."""
+    """A backup has every message acknowledged before it began, and a broker serves the restored store."""
     store, backup, restored = (f"file://{tmp_path / name}" for name in ("store", "backup", "restored"))
     acked = 0
     async with BrokerProcess("--store", store) as broker:
@@ -44,14 +45,14 @@ async def test_a_broker_serves_while_it_is_backed_up(tmp_path: Path) -> None:
     async with BrokerProcess("--store", restored) as broker:
         nc = await connect(broker.url)
         there = await read_all(nc, "A")
-        assert expected <= len(there) <= acked + 1  # the last may be stored and not acknowledged yet
+        assert expected <= len(there) <= acked + 1  # the last one may be stored and not acknowledged yet
         await nc.jetstream().publish("A.more", b"it goes on")
         await nc.close()
 
 
 async def test_a_broker_starts_on_what_was_mended(tmp_path: Path) -> None:
-    """Shows that a store on which no broker starts is served again after a repair, all but the damaged message, and that
-    consumers and publishers go on."""
+    """A store on which no broker starts is served again after a repair, except the damaged message; consumers and
+    publishers continue."""
     store = tmp_path / "store"
     await filled(store)
     path, head = segments_of(store)[-5]

@@ -1,4 +1,4 @@
-"""A nats-server with a stream of every kind, as an application leaves them, and what a client sees of a stream."""
+"""A nats-server with a stream of every kind, as applications leave them, and the client's view of a stream."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ STREAMS: dict[str, dict[str, Any]] = {
     "ORIGIN": {"subjects": ["origin.>"]},
     "MIRROR": {"mirror": {"name": "ORIGIN"}},
     "ALL": {"subjects": ["all"], "sources": [{"name": "ORIGIN", "filter_subject": "origin.a"}, {"name": "HOLES"}]},
-    "KV_config": {"subjects": ["$KV.config.>"], "max_msgs_per_subject": 5, "allow_rollup_hdrs": True, "deny_delete": True,
-                  "allow_direct": True, "max_age": _HOUR, "allow_msg_ttl": True, "discard": "new"},
+    "KV_config": {"subjects": ["$KV.config.>"], "max_msgs_per_subject": 5, "allow_rollup_hdrs": True,
+                  "deny_delete": True, "allow_direct": True, "max_age": _HOUR, "allow_msg_ttl": True, "discard": "new"},
     "OBJ_files": {"subjects": ["$O.files.C.>", "$O.files.M.>"], "allow_rollup_hdrs": True, "discard": "new"},
     "MEMORY": {"subjects": ["memory"], "storage": "memory"},
 }
@@ -40,7 +40,7 @@ NUMBERS = ("messages", "bytes", "first_seq", "last_seq", "first_ts", "last_ts")
 
 
 async def fill(client: Client) -> None:
-    """Create them all, publish, delete, consume in part."""
+    """Create all streams, publish, delete, and consume a part."""
     js = client.jetstream()
     for name, config in STREAMS.items():
         await api(client, f"STREAM.CREATE.{name}", {"name": name, **config})
@@ -55,7 +55,8 @@ async def fill(client: Client) -> None:
         await client.request("count.a", b"", headers={"Nats-Incr": str(n)})
         for subject in ("sealed", "purged", "memory"):
             await js.publish(subject, b"%d" % n)
-        await js.publish(f"$KV.config.key{n % 3}", b"value %d" % n, headers={"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
+        await js.publish(f"$KV.config.key{n % 3}", b"value %d" % n,
+                         headers={"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
                          if n == 10 else None)
         await js.publish(f"$O.files.C.{n % 2}", bytes(5000))
     await client.request("later.one", b"due", headers={"Nats-Schedule": "@at 2190-01-01T00:00:00Z",
@@ -83,7 +84,7 @@ async def _consume(client: Client) -> None:
             "name": name, "durable_name": name, "ack_policy": "explicit", **config}})
     for n in range(10):
         await js.publish("interest", b"%d" % n)
-    # In the middle of the work: some acked, out of order, one given back, some open.
+    # The work is in progress: some messages are acked, out of order, one is given back, some are open.
     even = await (await js.pull_subscribe_bind("even", "WORK")).fetch(6)
     for msg in (even[0], even[3]):
         await msg.ack_sync()
@@ -97,7 +98,7 @@ async def _consume(client: Client) -> None:
 
 
 async def until(client: Client, name: str, key: str, value: int) -> None:
-    """Wait until a number of a stream's state is that large."""
+    """Wait until a figure of the stream's state is at least ``value``."""
     async with asyncio.timeout(30):
         while True:
             if (await api(client, f"STREAM.INFO.{name}"))["state"][key] >= value:
@@ -106,7 +107,8 @@ async def until(client: Client, name: str, key: str, value: int) -> None:
 
 
 async def seen(client: Client, name: str) -> dict[str, Any]:
-    """All that stays the same: configuration, time of creation, numbers, each message, each consumer's state."""
+    """Return everything that a move must keep: configuration, time of creation, figures, each message, each
+    consumer's state."""
     info = await api(client, f"STREAM.INFO.{name}", {"deleted_details": True})
     state, config = info["state"], info["config"]
     messages = {}
@@ -118,10 +120,12 @@ async def seen(client: Client, name: str) -> dict[str, Any]:
     consumers = {}
     for consumer in (await api(client, f"CONSUMER.NAMES.{name}"))["consumers"]:
         one = await api(client, f"CONSUMER.INFO.{name}.{consumer}")
-        consumers[consumer] = {key: one.get(key) for key in ("config", "num_ack_pending", "num_redelivered", "num_pending")} | {
-            key: {part: one[key][part] for part in ("consumer_seq", "stream_seq")} for key in ("delivered", "ack_floor")}
+        plain = ("config", "num_ack_pending", "num_redelivered", "num_pending")
+        consumers[consumer] = {key: one.get(key) for key in plain} | {
+            key: {part: one[key][part] for part in ("consumer_seq", "stream_seq")}
+            for key in ("delivered", "ack_floor")}
     kept = [key for key in NUMBERS if (key != "bytes" or config["storage"] == "file")
-            # A restored stream ends with the time of its last message, also on nats-server.
+            # A restored stream has the time of its last message as the last time, also on nats-server.
             and (key != "last_ts" or isinstance(messages.get(state["last_seq"]), dict))]
     if not state["messages"]:
         state |= {"first_seq": state["last_seq"] + 1, "deleted": None}

@@ -1,4 +1,4 @@
-"""What is decided without a server: the order, what a target cannot keep, and when two streams are the same."""
+"""Decisions without a server: the order of moving, changes at the target, and the comparison of streams."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def stream(name: str, **config: Any) -> StreamToMove:
 
 
 def test_copies_move_before_their_origins() -> None:
-    """Also in a circle, which some order must break; other accounts' streams do not count."""
-    streams = [stream("A"), stream("B", mirror={"name": "A"}), stream("C", sources=[{"name": "B"}, {"name": "D"}]), stream("D"),
-               stream("E", sources=[{"name": "F"}]), stream("F", sources=[{"name": "E"}]),
+    """Circles get some order, too; streams of other accounts do not count."""
+    streams = [stream("A"), stream("B", mirror={"name": "A"}), stream("C", sources=[{"name": "B"}, {"name": "D"}]),
+               stream("D"), stream("E", sources=[{"name": "F"}]), stream("F", sources=[{"name": "E"}]),
                stream("G", mirror={"name": "C", "external": {"api": "x"}})]
     order = [one.name for one in in_order(streams)]
     assert sorted(order) == list("ABCDEFG")
@@ -49,7 +49,8 @@ def test_copies_move_before_their_origins() -> None:
 
 
 async def test_an_archive_is_passed_on_as_it_is() -> None:
-    """Byte for byte, where nothing has to change; its numbers and consumers are known then."""
+    """The archive is passed on byte for byte if nothing has to change; its figures and consumers are known
+    afterwards."""
     data = archive([ArchivedConsumer("c", {"durable_name": "c", "num_replicas": 0}, (3, 3), (1, 1), {2: (2, 5)})])
     adapted = Adapted(stream("S"), 1, lasting=True)
     assert b"".join([part async for part in adapted.of(pieces(data))]) == data
@@ -58,7 +59,7 @@ async def test_an_archive_is_passed_on_as_it_is() -> None:
 
 
 async def test_consumers_that_cannot_be_as_they_were() -> None:
-    """Replicas and state in memory are changed; everything else of the archive stays."""
+    """Replicas and state in memory are changed; everything else of the archive is the same."""
     given = stream("S", num_replicas=3, placement={"cluster": "c"}, storage="memory")
     config = {"durable_name": "c", "num_replicas": 3, "mem_storage": True}
     data = archive([ArchivedConsumer("c", config, (3, 3), (1, 1), {2: (2, 5)})])
@@ -74,7 +75,7 @@ async def test_consumers_that_cannot_be_as_they_were() -> None:
 
 @pytest.mark.parametrize("consumers", [0, 1])
 async def test_a_damaged_archive(consumers: int) -> None:
-    """Cut off, also where it is written anew: the stream fails."""
+    """The archive is cut, also where it is rewritten: the stream fails."""
     data = archive([ArchivedConsumer("c", {"durable_name": "c", "num_replicas": 3})] * consumers)
     for cut in (0, 5, 40, len(data) - 1 if consumers else 60):
         with pytest.raises(StreamFailed, match="its archive cannot be used"):
@@ -87,7 +88,8 @@ async def test_a_damaged_archive(consumers: int) -> None:
     ({}, Numbers(4, 40, 2, 5), ["first_seq 2 instead of 1", "messages 4 instead of 5", "bytes 40 instead of 50"]),
     ({"max_age": 1}, Numbers(4, 40, 2, 5), []),
     ({"retention": "workqueue"}, Numbers(0, 0, 6, 5), []),
-    ({"max_age": 1}, Numbers(6, 60, 1, 6), ["last_seq 6 instead of 5", "messages 6 instead of 5", "bytes 60 instead of 50"]),
+    ({"max_age": 1}, Numbers(6, 60, 1, 6),
+     ["last_seq 6 instead of 5", "messages 6 instead of 5", "bytes 60 instead of 50"]),
     ({"mirror": {"name": "O"}}, Numbers(7, 70, 1, 7), []),
     ({"mirror": {"name": "O"}}, Numbers(4, 40, 1, 4),
      ["last_seq 4 instead of 5", "messages 4 instead of 5", "bytes 40 instead of 50"]),
@@ -98,12 +100,13 @@ def test_what_may_have_happened_since(config: dict[str, Any], found: Numbers, wr
 
 
 async def test_messages_compared() -> None:
-    """Each kind of difference, by sequence."""
-    other = [*MESSAGES[:9], MESSAGES[9]._replace(body=b"!"), MESSAGES[10]._replace(time_ns=1, subject=b"x"), *MESSAGES[12:],
-             ArchivedMsg(3000, 1, b"new", 0, b"")]
+    """Each kind of difference is reported by sequence."""
+    other = [*MESSAGES[:9], MESSAGES[9]._replace(body=b"!"), MESSAGES[10]._replace(time_ns=1, subject=b"x"),
+             *MESSAGES[12:], ArchivedMsg(3000, 1, b"new", 0, b"")]
     done = await compare(pieces(archive([])), pieces(archive([], other)))
     assert (done.same, done.missing, done.added, done.differing) == (1997, 1, 1, 2)
-    assert done.different == ["message 10 has another payload", "message 11 has another time and subject", "message 12 is missing"]
+    assert done.different == ["message 10 has another payload", "message 11 has another time and subject",
+                              "message 12 is missing"]
 
 
 @pytest.mark.parametrize(("text", "said"), [

@@ -1,4 +1,5 @@
-"""``jetblock migrate`` into a broker on S3 that is killed again and again, while the command is killed and run again, too."""
+"""``jetblock migrate`` into a broker on S3 that is killed again and again, while the command is killed and run again,
+too."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ from tests.migration.test_migrate import Run, migrate
 from tests.real.s3 import S3Server
 
 LONG = 20_000
-"""Messages of the stream that takes the longest."""
+"""The messages of the stream that takes the longest."""
 
 
 @pytest.mark.parametrize("rounds", [3, pytest.param(30, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
-async def test_broker_and_command_are_killed(minio: S3Server, tmp_path_factory: pytest.TempPathFactory, rounds: int) -> None:
-    """Each run moves what is missing, ends with a clear error, or is killed; the last one completes the target. It is equal to
-    the source: configurations, sequences, subjects, headers, times, consumers.
+async def test_broker_and_command_are_killed(minio: S3Server, tmp_path_factory: pytest.TempPathFactory,
+                                             rounds: int) -> None:
+    """Each run moves missing streams, ends with a clear error, or is killed; the last one completes the target. It is
+    equal to the source: configurations, sequences, subjects, headers, times, consumers.
 
     JETBLOCK_KILL_ROUNDS sets the number of kills, JETBLOCK_KILL_SEED their moments.
     """
@@ -41,7 +43,8 @@ async def test_broker_and_command_are_killed(minio: S3Server, tmp_path_factory: 
         await fill(client)
         await api(client, "STREAM.CREATE.LONG", {"name": "LONG", "subjects": ["long.>"]})
         for number in range(LONG):
-            await client.publish(f"long.{number % 7}", b"%d" % number, headers={"N": str(number)} if number % 3 else None)
+            await client.publish(f"long.{number % 7}", b"%d" % number, headers={"N": str(number)} if number % 3
+                                 else None)
         await client.flush()
         wanted = {name: await seen(client, name) for name in (*FILLED, "LONG") if name != "MEMORY"}
         for _ in range(int(os.environ.get("JETBLOCK_KILL_ROUNDS", rounds))):
@@ -85,7 +88,7 @@ async def _delete(url: str, names: Sequence[str]) -> None:
 
 
 async def _long(client: Client) -> list[tuple[Any, ...]]:
-    """Sequence, subject, headers, payload and time of each message of the long stream."""
+    """Read sequence, subject, headers, payload and time of each message of the long stream."""
     subscription = await client.jetstream().subscribe("long.>", stream="LONG", ordered_consumer=True)
     found: list[tuple[Any, ...]] = []
     for _ in range(LONG):

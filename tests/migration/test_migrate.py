@@ -1,4 +1,4 @@
-"""``jetblock migrate`` from the real nats-server: what a client sees at the target is what it saw at the source."""
+"""``jetblock migrate`` from the real nats-server: clients see the same at the target as at the source."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STORED = tuple(name for name in FILLED if name != "MEMORY")
 
 
 class Run:
-    """A run of the command. ``lines``: what it wrote to standard error so far."""
+    """A run of the command. ``lines`` has its lines on standard error so far."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
@@ -43,7 +43,7 @@ class Run:
             stderr=asyncio.subprocess.PIPE))
 
     async def line(self, part: str) -> str:
-        """The next line with this in it."""
+        """Return the next line that contains ``part``."""
         assert self.process.stderr is not None
         while text := (await self.process.stderr.readline()).decode():
             self.lines.append(text)
@@ -63,7 +63,7 @@ class Run:
 
 
 async def migrate(*arguments: str, status: int = 0) -> dict[str, Any]:
-    """The report of a whole run, with the streams by name; in this process, which is quicker."""
+    """Return the report of a whole run, with the streams by name. It runs in this process, which is quicker."""
     out, error = io.StringIO(), io.StringIO()
     with redirect_stdout(out), redirect_stderr(error):
         ended = await asyncio.to_thread(main, [*arguments, "--json"])
@@ -74,8 +74,9 @@ async def migrate(*arguments: str, status: int = 0) -> dict[str, Any]:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def source(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[NatsServerProcess, Client, dict[str, Any]]]:
-    """A nats-server, its client, and what that sees of each stream."""
+async def source(
+        tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[NatsServerProcess, Client, dict[str, Any]]]:
+    """Run a nats-server; yield it with its client, and the client's view of each stream."""
     async with NatsServerProcess("-js", "-sd", str(tmp_path_factory.mktemp("real"))) as server:
         client = await nats.connect(server.url)
         await fill(client)
@@ -84,8 +85,8 @@ async def source(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
 
 
 async def test_into_a_running_broker(source: tuple[NatsServerProcess, Client, dict[str, Any]], tmp_path: Path) -> None:
-    """Every kind of stream, with its consumers in the middle of their work; a second run finds all there. Mirrors and sources go
-    on where they were, and copy nothing twice."""
+    """Every kind of stream is moved, with its consumers in the middle of their work; a second run finds all of them
+    there. Mirrors and sources continue, and copy nothing twice."""
     server, _, wanted = source
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as ours:
         report = await migrate(server.url, ours.url, "--verify")
@@ -98,7 +99,7 @@ async def test_into_a_running_broker(source: tuple[NatsServerProcess, Client, di
         again = await migrate(server.url, ours.url)
         assert {one["status"] for one in again["streams"].values()} == {"there before"}
         js = there.jetstream()
-        # Not delivered again: what is open there, and what was given back.
+        # Open messages and given-back ones are not delivered again.
         [next_task] = await (await js.pull_subscribe_bind("even", "WORK")).fetch(1)
         assert next_task.data == b"task 12"
         assert (await js.publish("limits.0", b"", headers={"Nats-Msg-Id": "limits-119"})).duplicate
@@ -109,11 +110,14 @@ async def test_into_a_running_broker(source: tuple[NatsServerProcess, Client, di
         await there.close()
 
 
-async def test_into_a_store_killed_and_run_again(source: tuple[NatsServerProcess, Client, dict[str, Any]], tmp_path: Path) -> None:
-    """kill -9 after some streams: the next run passes over those and moves the rest. A broker then serves the store."""
+async def test_into_a_store_killed_and_run_again(source: tuple[NatsServerProcess, Client, dict[str, Any]],
+                                                 tmp_path: Path) -> None:
+    """The command is killed after some streams: the next run skips those and moves the rest. A broker then serves
+    the store."""
     server, _, wanted = source
     store = f"file://{tmp_path}"
-    async with TcpProxy.to(server.url) as proxy:  # in this loop: the run does not get far ahead of what is read of its lines
+    # The proxy is in this loop, so the run does not get far ahead of the lines that are read.
+    async with TcpProxy.to(server.url) as proxy:
         killed = await Run.begin(f"nats://127.0.0.1:{proxy.port}", store, "--memory-to-file")
         await killed.line("BIG: moved")
         proxy.stall()
@@ -135,7 +139,7 @@ async def test_into_a_store_killed_and_run_again(source: tuple[NatsServerProcess
 
 
 async def test_a_source_that_is_not_there(tmp_path: Path) -> None:
-    """The error alone, at once: no report of a source without streams, and nothing at the target."""
+    """The error comes at once and alone: no report of a source without streams, and nothing at the target."""
     begun = time.monotonic()
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
@@ -143,12 +147,12 @@ async def test_a_source_that_is_not_there(tmp_path: Path) -> None:
         assert await run.end(2) == ""
     [said] = run.lines
     assert "cannot connect: connection refused" in said
-    assert time.monotonic() - begun < 30  # where the command gives up; a refused connection is not tried again until then
+    assert time.monotonic() - begun < 30  # the command gives up then; a refused connection is not retried until then
     assert not (tmp_path / "store").exists()
 
 
 async def test_killed_within_a_stream(source: tuple[NatsServerProcess, Client, dict[str, Any]], tmp_path: Path) -> None:
-    """Nothing of it is left at the target; the next run, started at once, waits until its name is free."""
+    """No part of the stream is left at the target; the next run, started at once, waits until the name is free."""
     server, _, wanted = source
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as ours:
         there = await nats.connect(ours.url)
@@ -165,7 +169,8 @@ async def test_killed_within_a_stream(source: tuple[NatsServerProcess, Client, d
 
 
 async def test_from_folders(source: tuple[NatsServerProcess, Client, dict[str, Any]], tmp_path: Path) -> None:
-    """Of `nats stream backup`: all that an archive says. Sources of streams that come along are not copied twice."""
+    """Backups by `nats stream backup` are moved with all that an archive has. Streams with sources that are moved,
+    too, copy nothing twice."""
     _, client, wanted = source
     folder = tmp_path / "backups"
     for name in FILLED:
@@ -192,7 +197,7 @@ async def test_from_folders(source: tuple[NatsServerProcess, Client, dict[str, A
         report = await migrate(str(folder), ours.url, "--stream", "HOLES", status=1)
         assert "its archive cannot be used" in report["streams"]["HOLES"]["problems"][0]
         assert "HOLES" not in (await api(there, "STREAM.NAMES"))["streams"]
-        # As `nats account backup` leaves one for a stream in memory.
+        # `nats account backup` leaves such a file for a stream in memory.
         (folder / "HOLES" / "backup.json").write_text("")
         report = await migrate(str(folder), ours.url, status=1)
         assert "the backup is not whole" in report["streams"]["HOLES"]["problems"][0]
@@ -202,7 +207,8 @@ async def test_from_folders(source: tuple[NatsServerProcess, Client, dict[str, A
 
 
 async def test_a_stream_that_skips_sequences_after_a_kill(tmp_path: Path) -> None:
-    """One that acknowledges before it stores: with the same messages it has not gone on, and is passed over."""
+    """A stream that acknowledges before it stores has the same messages after a kill: it has not changed, and is
+    skipped."""
     async with NatsServerProcess("-js", "-sd", str(tmp_path / "real")) as server:
         client = await nats.connect(server.url)
         for name in ("FULL", "EMPTY"):
@@ -224,7 +230,8 @@ async def test_a_stream_that_skips_sequences_after_a_kill(tmp_path: Path) -> Non
 
 
 async def test_what_is_at_the_target_is_never_mixed(tmp_path: Path) -> None:
-    """Another stream of the name is left alone; an older copy goes only with --replace; one that has gone on never does."""
+    """Another stream of the same name is left alone. An older copy is replaced only with --replace, and one with
+    newer messages never."""
     async with (NatsServerProcess("-js", "-sd", str(tmp_path / "real")) as real,
                 BrokerProcess("-js", "-sd", str(tmp_path / "ours")) as ours):
         here, there = await nats.connect(real.url), await nats.connect(ours.url)
@@ -264,8 +271,9 @@ accounts {
 
 
 async def test_consumers_that_went_on_since(tmp_path: Path) -> None:
-    """A first run while clients of the source still work, and a last one: a stream to which nothing was published in between is
-    moved again if one of its consumers has gone on, or is new, and left alone once the target's has."""
+    """The first run is made while clients of the source work. A later run moves a stream without new messages again
+    if one of its consumers has advanced, or is new. It leaves the stream alone once the target's consumer has
+    advanced."""
     async with (NatsServerProcess("-js", "-sd", str(tmp_path / "real")) as server,
                 BrokerProcess("-js", "-sd", str(tmp_path / "ours")) as ours):
         here, there = await nats.connect(server.url), await nats.connect(ours.url)
@@ -299,7 +307,7 @@ async def test_consumers_that_went_on_since(tmp_path: Path) -> None:
 
 
 async def test_several_accounts(tmp_path: Path) -> None:
-    """Each account by its own credentials, into the accounts of a store, and from there into a broker's."""
+    """Each account is moved with its own credentials, into the accounts of a store, and from there into a broker's."""
     conf = tmp_path / "nats.conf"
     conf.write_text(_ACCOUNTS + f'store_dir: "{tmp_path / "real"}"\n')
     async with NatsServerProcess("-c", str(conf)) as real:
@@ -320,7 +328,8 @@ async def test_several_accounts(tmp_path: Path) -> None:
         assert "Authorization Violation" in wrong["error"]
         assert not (tmp_path / "none").exists()
         accounts.write_text(json.dumps([{"sauce": {}}]))
-        assert "did you mean source?" in (await migrate(real.url, store, "--accounts", str(accounts), status=2))["error"]
+        assert "did you mean source?" in (await migrate(real.url, store, "--accounts", str(accounts),
+                                                        status=2))["error"]
     conf.write_text(_ACCOUNTS)
     async with BrokerProcess("-c", str(conf), "--store", store) as ours:
         for user in "ab":
@@ -330,7 +339,8 @@ async def test_several_accounts(tmp_path: Path) -> None:
 
 
 async def test_the_way_back(tmp_path: Path) -> None:
-    """From jetblock into a nats-server, by the same command: every stream with its messages, and each consumer where it was."""
+    """This command also moves from jetblock into a nats-server: every stream with its messages, and each consumer at
+    its position."""
     async with (BrokerProcess("-js", "-sd", str(tmp_path / "ours")) as ours,
                 NatsServerProcess("-js", "-sd", str(tmp_path / "real")) as real):
         client, there = await nats.connect(ours.url), await nats.connect(real.url)
@@ -343,7 +353,7 @@ async def test_the_way_back(tmp_path: Path) -> None:
             assert created.startswith("the target does not keep its time of creation")
             assert floors == (["consumer odd has ack floor 1 instead of 0"] if name == "WORK" else [])
             before, after = _movable(wanted[name]), _movable(await seen(there, name))
-            if name == "ALL":  # its origin is another stream to nats-server, which may copy it once more
+            if name == "ALL":  # nats-server takes its origin for another stream, and may copy it again
                 assert after["messages"] == before["messages"]
             else:
                 assert after == before
@@ -355,7 +365,8 @@ async def test_the_way_back(tmp_path: Path) -> None:
 
 
 def _movable(stream: dict[str, Any]) -> dict[str, Any]:
-    """Less the time of creation, and where filtered consumers are in the stream, which nats-server counts in its own way."""
+    """Return the view without the time of creation, and without positions of filtered consumers, which nats-server
+    counts in its own way."""
     consumers = {name: {key: value for key, value in one.items() if key not in ("delivered", "ack_floor")}
                  | {key: one[key] for key in ("delivered", "ack_floor") if "filter_subject" not in one["config"]}
                  for name, one in stream["consumers"].items()}

@@ -1,4 +1,4 @@
-"""A side that stands still for longer than servers wait for each other, or that is gone."""
+"""A source or target that stops for longer than servers wait for each other, or that is gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _MESSAGES = 60
 
 @pytest.mark.parametrize("which", ["source", "target", "source is gone"])
 async def test_one_side_stands_still(tmp_path: Path, which: str) -> None:
-    """Both give a peer up after five seconds: the stream is moved again. Where the source ends, nothing is left at the target."""
+    """Both sides end a transfer after five seconds: the stream is moved again. If the source ends, nothing is left
+    at the target."""
     async with (NatsServerProcess("-js", "-sd", str(tmp_path / "real")) as real,
                 BrokerProcess("-js", "-sd", str(tmp_path / "ours")) as ours):
         here, there = await nats.connect(real.url), await nats.connect(ours.url)

@@ -1,4 +1,4 @@
-"""Compaction keeps each bound that is set for it: objects written, bytes read and written, processor time, memory of a merge."""
+"""Compaction keeps each of its bounds: objects written, bytes read and written, processor time, memory of a merge."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SEGMENTS = 400
 
 
 async def merging(shared: MemoryStore, clock: ManualClock, **bounds: Any) -> Compactor:
-    """Compaction a minute after there was something to merge for much longer."""
+    """Run compaction for a minute on a store with more work than that."""
     rig = await a_broker(shared, clock, segments=4, compaction=bounds)
     stream = Stream(rig.log)
     stream.create()
@@ -37,7 +37,7 @@ def runs(shared: MemoryStore) -> int:
 
 
 def test_without_a_bound_a_minute_is_enough() -> None:
-    """What the other tests measure against: all of the work is done."""
+    """All of the work is done without bounds; the other tests compare with this one."""
     async def main(clock: ManualClock) -> None:
         found = await merging(MemoryStore(), clock, puts_per_second=inf)
         assert found.merges > SEGMENTS / 8
@@ -57,12 +57,12 @@ def test_bytes_read_and_written() -> None:
     async def main(clock: ManualClock) -> None:
         found = await merging(MemoryStore(), clock, bytes_per_second=500, recent_bytes=0)
         moved = found.read_bytes + found.written_bytes
-        assert 20_000 < moved < 62 * 500 + 3 * moved / found.merges  # the last merge may not have been made up for
+        assert 20_000 < moved < 62 * 500 + 3 * moved / found.merges  # the pause after the last merge may not be over
     in_virtual_time(main)
 
 
 def test_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a core, where each merge takes a fifth of a second."""
+    """A merge takes a fifth of a second of a core."""
     async def main(clock: ManualClock) -> None:
         whole = compactor.merge  # type: ignore[attr-defined]
 
@@ -79,7 +79,7 @@ def test_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_configured_is_what_counts() -> None:
-    """Settings of the configuration reach compaction, in its units."""
+    """The settings reach compaction, in its units."""
     chosen = ShardSettings.for_store(MemoryStore(), StorageSettings(
         compaction_cpu=5, compaction_bytes_per_second=1 << 20)).compaction
     expected = CompactionSettings(cpu=0.05, bytes_per_second=1 << 20, recent_bytes=0)
@@ -88,7 +88,7 @@ def test_what_is_configured_is_what_counts() -> None:
 
 
 def test_segments_are_kept_where_requests_are_paid_for() -> None:
-    """Not on a directory, which is read from the page cache."""
+    """Segments are not kept on a directory, since they are read from the page cache."""
     bucket = MemoryStore()
     bucket.puts_cost = True
     kept = [ShardSettings.for_store(store, StorageSettings()).compaction for store in (bucket, MemoryStore())]

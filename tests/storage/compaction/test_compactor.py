@@ -1,4 +1,4 @@
-"""Compaction of a shard: what it leaves, what survives kills, and what removals do meanwhile. All in virtual time."""
+"""Compaction of a shard: its result, kills at any moment, and removals during a merge. All in virtual time."""
 
 from __future__ import annotations
 
@@ -29,13 +29,16 @@ from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, dump, in_virtual_t
 MINUTE = 60.0
 
 
-def settings(*, segments: int = 8, checkpoint: int = 16, grace_ns: int = SECOND, compaction: dict[str, Any] | None = None,
-             **log: int) -> ShardSettings:
-    return ShardSettings(log=LogSettings(**log), checkpoint=CheckpointSettings(segments=checkpoint), sweep_grace_ns=grace_ns,
-                         compaction=CompactionSettings(segments=segments, quiet_ns=5 * SECOND, few=4, **(compaction or {})))
+def settings(*, segments: int = 8, checkpoint: int = 16, grace_ns: int = SECOND,
+             compaction: dict[str, Any] | None = None, **log: int) -> ShardSettings:
+    return ShardSettings(log=LogSettings(**log), checkpoint=CheckpointSettings(segments=checkpoint),
+                         sweep_grace_ns=grace_ns,
+                         compaction=CompactionSettings(segments=segments, quiet_ns=5 * SECOND, few=4,
+                                                       **(compaction or {})))
 
 
-async def a_broker(shared: MemoryStore, clock: ManualClock, name: str = "a", latency_ns: int = 2 * MS, **given: Any) -> Rig:
+async def a_broker(shared: MemoryStore, clock: ManualClock, name: str = "a", latency_ns: int = 2 * MS,
+                   **given: Any) -> Rig:
     rig = Rig(shared, clock, name, faults=Faults(latency_ns=latency_ns), settings=settings(**given))
     await rig.open()
     return rig
@@ -48,7 +51,7 @@ def compactor_of(rig: Rig) -> Compactor:
 
 
 async def one_by_one(rig: Rig, stream: Stream, count: int) -> None:
-    """Publish ``count`` messages, each in a segment of its own."""
+    """Publish ``count`` messages, each in a separate segment."""
     for _ in range(count):
         stream.publish(1, b"%d" % (stream.last_seq + 1))
         await rig.log.persisted()
@@ -63,13 +66,13 @@ def data_objects(shared: MemoryStore) -> list[str]:
 
 
 async def same_everywhere(shared: MemoryStore, rig: Rig) -> None:
-    """A fresh reader finds the state that the owner has."""
+    """Check that a fresh reader finds the same state as the owner has."""
     assert dump((await read_snapshot(shared, 0)).state) == dump(rig.log.state)
 
 
 @pytest.mark.shows("store.compaction")
 def test_thousands_of_small_segments_become_few_objects() -> None:
-    """Two streams publish one by one; after a quiet while each has a block or two, and the old segments are gone."""
+    """Two streams publish one by one. After a quiet while each has a block or two, and the old segments are gone."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock, segments=16)
@@ -92,7 +95,8 @@ def test_thousands_of_small_segments_become_few_objects() -> None:
 
 
 def test_a_new_owner_reads_and_goes_on() -> None:
-    """Killed after some merges: the next owner has every message, merges on, and deletes what it took over."""
+    """The owner is killed after some merges: the next owner has every message, continues merging, and deletes the
+    old objects."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -116,8 +120,8 @@ def test_a_new_owner_reads_and_goes_on() -> None:
 @pytest.mark.shows("store.compaction")
 @pytest.mark.parametrize("calls", range(0, 40, 3))
 def test_killed_at_any_call_nothing_is_lost(calls: int) -> None:
-    """The process dies after so many calls of the store since compaction began; a new owner finds everything, and no object
-    is left that nothing names."""
+    """The process dies after a number of calls of the store since compaction began. A new owner finds everything,
+    and no orphan remains."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock, segments=16, checkpoint=1 << 20)
@@ -171,7 +175,8 @@ async def paused_at_its_put(rig: Rig) -> tuple[asyncio.Task[None], asyncio.Event
 
 
 async def small_blocks(shared: MemoryStore, clock: ManualClock, count: int = 20, **given: Any) -> tuple[Rig, Stream]:
-    """A stream of ``count`` messages, each in a segment of its own, and compaction that works only when told to."""
+    """Make a stream of ``count`` messages, each in a separate segment, and a compactor that works only when the test
+    calls it."""
     rig = await a_broker(shared, clock, **{"segments": 1000, "checkpoint": 1 << 20, **given})
     stream = Stream(rig.log)
     stream.create()
@@ -180,8 +185,9 @@ async def small_blocks(shared: MemoryStore, clock: ManualClock, count: int = 20,
 
 
 def test_what_is_removed_meanwhile_stays_removed() -> None:
-    """Between the read and the record: single messages, a whole block's, the front; after the record was sequenced and before
-    it is persisted, too. Nothing comes back, in the owner's state, for a fresh reader, and after a checkpoint."""
+    """Removals between the read and the record: single messages, a whole block, the front of the stream; and again
+    between sequencing and persisting the record. No message comes back: not in the owner's state, not for a fresh
+    reader, not after a checkpoint."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, stream = await small_blocks(shared, clock, 5)
@@ -216,7 +222,7 @@ def test_what_is_removed_meanwhile_stays_removed() -> None:
 
 @pytest.mark.parametrize("everything", [False, True])
 def test_a_stream_that_goes_meanwhile(everything: bool) -> None:
-    """Deleted, or purged, between the read and the record: the run is adopted by nobody, and deleted."""
+    """A stream is deleted, or purged, between the read and the record: the run is not adopted, and is deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, stream = await small_blocks(shared, clock)
@@ -237,8 +243,9 @@ def test_a_stream_that_goes_meanwhile(everything: bool) -> None:
 
 
 def test_a_fenced_owner_adopts_nothing() -> None:
-    """It sleeps at the put of its run, while another takes the shard, merges the same blocks and deletes them: its record
-    meets the seal, and the run that it still puts is an orphan, which the owner after that deletes."""
+    """The owner is paused at the put of its run. Meanwhile another one takes the shard, merges the same blocks and
+    deletes them. The old owner's record meets the seal, and its run is an orphan, which the owner after that
+    deletes."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, _ = await small_blocks(shared, clock)
@@ -265,8 +272,8 @@ def test_a_fenced_owner_adopts_nothing() -> None:
 
 @pytest.mark.parametrize("turns", (0, 3, 6, 12))
 def test_a_round_has_all_of_an_adoption_or_nothing(turns: int) -> None:
-    """The record of an adoption that joins blocks of nine pages is persisted when a round has copied some of these; or would be:
-    the round waits for it. The newest root, with the log after it, gives every message."""
+    """An adoption joins blocks of nine pages. Its record would be persisted when a checkpoint round has copied some
+    of these, so the round waits for it. The newest root, with the log after it, gives every message."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, _ = await small_blocks(shared, clock, 140, latency_ns=0)
@@ -280,7 +287,7 @@ def test_a_round_has_all_of_an_adoption_or_nothing(turns: int) -> None:
         working, go = await paused_at_its_put(rig)
         rig.store.before = before
         go.set()
-        await asyncio.sleep(2)  # the record is on its way
+        await asyncio.sleep(2)  # the record is being put
         cutting = asyncio.ensure_future(rig.shard.checkpointer.cut())
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -296,7 +303,7 @@ def test_a_round_has_all_of_an_adoption_or_nothing(turns: int) -> None:
 
 
 def test_commits_that_wait_for_a_round_do_not_wait_for_ever() -> None:
-    """The round waits for the adoption, and commits for the round: the record is committed all the same."""
+    """The round waits for the adoption, and commits wait for the round: the record is committed nevertheless."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, stream = await small_blocks(shared, clock, 20, checkpoint=8, latency_ns=MS)
@@ -320,7 +327,7 @@ def test_commits_that_wait_for_a_round_do_not_wait_for_ever() -> None:
 
 @pytest.mark.parametrize("section", ["index", "frames"])
 def test_a_damaged_block_is_left_where_it_is(section: str, caplog: pytest.LogCaptureFixture) -> None:
-    """It is named in the log; all others are merged around it, and it is not deleted."""
+    """The damaged block is named in the log. All others are merged, and it is not deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, _ = await small_blocks(shared, clock, compaction={"recent_bytes": 0})
@@ -345,7 +352,7 @@ def test_a_damaged_block_is_left_where_it_is(section: str, caplog: pytest.LogCap
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "of another", "gone"])
 def test_a_run_that_is_tampered_with_gives_no_wrong_message(how: str) -> None:
-    """A reader finds out, whatever was done to it."""
+    """A reader detects every kind of tampering."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, stream = await small_blocks(shared, clock)
@@ -370,7 +377,7 @@ def test_a_run_that_is_tampered_with_gives_no_wrong_message(how: str) -> None:
 
 @pytest.mark.shows("store.compaction")
 def test_large_blocks_are_rewritten_when_half_is_dead() -> None:
-    """Blocks of 2 MiB stay where they are, until more than half of their messages were removed."""
+    """Blocks of 2 MiB are not moved until more than half of their messages were removed."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock, segments=1000)
@@ -392,14 +399,15 @@ def test_large_blocks_are_rewritten_when_half_is_dead() -> None:
         rig.log.urgent()
         await rig.log.persisted()
         await compactor_of(rig).work(quiet=True)
-        assert [entry.ref.place for entry in rig.log.state.streams[7].blocks] == [BlockPlace.RUN] * 1 + [BlockPlace.LOG] * 2
+        places = [entry.ref.place for entry in rig.log.state.streams[7].blocks]
+        assert places == [BlockPlace.RUN] * 1 + [BlockPlace.LOG] * 2
         assert await read_all(shared) == {seq: body for seq, body in before.items() if seq > 4096 or seq % 2 == 0}
     in_virtual_time(main)
 
 
 def test_a_stream_with_enough_has_runs_of_its_own() -> None:
-    """Of two streams the larger one's blocks go into an object below its own prefix, which leaves with the stream; also after a
-    restart, and a run of it that was never adopted is deleted."""
+    """The blocks of the larger one of two streams go into an object below its own prefix, which is deleted with the
+    stream; also after a restart. A run of the stream that was never adopted is deleted, too."""
     async def main(clock: ManualClock) -> None:
         shared, bounds = MemoryStore(), {"object_bytes": 20_000}
         rig, _ = await small_blocks(shared, clock, compaction=bounds)
@@ -412,7 +420,8 @@ def test_a_stream_with_enough_has_runs_of_its_own() -> None:
         places = {name: {entry.ref.place for entry in rig.log.state.streams[stream_id].blocks}
                   for stream_id, name in ((7, "s"), (9, "BIG stream"))}
         assert places == {"s": {BlockPlace.RUN}, "BIG stream": {BlockPlace.STREAM_RUN}}
-        own = [key for key in shared.objects if key.startswith("v1/streams/%24%47/%42%49%47%20stream/0000000000000009/runs/")]
+        prefix = "v1/streams/%24%47/%42%49%47%20stream/0000000000000009/runs/"
+        own = [key for key in shared.objects if key.startswith(prefix)]
         assert len(own) == 1
         await same_everywhere(shared, rig)
         assert len(await read_all(shared, "BIG stream")) == 30

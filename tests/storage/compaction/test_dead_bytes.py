@@ -1,4 +1,5 @@
-"""What removed messages still take in the store once it is quiet: never much more than what lives. In virtual time, real bytes."""
+"""The stored bytes of removed messages once a store is quiet: never much more than the live bytes. In virtual time,
+with real bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ MINUTE = 60.0
 
 
 class Sized(Stream):
-    """Messages of random bytes, ``body`` of them each."""
+    """A stream of messages of random bytes, ``body`` bytes each."""
 
     def __init__(self, log: Log, body: int, stream_id: int = 7, name: str = "s") -> None:
         super().__init__(log, stream_id, name)
@@ -32,12 +33,12 @@ class Sized(Stream):
         self.rng = random.Random(stream_id)
 
     async def store(self, count: int) -> None:
-        """Publish ``count`` messages, in a segment of their own."""
+        """Publish ``count`` messages in a separate segment."""
         self.fill(count)
         await self.log.persisted()
 
     def fill(self, count: int) -> None:
-        """Publish ``count`` messages in the segment that is open."""
+        """Publish ``count`` messages in the open segment."""
         self.publish(count, bytes(self.body), urgent=False)
         self.log.block(self).bodies[-count:] = [self.rng.randbytes(self.body) for _ in range(count)]
         self.log.urgent()
@@ -51,11 +52,12 @@ class Sized(Stream):
         self.log.urgent()
 
     def sealing(self, block: OpenBlock[object]) -> None:
-        block.outcome = Outcome(self.first_seq, self.last_seq, self.msgs, self.msgs * self.each, 1000 if self.msgs else 0)
+        block.outcome = Outcome(self.first_seq, self.last_seq, self.msgs, self.msgs * self.each, 1000 if self.msgs
+                                else 0)
 
 
 async def all_but_one(rig: Rig, stream: Sized) -> None:
-    """A block of 4 MiB of which one message in a hundred is left."""
+    """Make a block of 4 MiB of which one message in a hundred is left."""
     await stream.store(1000)
     for first in range(1, 1000, 100):
         stream.remove(first, first + 98)
@@ -63,7 +65,7 @@ async def all_but_one(rig: Rig, stream: Sized) -> None:
 
 
 async def overwritten(rig: Rig, stream: Sized) -> None:
-    """A bucket of a hundred keys with a history of one, each written a hundred times."""
+    """Make a bucket of a hundred keys with a history of one, each written a hundred times."""
     for round_ in range(100):
         await stream.store(100)
         if round_:
@@ -72,7 +74,7 @@ async def overwritten(rig: Rig, stream: Sized) -> None:
 
 
 async def stuck(rig: Rig, stream: Sized) -> None:
-    """A work queue in which five messages are stuck, far from each other."""
+    """Make a work queue with five stuck messages, far from each other."""
     left = 1
     for at in range(40):
         await stream.store(1000)
@@ -86,7 +88,8 @@ async def stuck(rig: Rig, stream: Sized) -> None:
 
 
 async def oldest_kept(rig: Rig, stream: Sized) -> None:
-    """A stream limited by subject, of which of the oldest messages one in a hundred is still its subject's last."""
+    """Make a stream with a limit per subject, in which one in a hundred of the oldest messages is its subject's
+    last."""
     for _ in range(20):
         await stream.store(500)
     for first in range(1, 5000, 100):
@@ -95,7 +98,7 @@ async def oldest_kept(rig: Rig, stream: Sized) -> None:
 
 
 async def another_gone(rig: Rig, stream: Sized) -> None:
-    """Two streams share five segments, and the other one is purged."""
+    """Make two streams that share five segments, and purge one of them."""
     other = Sized(rig.log, 4000, 5, "other")
     other.create()
     await rig.log.persisted()
@@ -113,8 +116,8 @@ CASES: dict[str, tuple[int, Callable[[Rig, Sized], Awaitable[None]]]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_little_is_left_of_what_is_dead(case: str) -> None:
-    """Shows at most twice the live bytes in segments and runs after a quiet while, 64 KiB aside; that all messages are there; and
-    that no more was written than had been removed, beside what tiers write."""
+    """Segments and runs have, after a quiet while, at most twice the live bytes, plus 64 KiB. All messages are there.
+    Apart from the tiers' merges, no more bytes were written than had been removed."""
     body, load = CASES[case]
 
     async def main(clock: ManualClock) -> None:
@@ -133,5 +136,5 @@ def test_little_is_left_of_what_is_dead(case: str) -> None:
         assert len(await read_all(shared)) == stream.msgs
         there = set(shared.objects)
         await asyncio.sleep(86_400)
-        assert set(shared.objects) == there, "it goes on and on"
+        assert set(shared.objects) == there, "compaction does not end"
     in_virtual_time(main)

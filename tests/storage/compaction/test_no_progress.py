@@ -1,4 +1,4 @@
-"""Merges that come to nothing: they end, and leave nothing in the store."""
+"""Merges without a result: they end, and leave nothing in the store."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ COUNT = 4000
 
 @pytest.mark.parametrize("gone", [12, 19], ids=["large", "small"])
 def test_a_block_whose_dead_stay_for_their_ids_is_rewritten_once(gone: int) -> None:
-    """Within the duplicate window, the messages that were removed (12 or 19 of 20) stay in the block: it is as dead as before, and
-    left until something else would come of it. Then they leave."""
+    """Within the duplicate window the removed messages (12 or 19 of 20) stay in the block for their ids. It is
+    rewritten once, and again only when they can leave."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock, segments=1000)
@@ -53,7 +53,7 @@ def test_a_block_whose_dead_stay_for_their_ids_is_rewritten_once(gone: int) -> N
         assert compactor.merges == 1
         await asyncio.sleep(10 * MINUTE)
         await compactor.work(quiet=True)
-        assert compactor.merges == 1, "it still is the stream's last block"
+        assert compactor.merges == 1, "it is the stream's last block"
         await one_by_one(rig, stream, 1)
         await compactor.work(quiet=True)
         assert compactor.merges == 2
@@ -66,7 +66,8 @@ def test_a_block_whose_dead_stay_for_their_ids_is_rewritten_once(gone: int) -> N
 
 
 def test_streams_of_whose_dead_none_can_leave_are_merged_once() -> None:
-    """Each has enough messages for a run of its own, and too few that live: such runs would be merged again, without end."""
+    """Each stream has enough messages for a run of its own, but few live ones: such runs would be merged again
+    without end."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock, segments=1000, compaction={"object_bytes": 100_000})
@@ -93,7 +94,7 @@ def test_streams_of_whose_dead_none_can_leave_are_merged_once() -> None:
 
 
 def test_blocks_whose_objects_are_missing_do_not_keep_merges_going(caplog: pytest.LogCaptureFixture) -> None:
-    """The others of their group are merged once, and the missing ones named."""
+    """The other blocks of their group are merged once, and the missing ones are named in the log."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, _ = await small_blocks(shared, clock, 5, compaction={"recent_bytes": 0})
@@ -101,7 +102,7 @@ def test_blocks_whose_objects_are_missing_do_not_keep_merges_going(caplog: pytes
         other.create()
         await one_by_one(rig, other, 3)
         assert rig.shard is not None
-        await rig.shard.checkpointer.cut()  # so that no reader replays them
+        await rig.shard.checkpointer.cut()  # so that no reader replays these segments
         missing = [PATHS.log(entry.ref.position) for entry in rig.log.state.streams[7].blocks][1:4]
         for key in missing:
             del shared.objects[key]
@@ -125,8 +126,8 @@ def the_stream(stream: Stream) -> None:
 
 @pytest.mark.parametrize("removed", [everything, the_stream])
 def test_a_run_that_is_left_with_nothing_as_its_record_is_applied_is_deleted(removed: Callable[[Stream], None]) -> None:
-    """The removal is sequenced just before the record, so that the record replaces nothing: no block of the run is ever
-    counted, and still it does not stay in the store."""
+    """The removal is sequenced just before the record, so the record replaces nothing. The state never has a block
+    of the run, and the run is deleted nevertheless."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, stream = await small_blocks(shared, clock)
@@ -148,7 +149,8 @@ def test_a_run_that_is_left_with_nothing_as_its_record_is_applied_is_deleted(rem
 
 
 def test_a_stream_that_cannot_follow_keeps_only_what_it_reads() -> None:
-    """As long as a live stream reads from the old blocks, their objects stay; all others are deleted as ever. Then they go."""
+    """While a live stream reads from the old blocks, their objects stay; all others are deleted as usual. Afterwards
+    these are deleted, too."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, _ = await small_blocks(shared, clock)

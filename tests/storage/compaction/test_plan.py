@@ -1,4 +1,5 @@
-"""Which objects are merged: how many stay, and how often a byte is written, for loads of many kinds. Pure; counted, not timed."""
+"""The choice of the objects to merge: their number, and the bytes written, for loads of many kinds. Pure; counted,
+not timed."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ SETTINGS = CompactionSettings()
 
 
 class Shard:
-    """Objects in order of age, by the bytes of their small blocks."""
+    """Objects in order of age, given by the bytes of their small blocks."""
 
     def __init__(self) -> None:
         self.objects: list[StoredObject] = []
@@ -28,7 +29,7 @@ class Shard:
         self.arrived += size
 
     def compact(self, quiet: bool) -> None:
-        """Until there is nothing to do; it must end."""
+        """Merge until the plan is empty, which must happen."""
         for _ in range(100):
             found = groups(self.objects, SETTINGS, quiet)
             if not found:
@@ -54,7 +55,7 @@ class Shard:
 
 
 def alternating() -> Iterator[int]:
-    """Large and small ones in turns, as by day and night."""
+    """Yield large and small objects in turns, as by day and night."""
     while True:
         yield from repeat(500_000, 30)
         yield from repeat(300, 30)
@@ -67,14 +68,14 @@ def mixed() -> Iterator[int]:
 
 
 LOADS: dict[str, Callable[[], Iterator[int]]] = {
-    "tiny": lambda: repeat(170), "a thousand streams": lambda: repeat(170_000), "half a megabyte": lambda: repeat(500_000),
-    "alternating": alternating, "mixed": mixed}
+    "tiny": lambda: repeat(170), "a thousand streams": lambda: repeat(170_000),
+    "half a megabyte": lambda: repeat(500_000), "alternating": alternating, "mixed": mixed}
 
 
 @pytest.mark.parametrize("load", LOADS)
 def test_a_busy_shard(load: str) -> None:
-    """Twenty thousand commits: at most 63 objects of each of four tiers, with what comes until the next look; each byte is written
-    at most three times after the log, and a put in sixty-three commits at most is added."""
+    """Twenty thousand commits leave at most 63 objects of each of four tiers, and the objects since the last plan.
+    Each byte is written at most three times after the log, and there is at most one more put for 63 commits."""
     shard = Shard()
     for at, size in zip(range(20_000), LOADS[load](), strict=False):
         shard.arrive(size)
@@ -88,7 +89,8 @@ def test_a_busy_shard(load: str) -> None:
 @pytest.mark.parametrize("burst", [1, 3, 10, 100])
 @pytest.mark.parametrize("load", ["tiny", "alternating", "mixed"])
 def test_a_shard_that_pauses(load: str, burst: int) -> None:
-    """Pauses after each few commits: at most seven objects of each of eight tiers, and each byte is written 16 times at most."""
+    """Pauses after each few commits leave at most seven objects of each of eight tiers, and each byte is written at
+    most 16 times."""
     shard = Shard()
     for at, size in zip(range(6000), LOADS[load](), strict=False):
         shard.arrive(size)
@@ -101,7 +103,7 @@ def test_a_shard_that_pauses(load: str, burst: int) -> None:
 
 @pytest.mark.parametrize("quiet", [False, True])
 def test_what_is_dead_counts_for_memory(quiet: bool) -> None:
-    """Segments of 8 MB of which little lives are read as they are: only a few at a time."""
+    """Segments of 8 MB with few live bytes are read whole, so only a few are merged at a time."""
     objects: list[StoredObject] = []
     for number in range(64):
         one = StoredObject((0, 1, number, 0, 0))
@@ -116,8 +118,8 @@ def test_what_is_dead_counts_for_memory(quiet: bool) -> None:
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_dead_costs_no_more_than_it_was(quiet: bool, seed: int) -> None:
-    """Objects of up to 8 MB lose all or most of their messages, a few at a time, some of them at once: what is written for that is
-    at most what was removed, beside what tiers write; and little that is dead is left once it is quiet."""
+    """Objects of up to 8 MB lose all or most of their messages, a few at a time, some all at once. Apart from the
+    tiers' merges, at most the removed bytes are written, and few dead bytes are left once the shard is quiet."""
     rng = random.Random(seed)
     objects: list[StoredObject] = []
     arrived = removed = written = 0
@@ -159,8 +161,8 @@ def test_what_is_dead_costs_no_more_than_it_was(quiet: bool, seed: int) -> None:
 
 
 def test_what_is_on_its_way_out_is_left_alone() -> None:
-    """The front of a busy work queue is mostly dead, and soon gone: nothing is written for it. What is stuck there for minutes is
-    moved, once that frees 4 MiB."""
+    """The front of a busy work queue is mostly dead, and soon gone: it is not rewritten. Messages that are stuck
+    there for minutes are moved, once that frees 4 MiB."""
     front = []
     for number in range(8):
         one = StoredObject((0, 1, number, 0, 0))

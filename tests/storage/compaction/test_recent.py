@@ -1,4 +1,4 @@
-"""Segments that are merged soon after they were put are not read back: each GET is paid for on a bucket."""
+"""Segments that are merged soon after they were put are not read back, because each GET on a bucket costs money."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.storage.rig import MS, PATHS, Counting, Rig, Stream, in_virtual_time
 
 
 def test_the_oldest_are_dropped_and_each_is_handed_out_once() -> None:
-    """The bound is in bytes; a segment larger than it is not kept; what was taken has left."""
+    """The bound is in bytes. A segment larger than the bound is not kept, and a segment is handed out once."""
     recent = RecentSegments(10)
     recent.add("a", [b"aa", b"aa"])
     recent.add("b", [b"bbbb"])
@@ -47,9 +47,10 @@ def test_the_oldest_are_dropped_and_each_is_handed_out_once() -> None:
 
 
 async def merged(shared: MemoryStore, clock: ManualClock, recent_bytes: int) -> list[str]:
-    """The segments that were read while 64 of them were merged, and what came of it."""
+    """Merge 64 segments; return the segments that were read meanwhile, and the result."""
     counting = Counting(shared)
-    rig = Rig(counting, clock, faults=Faults(latency_ns=2 * MS), settings=settings(compaction={"recent_bytes": recent_bytes}))
+    rig = Rig(counting, clock, faults=Faults(latency_ns=2 * MS),
+              settings=settings(compaction={"recent_bytes": recent_bytes}))
     await rig.open()
     stream = Stream(rig.log)
     stream.create()
@@ -65,7 +66,8 @@ async def merged(shared: MemoryStore, clock: ManualClock, recent_bytes: int) -> 
 
 @pytest.mark.shows("store.compaction")
 def test_new_segments_are_merged_without_a_get() -> None:
-    """With room for them none is read; without, each of those merged is; with room for a few, some are."""
+    """No segment is read if there is room for all; each merged one is read without room, and some with room for a
+    few."""
     async def main(clock: ManualClock) -> None:
         assert await merged(MemoryStore(), clock, 1 << 20) == []
         each = await merged(MemoryStore(), clock, 0)
@@ -75,7 +77,7 @@ def test_new_segments_are_merged_without_a_get() -> None:
 
 
 def test_what_was_put_is_merged_though_the_store_damaged_it_since() -> None:
-    """The bytes in memory are those that were acknowledged; what the store has made of them does not matter any more."""
+    """The bytes in memory are those that were acknowledged, so later damage in the store does not matter."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, _ = await small_blocks(shared, clock)
@@ -90,7 +92,7 @@ def test_what_was_put_is_merged_though_the_store_damaged_it_since() -> None:
 
 
 def test_a_start_reads_what_it_did_not_put() -> None:
-    """The segments of the owner before are read, and merged with ours."""
+    """The segments of the earlier owner are read, and merged with ours."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, _ = await small_blocks(shared, clock, 12)

@@ -81,7 +81,7 @@ class Stall:
 
 
 class FaultyStore(Wrapper):
-    """One process's unreliable connection to ``inner``. It has no ``put_sync``, since threads have no virtual time."""
+    """A process's unreliable connection to ``inner``. It has no ``put_sync``, since threads have no virtual time."""
 
     def __init__(self, inner: ObjectStore, *, rng: random.Random, faults: Faults | None = None,
                  sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:

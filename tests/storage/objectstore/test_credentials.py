@@ -92,7 +92,7 @@ async def test_without_another_key_the_refusal_stands(s3: S3Store, keys: Keys, c
 
 
 async def test_many_requests_are_refused_at_once(s3: S3Store, keys: Keys) -> None:
-    """One search serves all requests: each raises Transient, also one whose refusal arrives after the new
+    """A single search serves all requests: each raises Transient, also one whose refusal arrives after the new
     credentials were found."""
     await s3.put("a", [b"1"])
     keys.write("KEY2")
@@ -176,7 +176,7 @@ async def test_a_cancelled_request_does_not_end_the_search(clock: ManualClock) -
 
 
 async def test_closed_during_a_search(clock: ManualClock) -> None:
-    """After ``close`` nothing waits for the chain; a caller gets False, and is not cancelled."""
+    """Nothing waits for the chain after ``close``; a caller gets False, and is not cancelled."""
     async def find() -> Key:
         await asyncio.Event().wait()
         raise AssertionError
@@ -205,4 +205,5 @@ async def test_a_failing_search_is_logged_once(clock: ManualClock, caplog: pytes
     while chain:
         await credentials.find_others(credentials.version)
         clock.advance(3 * SECOND)
-    assert [line.rpartition(": ")[2] for line in caplog.messages if "no others" in line] == ["unreadable", "gone", "gone"]
+    reasons = [line.rpartition(": ")[2] for line in caplog.messages if "no others" in line]
+    assert reasons == ["unreadable", "gone", "gone"]

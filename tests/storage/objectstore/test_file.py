@@ -93,7 +93,7 @@ async def test_many_buffers_and_short_writes(tmp_path: Path, monkeypatch: pytest
 
 
 async def test_a_file_system_without_nameless_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without O_TMPFILE, or with /proc not mounted, puts use a temporary name."""
+    """Puts use a temporary name without O_TMPFILE, or if /proc is not mounted."""
     real = os.open
 
     def refuse(path: str, flags: int, *rest: int) -> int:
@@ -317,7 +317,7 @@ async def test_folders_go_with_their_last_object(tmp_path: Path) -> None:
 @both_ways
 async def test_folders_that_others_remove_at_every_step_of_a_put(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nameless: bool) -> None:
-    """Before each system call of a put in turn the folder is removed, and recreated or not. The put works
+    """The folder is removed before each system call of a put in turn, and recreated or not. The put works
     nevertheless, and continues to use nameless files if it could."""
     for comes_back in (False, True):
         for step in range(12):

@@ -297,7 +297,7 @@ async def test_the_file_on_a_small_disk(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 async def test_a_file_system_without_fallocate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ``fallocate`` the file is filled by writing."""
+    """The file is filled by writing if there is no ``fallocate``."""
     def lacks(*_: int) -> None:
         raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
 

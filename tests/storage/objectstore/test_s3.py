@@ -115,7 +115,7 @@ async def test_a_server_that_vanishes_costs_one_time_out(fake: FakeS3, operation
             await asyncio.gather(*[store.get("there") for _ in range(8)])
             kept = fake.connections
             assert kept - before > 4
-            fake.script = lambda request, kept=kept: "hang" if request.connection <= kept else None  # type: ignore[misc]
+            fake.script = lambda one, kept=kept: "hang" if one.connection <= kept else None  # type: ignore[misc]
             with pytest.raises(Transient, match="no answer within"):
                 await calls[operation]()
             await calls[operation]()
@@ -178,7 +178,7 @@ async def test_an_unreachable_endpoint_is_transient(monkeypatch: pytest.MonkeyPa
 
 
 async def test_what_a_put_looks_like(s3: S3Store, fake: FakeS3) -> None:
-    """One conditional request, by path, below the prefix, with an unsigned payload and no 100-continue."""
+    """A put is one conditional request, by path, below the prefix, with an unsigned payload and no 100-continue."""
     await s3.put("k/1", [b"a" * 1000, b"b"])
     [request] = fake.requests
     assert (request.method, request.key) == ("PUT", "pre/fix/k/1")

@@ -125,8 +125,8 @@ async def test_many_deletes_wait_for_one_sync(make: Make, syncs: Syncs) -> None:
     assert syncs.paths == [["1"]]
 
 
-def test_past_the_bound_it_is_sooner_and_past_twice_that_puts_wait(make: Make, syncs: Syncs, monkeypatch: pytest.MonkeyPatch
-                                                                   ) -> None:
+def test_past_the_bound_it_is_sooner_and_past_twice_that_puts_wait(
+        make: Make, syncs: Syncs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that a power cut may destroy are bounded, too."""
     monkeypatch.setattr(unsynced, "_BYTES_MAX", 10)
     store = make()
@@ -142,7 +142,8 @@ def test_past_the_bound_it_is_sooner_and_past_twice_that_puts_wait(make: Make, s
     assert syncs.paths[0] == ["1"]
 
 
-async def test_after_a_sync_that_failed_nothing_more_is_put_or_deleted(make: Make, syncs: Syncs, tmp_path: Path) -> None:
+async def test_after_a_sync_that_failed_nothing_more_is_put_or_deleted(
+        make: Make, syncs: Syncs, tmp_path: Path) -> None:
     """The system may have dropped what it could not write, so another sync of the same files proves nothing. Reads
     continue to work."""
     store = make()
@@ -181,7 +182,7 @@ def test_a_clean_end_leaves_no_mark(make: Make, syncs: Syncs, tmp_path: Path) ->
 
 
 def test_without_an_interval_there_is_nothing_of_it(make: Make, tmp_path: Path) -> None:
-    """Without an interval every put is durable at once."""
+    """Every put is durable at once without an interval."""
     store = make(None)
     assert store.put_unsynced is None
     assert not (tmp_path / "log").exists()
@@ -239,7 +240,7 @@ def test_a_start_that_fails_keeps_nothing_open(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
 def test_a_sandbox_without_syncfs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ``syncfs`` each file is synced alone, and then the folder."""
+    """Each file is synced alone if there is no ``syncfs``, and then the folder."""
     def refused(fd: int) -> None:
         raise OSError(number, os.strerror(number))
 

@@ -118,10 +118,10 @@ async def test_counts(tmp_path: Path) -> None:
     faulty = FaultyStore(MemoryStore(), rng=random.Random(1))
     store = InstrumentedStore(faulty, clock=clock)
 
-    async def take_30_ms(operation: str, key: str) -> None:
+    async def sleep_30_ms(operation: str, key: str) -> None:
         clock.advance(30_000_000)
 
-    faulty.before = take_30_ms
+    faulty.before = sleep_30_ms
     await store.put("a", [b"xx", b"yyy"])
     with pytest.raises(PreconditionFailed):
         await store.put("a", [b"zz"])
@@ -175,7 +175,7 @@ async def run_with_faults(seed: int) -> tuple[dict[str, int], list[str], dict[st
 
 
 async def test_a_seed_is_a_run() -> None:
-    """The same seed gives the same faults and results; each kind of fault happens; acknowledged puts are always
+    """A seed gives the same faults and results; each kind of fault happens; acknowledged puts are always
     there."""
     first, second = await run_with_faults(7), await run_with_faults(7)
     assert first == second
@@ -246,7 +246,7 @@ async def test_a_put_is_stalled_at_its_number_and_released() -> None:
 
 
 async def test_halt_is_the_end_of_the_process() -> None:
-    """After ``halt`` no call reaches the store and none is answered; another process's connection is unaffected."""
+    """No call reaches the store after ``halt``, and none is answered; another process's connection is unaffected."""
     memory = MemoryStore()
     dead, living = FaultyStore(memory, rng=random.Random(1)), FaultyStore(memory, rng=random.Random(2))
     stall = dead.stall_put(0)

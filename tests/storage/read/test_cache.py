@@ -1,4 +1,5 @@
-"""The cache: a bound in bytes; what is used again survives what is read once; the newest and the referenced are found."""
+"""The cache: it keeps a bound in bytes, values that are used again survive a full scan, and newest or referenced
+values are found."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from broker.storage.read.cache import Cache
 
 
 class Part:
-    """A value that can be referenced weakly, as a chunk or a head."""
+    """A value that can be referenced weakly, like a chunk or a head."""
 
 
 def put(cache: Cache, key: Hashable, size: int = 10) -> None:
@@ -23,14 +24,14 @@ def found(cache: Cache, keys: range) -> int:
 
 
 def forget_newest(cache: Cache) -> None:
-    """Two values that are too large to be cached take the places of the newest."""
+    """Put two values that are too large to be cached: they replace the newest values."""
     for key in ("large", "larger"):
         cache.put(key, Part(), cache.bytes_max + 1)
 
 
 def test_a_working_set_survives_a_full_scan() -> None:
-    """40 hot blocks of a cache of 100, used twice, are all found after a scan of ten times the cache, which leaves its room
-    in the small queue; those that were not used twice are gone."""
+    """40 hot blocks in a cache of 100 are used twice and are all found after a scan of ten times the cache, which
+    stays in the small queue. Blocks that were not used twice are gone."""
     cache = Cache(1000)
     for key in range(100):
         put(cache, key)
@@ -49,8 +50,8 @@ def test_a_working_set_survives_a_full_scan() -> None:
 
 
 def test_a_scan_beside_random_gets_costs_few_hits() -> None:
-    """Random gets from a hot set of half the cache, in turn with a scan of ten times the cache, find nearly everything once they
-    are warm; a cache that evicts the least recently used would find hardly half."""
+    """Random gets from a hot set of half the cache, in turn with a scan of ten times the cache, find nearly
+    everything once they are warm. A cache that evicts the least recently used value would find hardly half."""
     rng = random.Random(7)
     cache = Cache(10_000)
 
@@ -88,7 +89,8 @@ def test_small_pulls_are_one_use() -> None:
 
 
 def test_what_is_put_again_soon_goes_to_the_main_queue() -> None:
-    """An entry evicted a moment ago was worth keeping; one evicted long ago is as good as new."""
+    """An entry that is put again soon after its eviction goes to the main queue; one that was evicted long ago does
+    not."""
     cache = Cache(1000)
     for key in range(110):
         put(cache, key)
@@ -103,7 +105,7 @@ def test_what_is_put_again_soon_goes_to_the_main_queue() -> None:
 
 
 def test_the_main_queue_lets_go_what_is_no_longer_used() -> None:
-    """A new working set takes the place of the old one."""
+    """A new working set replaces the old one."""
     cache = Cache(1000)
     for start in (0, 1000):
         for _ in range(6):
@@ -118,7 +120,7 @@ def test_the_main_queue_lets_go_what_is_no_longer_used() -> None:
 
 
 def test_a_value_larger_than_the_cache_evicts_nothing() -> None:
-    """It is found while it is among the newest; the main queue stays."""
+    """The value is found while it is among the newest; the main queue stays."""
     cache = Cache(1000)
     for _ in range(2):
         for key in range(110):
@@ -139,8 +141,8 @@ def test_a_value_larger_than_the_cache_evicts_nothing() -> None:
 
 @pytest.mark.parametrize("bytes_max", [0, 1, 7, 100, 1000, 4096])
 def test_the_bound_holds_over_any_history(bytes_max: int) -> None:
-    """Random puts, puts again with another size and gets, on caches smaller and larger than a value: the sums are exact and
-    within the bound, also those of the main queue."""
+    """The history has random puts, puts again with another size and gets, on caches smaller and larger than a value.
+    The sums are exact and within the bound, also those of the main queue."""
     rng = random.Random(bytes_max)
     cache = Cache(bytes_max)
     sizes: dict[int, int] = {}
@@ -150,7 +152,7 @@ def test_the_bound_holds_over_any_history(bytes_max: int) -> None:
             cache.get(key)
         else:
             sizes[key] = rng.randrange(0, 200)
-            cache.put(key, key, sizes[key])  # a number is not found by being referenced
+            cache.put(key, key, sizes[key])  # numbers cannot be referenced weakly, so a reference does not find them
         sizes = {one: size for one, size in sizes.items() if one in cache}
         assert cache.bytes == sum(sizes.values())
         assert 0 <= cache.main_bytes <= cache.bytes <= bytes_max
@@ -159,7 +161,7 @@ def test_the_bound_holds_over_any_history(bytes_max: int) -> None:
 
 
 def test_a_referenced_value_is_found() -> None:
-    """An evicted part is still found while it is in use, or one of the two newest, without counting; then it is gone."""
+    """An evicted part is found while it is in use, or one of the two newest, without counting; then it is gone."""
     cache = Cache(0)
     held: Part | None = Part()
     cache.put("held", held, 10)

@@ -1,7 +1,7 @@
-"""Checkpoints whose checksums are right and whose values are not, from a faulty or malicious writer.
+"""Checkpoints with right checksums and wrong values, from a faulty or malicious writer.
 
-Whoever reads the shard falls back to an earlier one or to the log, or gets an error that names the object: never another error,
-nor a state that cannot be used.
+Every reader of the shard falls back to an earlier checkpoint or to the log, or raises an error that names the
+object. No other error is raised, and every state that is returned can be used.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from tests.storage.checkpoint.test_checkpointer import NEVER, Crowd
 from tests.storage.rig import PATHS, Rig, dump, in_virtual_time
 
 MUTANTS = 40
-"""Of each seed; a second of processor time."""
+"""The checkpoints tried for each seed, which take a second of processor time."""
 
-_OTHERS: list[Any] = [None, -1, 0, 1, 1 << 63, (1 << 64) - 1, 1.5, "x", "", b"", b"zz" * 9, [], [1], [[1]], {}, {"a": 1}, True]
+_OTHERS: list[Any] = [None, -1, 0, 1, 1 << 63, (1 << 64) - 1, 1.5, "x", "", b"", b"zz" * 9, [], [1], [[1]], {},
+                      {"a": 1}, True]
 
 
 class Sample:
-    """A store with a checkpoint of streams of every kind, and a little more in the log."""
+    """A store with a checkpoint of streams of every kind, and some segments after it."""
 
     def __init__(self, objects: dict[str, bytes]) -> None:
         self.objects = objects
@@ -61,7 +62,7 @@ class Sample:
         return {**self.objects, self.key: encode_document(ObjectKind.ROOT, self.at, self.nonce, change(body))}
 
     def with_page(self, number: int, change: Callable[[Any], Any]) -> dict[str, bytes]:
-        """The store with one page changed; whatever names pages names them where they are then."""
+        """Return the store with one page changed; every reference to pages names them by their new places."""
         places = [(at, i) for at, some in self.pages.items() for i in range(len(some))]
         chosen = places[number % len(places)]
         objects, moved = dict(self.objects), dict[tuple[int, ...], PageRef]()
@@ -114,7 +115,7 @@ def sample() -> Sample:
 
 
 def mutated(value: Any, rng: random.Random) -> Any:
-    """``value`` with one part of it, however deep, replaced."""
+    """Return ``value`` with one part of it, at any depth, replaced."""
     paths: list[tuple[Any, ...]] = []
 
     def walk(one: Any, path: tuple[Any, ...]) -> None:
@@ -147,7 +148,7 @@ def _other(one: Any, rng: random.Random) -> Any:
 
 
 async def use(objects: dict[str, bytes], *, swept: bool) -> None:
-    """Read the shard and ask for all of it. ``swept``: the checkpoint is the only way."""
+    """Read the shard and use all of its state. ``swept``: the log before the checkpoint is gone, so it must be used."""
     store = MemoryStore()
     for key, data in objects.items():
         position = parse(key).position if "/log/" in key else None  # type: ignore[union-attr]
@@ -166,7 +167,8 @@ async def use(objects: dict[str, bytes], *, swept: bool) -> None:
 @pytest.mark.parametrize("swept", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 def test_values_that_cannot_be(seed: int, swept: bool) -> None:
-    """Shows it for a root and pages of each kind with one value replaced, in which nobody could read on or all could go on."""
+    """A value of a root or of a page of each kind is replaced. Either the checkpoint is refused, or all of its
+    state can be used."""
     rng, read, refusals = random.Random(seed), 0, list[str]()
     for number in range(MUTANTS):
         try:
@@ -175,7 +177,7 @@ def test_values_that_cannot_be(seed: int, swept: bool) -> None:
             else:
                 objects = sample().with_root(lambda body: mutated(body, rng))
         except (TypeError, OverflowError):
-            continue  # not even a writer could write that
+            continue  # even a faulty writer could not encode that value
         try:
             asyncio.run(use(objects, swept=swept))
             read += 1
@@ -191,7 +193,7 @@ def test_values_that_cannot_be(seed: int, swept: bool) -> None:
     (lambda body: {**body, "extra": {**body["extra"], "roots": [[[1, "2"], []]]}}, "is no position"),
 ])
 def test_a_root_that_would_take_all_memory_or_cannot_be_followed(change: Callable[[Any], Any], why: str) -> None:
-    """Shows that each is refused by what is wrong with it, named."""
+    """Each such root is refused with an error that names its fault."""
     with pytest.raises(FormatError, match=why) as caught:
         asyncio.run(use(sample().with_root(change), swept=True))
     assert sample().key.rsplit("/", 1)[1] in str(caught.value)

@@ -1,4 +1,5 @@
-"""The cache on a local disk: what was read is read again without the store, within a bound, and no failure of it is anybody's."""
+"""The cache on a local disk: ranges are read again without the store, within a bound, and no failure of the cache
+fails a read."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ MIB = 1 << 20
 
 
 class Counting(MemoryStore):
-    """Counts GETs."""
+    """A store that counts GETs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +36,7 @@ class Counting(MemoryStore):
 
 @pytest.fixture
 def store() -> Counting:
-    """Forty objects of 1 MiB."""
+    """Make a store of forty objects of 1 MiB."""
     store, rng = Counting(), random.Random(1)
     for i in range(40):
         store.objects[f"o{i}"] = rng.randbytes(MIB)
@@ -50,13 +51,13 @@ async def cache(store: Counting, tmp_path: Path) -> AsyncIterator[DiskCache]:
 
 
 async def written(cache: DiskCache) -> None:
-    """Return once nothing is on its way to the disk."""
+    """Return once no write to the disk is in progress."""
     while writes := [task for task in asyncio.all_tasks() if task.get_name() == "cache directory"]:
         await asyncio.gather(*writes)
 
 
 def files(folder: Path) -> list[int]:
-    """The cache's files, by descriptor: they have no names."""
+    """Return the cache's files by descriptor, since they have no names."""
     found = []
     for name in os.listdir("/proc/self/fd"):
         try:
@@ -68,7 +69,7 @@ def files(folder: Path) -> list[int]:
 
 
 async def test_what_was_read_is_read_again_from_the_disk(cache: DiskCache, store: Counting) -> None:
-    """A range, and any part of it; not what reaches beyond it, nor what has no end."""
+    """A range, and any part of it, is read from the disk; a range that reaches beyond it, or has no end, is not."""
     data = store.objects["o1"]
     assert await cache.get("o1", 1000, 200_000) == data[1000:200_000]
     await written(cache)
@@ -86,7 +87,7 @@ async def test_what_was_read_is_read_again_from_the_disk(cache: DiskCache, store
 
 
 async def test_past_the_end_is_not_kept(cache: DiskCache, store: Counting) -> None:
-    """A shorter answer than was asked for is not an answer to the question of another time."""
+    """An answer that is shorter than the requested range is not cached."""
     assert await cache.get("o1", MIB - 10, MIB + 10) == store.objects["o1"][-10:]
     await written(cache)
     assert await cache.get("o1", MIB - 10, MIB + 10) == store.objects["o1"][-10:]
@@ -94,7 +95,8 @@ async def test_past_the_end_is_not_kept(cache: DiskCache, store: Counting) -> No
 
 
 async def test_the_bound_holds_and_what_is_read_again_stays(cache: DiskCache, store: Counting, tmp_path: Path) -> None:
-    """Two and a half times the bound are read once; meanwhile one range is read again and again, and is got once."""
+    """Two and a half times the bound are read once. Meanwhile one range is read repeatedly, and is got from the
+    store only once."""
     part = MIB // 4
     for i in range(1, 40):
         for key, at in ((f"o{i}", 0), (f"o{i}", part), (f"o{i}", 2 * part), (f"o{i}", 3 * part), ("o0", 0)):
@@ -112,7 +114,7 @@ async def test_the_bound_holds_and_what_is_read_again_stays(cache: DiskCache, st
 
 async def test_a_damaged_file_is_a_miss(cache: DiskCache, store: Counting, tmp_path: Path,
                                         caplog: pytest.LogCaptureFixture) -> None:
-    """A flipped byte, and a file cut short: the store is asked again, and what it says is kept."""
+    """A byte is flipped, and a file is truncated: the store is asked again, and its answer is cached."""
     data = store.objects["o1"]
     await cache.get("o1", 0, MIB)
     await written(cache)
@@ -131,7 +133,8 @@ async def test_a_damaged_file_is_a_miss(cache: DiskCache, store: Counting, tmp_p
 
 
 async def test_an_emptied_folder_takes_nothing_away(cache: DiskCache, store: Counting, tmp_path: Path) -> None:
-    """The files have no names; when the folder itself is gone and a new file is needed, the cache turns itself off."""
+    """The files have no names, so removing the folder does not affect them. The next file cannot be made there, and
+    the cache turns itself off."""
     folder = tmp_path / "made" / "cache"
     await cache.get("o1", 0, MIB)
     await written(cache)
@@ -148,7 +151,7 @@ async def test_an_emptied_folder_takes_nothing_away(cache: DiskCache, store: Cou
 
 async def test_a_full_disk_turns_it_off_once(store: Counting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                              caplog: pytest.LogCaptureFixture) -> None:
-    """Reads go on, from the store; one line says so, and nothing stays on the disk."""
+    """Reads continue with the store; one line is logged, and no file stays on the disk."""
     cache = DiskCache(store, str(tmp_path), BYTES_MAX)
     await cache.get("o0", 0, MIB)
     await written(cache)
@@ -166,7 +169,8 @@ async def test_a_full_disk_turns_it_off_once(store: Counting, tmp_path: Path, mo
 
 
 async def test_no_read_waits_for_a_write(cache: DiskCache, store: Counting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the disk takes nothing, reads are answered from the store, and no more than a bound waits to be written."""
+    """While the disk is blocked, reads are answered from the store, and at most a bounded number of bytes waits to
+    be written."""
     stuck, write = threading.Event(), disk_cache._write_at
 
     def slow(fd: int, data: bytes, offset: int) -> int:
@@ -187,7 +191,7 @@ async def test_no_read_waits_for_a_write(cache: DiskCache, store: Counting, monk
 
 
 async def test_clearing_during_writes_and_reads(cache: DiskCache, store: Counting, tmp_path: Path) -> None:
-    """What was forgotten is not found, whatever was under way, and its files are closed."""
+    """A forgotten range is not found, whatever was in progress, and its files are closed."""
     for _ in range(5):
         reads = [asyncio.ensure_future(cache.get(f"o{i % 4}", 0, MIB)) for i in range(8)]
         await asyncio.sleep(0)
@@ -203,7 +207,7 @@ async def test_clearing_during_writes_and_reads(cache: DiskCache, store: Countin
 
 
 async def test_a_distrusted_object_is_got_again(cache: DiskCache, store: Counting) -> None:
-    """After a repair of the store, its new bytes are found."""
+    """An object is got again after a repair of the store."""
     await cache.get("o0", 0, MIB)
     await written(cache)
     store.objects["o0"] = store.objects["o1"]
@@ -212,7 +216,7 @@ async def test_a_distrusted_object_is_got_again(cache: DiskCache, store: Countin
 
 
 async def test_what_is_distrusted_while_it_is_written_is_not_kept(cache: DiskCache, store: Counting) -> None:
-    """A reader finds at once that what came is damaged, before it is on the disk."""
+    """A reader may find that an object is damaged before its range is on the disk: that range is not cached."""
     await cache.get("o0", 0, MIB)
     cache.forget("o0")
     store.objects["o0"] = store.objects["o1"]
@@ -225,7 +229,8 @@ async def test_what_is_distrusted_while_it_is_written_is_not_kept(cache: DiskCac
 
 async def test_what_is_distrusted_while_its_file_goes_is_not_kept(cache: DiskCache, store: Counting,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was read again, so it is on its way to the newest file."""
+    """A range that was read again is moved to the newest file; if its object is forgotten meanwhile, it is not
+    cached."""
     reading, go_on, read = threading.Event(), threading.Event(), disk_cache._read_at
     await cache.get("o0", 0, MIB // 4)
     await written(cache)
@@ -250,9 +255,10 @@ async def test_what_is_distrusted_while_its_file_goes_is_not_kept(cache: DiskCac
 
 
 @pytest.mark.parametrize("what", ["read", "write"])
-async def test_a_file_stays_open_for_a_thread_whose_task_was_cancelled(what: str, cache: DiskCache, store: Counting, tmp_path: Path,
+async def test_a_file_stays_open_for_a_thread_whose_task_was_cancelled(what: str, cache: DiskCache, store: Counting,
+                                                                       tmp_path: Path,
                                                                        monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise its descriptor would be another file's, and the thread would write there."""
+    """Otherwise its descriptor could belong to another file, to which the thread would write."""
     begun, go_on, done = threading.Event(), threading.Event(), threading.Event()
     real = getattr(disk_cache, f"_{what}_at")
     found: list[bool] = []
@@ -278,7 +284,7 @@ async def test_a_file_stays_open_for_a_thread_whose_task_was_cancelled(what: str
     await asyncio.gather(task, return_exceptions=True)
     cache.clear()
     if what == "read":
-        await written(cache)  # its own part in the file is over
+        await written(cache)  # the cache itself no longer uses the file
     go_on.set()
     assert await asyncio.to_thread(done.wait, 30)
     assert found == [True]
@@ -289,7 +295,7 @@ async def test_a_file_stays_open_for_a_thread_whose_task_was_cancelled(what: str
 
 async def test_files_are_closed_in_a_thread(cache: DiskCache, store: Counting, tmp_path: Path,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    """To free the room of a file of a gigabyte takes 80 ms."""
+    """Freeing the room of a file of a gigabyte takes 80 ms."""
     closed: list[int] = []
     close = os.close
 

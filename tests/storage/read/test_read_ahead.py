@@ -1,4 +1,4 @@
-"""Reading ahead: extents are got once, whole small blocks in one GET, and no more than there is room for."""
+"""Reading ahead: extents are loaded once, whole small blocks with one GET, and no more than there is room for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from tests.storage.read.test_reader import AT, SHARD, make, unheeded
 
 
 async def test_a_small_block_is_got_whole() -> None:
-    """Index and frames of a block that is alone in its object come in one GET, whoever asks first; then nothing more."""
+    """Index and frames of a block that is alone in its object are loaded by one GET, for any first caller; then by
+    none."""
     store, reader, block = await make(count=40, ahead=1 << 20)
     ordinals: list[int] = []
     head, chunk = await asyncio.gather(reader.head(block, ordinals.append), reader.chunk(block, 7))
@@ -26,7 +27,8 @@ async def test_a_small_block_is_got_whole() -> None:
 
 
 async def test_what_is_read_ahead_is_not_asked_for_twice() -> None:
-    """While an extent is on its way, a demand for any of its frames waits for that GET; extents begin where the last one ended."""
+    """While an extent is loading, a caller that needs any of its frames waits for that GET. Extents begin where the
+    last one ended."""
     store, reader, block = await make(ahead=300_000)
     ends: list[int] = []
     await reader.chunk(block, 0, ends.append)
@@ -57,8 +59,8 @@ async def test_what_is_read_ahead_is_not_asked_for_twice() -> None:
 
 
 async def test_frames_found_in_the_cache_are_not_waited_for() -> None:
-    """An extent leaves the window at its last frame, also where some were in the cache: before it was asked for, or while it
-    was on its way. What precedes the first frame that its reader wants is not waited for either."""
+    """An extent leaves the window after its last frame, even if some frames were in the cache before the request, or
+    came there during the load. Frames before the first one that the reader needs do not keep the extent."""
     store, reader, block = await make(ahead=400_000)
     starts = (await reader.head(block)).starts
     held = [await reader.chunk(block, starts[2]), await reader.chunk(block, starts[4])]
@@ -76,7 +78,8 @@ async def test_frames_found_in_the_cache_are_not_waited_for() -> None:
 
 
 async def test_a_block_got_whole_is_not_kept_for_what_its_reader_has_passed() -> None:
-    """Of a block that is got whole for a reader that begins in the middle, nobody waits for the first half."""
+    """A block is loaded whole for a reader that begins in the middle: the frames of the first half do not keep the
+    extent."""
     store, reader, block = await make(ahead=1 << 20)
     ends: list[int] = []
     for ordinal in range(20, 40):
@@ -87,9 +90,10 @@ async def test_a_block_got_whole_is_not_kept_for_what_its_reader_has_passed() ->
 
 
 async def test_too_many_readers_for_the_window_take_parts_of_it() -> None:
-    """Where there is no room for an extent, a load takes as many frames as fit into half of what is left; and a quarter of the
-    window is left for what somebody waits for."""
-    store, reader, block = await make(cache_bytes=4 << 20, ahead=800_000)  # a window of 1 MiB; one extent, frames of 120 kB
+    """A load whose extent does not fit requests as many frames as fit into half of the free room. A quarter
+    of the window is reserved for loads that a caller waits for."""
+    # A window of 1 MiB; one extent, frames of 120 kB.
+    store, reader, block = await make(cache_bytes=4 << 20, ahead=800_000)
     head = await reader.head(block)
     reader.window.add(another := Extent("another", 0, 4, 520_000, unheeded))
     await reader.chunk(block, 0, unheeded)
@@ -108,7 +112,7 @@ async def test_too_many_readers_for_the_window_take_parts_of_it() -> None:
 
 
 async def test_without_room_single_frames_are_got() -> None:
-    """A cache of nothing has a window of nothing: nothing is read ahead, and a demand takes one frame."""
+    """A cache without room has a window without room: nothing is read ahead, and a load requests one frame."""
     store, reader, block = await make(cache_bytes=0, ahead=300_000)
     await reader.chunk(block, 0, unheeded)
     assert reader.read_ahead(block, 20, unheeded) is None
@@ -120,7 +124,7 @@ async def test_without_room_single_frames_are_got() -> None:
 
 
 async def test_a_failure_ahead_is_the_next_demands() -> None:
-    """What could not be read ahead is forgotten, and a reader that gets there asks again."""
+    """A failed read ahead is forgotten, and a reader that needs the frames loads them again."""
     store, reader, block = await make(ahead=300_000)
     ends: list[int] = []
     await reader.chunk(block, 0, ends.append)
@@ -134,7 +138,8 @@ async def test_a_failure_ahead_is_the_next_demands() -> None:
 
 
 async def test_damage_ahead_is_reported_by_a_demand() -> None:
-    """A frame read ahead whose checksum is wrong is not served: it is as if it were not there, until a demand gets it again."""
+    """A frame read ahead with a wrong checksum is not served: a caller that needs it loads it again, which reports
+    the damage."""
     store, reader, block = await make(ahead=300_000)
     ends: list[int] = []
     head = await reader.head(block)
@@ -156,7 +161,7 @@ async def test_damage_ahead_is_reported_by_a_demand() -> None:
 
 
 async def turns() -> None:
-    """Let loads end that wait for nothing."""
+    """Let the loads end that do not wait for the store."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -167,7 +172,7 @@ def extent_of(block: object) -> object:
 
 
 def test_what_nobody_comes_for_leaves_when_its_room_is_needed() -> None:
-    """Extents of readers that stopped make room once four times the window went by, and not before."""
+    """Extents of readers that stopped are dropped once four times the window was loaded, and not before."""
     window = Window(100)
     abandoned = Extent("a", 0, 4, 60, None)
     window.add(abandoned)
@@ -188,21 +193,21 @@ def test_what_nobody_comes_for_leaves_when_its_room_is_needed() -> None:
 
 @pytest.mark.parametrize("size", [1, 40_000], ids=["tiny", "large"])
 def test_what_nobody_waits_for_is_bounded(size: int) -> None:
-    """Single frames are loaded whether there is room or not; when their callers were cancelled, they leave as well."""
+    """Single frames are loaded even without room. If their callers were cancelled, these extents are dropped, too."""
     window = Window(1 << 20)
     for number in range(20_000):
         window.add(Extent(number, 0, 1, size, None))
         assert window.bytes <= 4 * window.bytes_max + size
         assert len(window) <= 4 * 1024 + 1
     assert not window.make_room(1 << 19) or size == 1
-    for number in range(8 * 1024):  # others go on, and the room of those is soon theirs
+    for number in range(8 * 1024):  # other readers continue, and soon get the room of these extents
         window.add(last := Extent("b", number, number + 1, size, None))
         window.drop(last)
     assert window.make_room(1 << 19)
 
 
 async def test_a_block_a_little_larger_is_got_whole_by_who_reads_on() -> None:
-    """A full segment's block comes with its index in one GET for a reader in order, in extents for others."""
+    """A full segment's block is loaded with its index by one GET for a reader in order, and in extents for others."""
     store, reader, block = await make(ahead=400_000)  # 0.8 MB
     await reader.chunk(block, 0, unheeded)
     for ordinal in range(40):
@@ -211,6 +216,6 @@ async def test_a_block_a_little_larger_is_got_whole_by_who_reads_on() -> None:
     store, reader, block = await make(ahead=400_000)
     await reader.chunk(block, 0)
     assert len(store.ranges) == 2
-    store, reader, block = await make(ahead=300_000)  # more than 2.25 times what is read ahead
+    store, reader, block = await make(ahead=300_000)  # more than 2.25 times ``read_ahead_bytes``
     await reader.chunk(block, 0, unheeded)
     assert len(store.ranges) == 2

@@ -1,4 +1,4 @@
-"""The reader: ranged GETs of heads and frames, once for all callers, with read-ahead, bounded by the cache."""
+"""The reader: ranged GETs of heads and frames, one for all callers, with read-ahead, bounded by the cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AT = Position(1, 7)
 
 
 class RecordingStore(MemoryStore):
-    """Records each GET; can be made to wait."""
+    """A store that records each GET, and whose GETs a test can hold up."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,12 +50,12 @@ class Stored:
 
 
 def unheeded(ordinal: int) -> None:
-    """A reader that reads on by demands alone."""
+    """Ignore that an extent is used: a reader in order that does not read ahead."""
 
 
 async def make(count: int = 40, size: int = 20_000, cache_bytes: int = 1 << 24,
                ahead: int = 1 << 20) -> tuple[RecordingStore, BlockReader, Stored]:
-    """One block of ``count`` messages of ``size`` bytes that do not shrink, about six in each frame."""
+    """Make one block of ``count`` messages of ``size`` bytes that do not shrink, about six in each frame."""
     import random
     rng = random.Random(5)
     store = RecordingStore()
@@ -70,7 +70,7 @@ async def make(count: int = 40, size: int = 20_000, cache_bytes: int = 1 << 24,
 
 
 async def test_a_message_costs_one_get_of_the_head_and_one_of_its_frame() -> None:
-    """Nothing cached: the index, then the one frame; then nothing more for its neighbours."""
+    """The index is loaded with an empty cache, then one frame; the messages beside it cost no GET."""
     store, reader, block = await make()
     assert reader.cached_chunk(block, 17) is None
     chunk = await reader.chunk(block, 17)
@@ -88,7 +88,7 @@ async def test_a_message_costs_one_get_of_the_head_and_one_of_its_frame() -> Non
 
 
 async def test_reading_ahead_takes_neighbours_in_one_get() -> None:
-    """A reader that reads on gets the following frames of the block with the first one, about as many bytes as are read ahead."""
+    """A reader in order gets the following frames of the block with the first one, about ``read_ahead_bytes``."""
     store, reader, block = await make(ahead=300_000)
     await reader.chunk(block, 0, begun=unheeded)
     assert len(store.ranges) == 2
@@ -116,7 +116,7 @@ async def test_everyone_shares_one_load() -> None:
 
 
 async def test_a_failed_load_is_tried_again() -> None:
-    """A load that fails, fails for all callers that wait for it; the next call tries again."""
+    """A load that fails raises for all callers that wait for it; the next call tries again."""
     store, reader, block = await make()
     data = store.objects.pop(SHARD.log(AT))
     results = await asyncio.gather(reader.head(block), reader.head(block), return_exceptions=True)
@@ -126,7 +126,7 @@ async def test_a_failed_load_is_tried_again() -> None:
 
 
 async def test_damage_is_found() -> None:
-    """A flipped bit in a frame, or in the index, ends in Corrupt and is not cached."""
+    """A flipped bit in a frame, or in the index, raises Corrupt, and the part is not cached."""
     store, reader, block = await make()
     key, ref = SHARD.log(AT), block.ref
     sound = store.objects[key]
@@ -139,7 +139,7 @@ async def test_damage_is_found() -> None:
 
 
 async def test_a_small_cache_still_reads_everything() -> None:
-    """With a cache smaller than one frame every message is still found, at the price of more GETs."""
+    """Every message is found even with a cache smaller than one frame, by more GETs."""
     _, reader, block = await make(cache_bytes=1000)
     for ordinal in range(40):
         chunk = await reader.chunk(block, ordinal, begun=unheeded)
@@ -148,7 +148,7 @@ async def test_a_small_cache_still_reads_everything() -> None:
 
 @pytest.mark.parametrize("cache_bytes", [0, 1000, 150_000])
 async def test_what_was_loaded_is_cached_together(cache_bytes: int) -> None:
-    """However small the cache: a filtered reader, which asks again after each load, finds the head and the chunk."""
+    """A filtered reader, which asks again after each load, finds the head and the chunk even in a very small cache."""
     store, reader, block = await make(cache_bytes=cache_bytes, ahead=300_000)
     for ordinal in range(40):
         await reader.head(block)
@@ -159,7 +159,7 @@ async def test_what_was_loaded_is_cached_together(cache_bytes: int) -> None:
 
 
 async def heads(count: int, messages: int) -> tuple[BlockReader, list[Stored]]:
-    """As many blocks, none of which is cached."""
+    """Make ``count`` blocks, none of which is cached."""
     store = RecordingStore()
     blocks = []
     for number in range(count):
@@ -174,7 +174,7 @@ async def heads(count: int, messages: int) -> tuple[BlockReader, list[Stored]]:
 
 
 async def test_heads_that_come_together_are_decoded_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many loads end in one turn of the loop, it decodes no more than a bound and one head."""
+    """Many loads end in one turn of the loop: it decodes at most a bounded number of messages and one head."""
     reader, blocks = await heads(12, 40)
     monkeypatch.setattr(reader_module, "_ROWS_AT_ONCE", 100)
     turn, decoded = 0, []
@@ -194,7 +194,7 @@ async def test_heads_that_come_together_are_decoded_in_turns(monkeypatch: pytest
 
 
 async def test_a_large_head_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loop goes on meanwhile."""
+    """The loop continues meanwhile."""
     reader, [block] = await heads(1, 40)
     monkeypatch.setattr(reader_module, "_ROWS_INLINE_MAX", 39)
     threads = []
@@ -210,7 +210,7 @@ async def test_a_large_head_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPat
 
 
 async def test_what_was_checked_once_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that is loaded again is compared with its checksums alone; those are, each time."""
+    """A head that is loaded again is only compared with its checksums."""
     store, reader, block = await make(cache_bytes=0)
     first = list((await reader.head(block)).subjects)
 
@@ -230,7 +230,7 @@ async def test_what_was_checked_once_is_not_checked_again(monkeypatch: pytest.Mo
 
 
 async def test_closing_cancels_loads() -> None:
-    """Callers that wait for a load when the reader closes are cancelled, and nothing is left behind."""
+    """Callers that wait for a load are cancelled when the reader closes, and no task remains."""
     store, reader, block = await make()
     store.go.clear()
     task = asyncio.ensure_future(reader.chunk(block, 3))
@@ -273,7 +273,8 @@ async def test_a_cached_segment_is_read_without_a_get() -> None:
 
 
 async def test_the_garbage_collector_untracks_cached_messages() -> None:
-    """The garbage collector's next run visits hardly any of many thousand cached messages, nor their blocks' subjects."""
+    """The garbage collector's next run visits hardly any of many thousand cached messages, nor the subjects of their
+    blocks."""
     _, reader, _ = await make()
     chunks: list[Chunk] = []
     columns: list[Sequence[object]] = []
@@ -293,7 +294,7 @@ async def test_the_garbage_collector_untracks_cached_messages() -> None:
 
 
 async def side_by_side(count: int = 600, subjects: int = 1) -> tuple[RecordingStore, BlockReader, list[Stored], str]:
-    """A run of ``count`` streams with a block each, of three messages."""
+    """Make a run of ``count`` streams with a block each, of three messages."""
     store = RecordingStore()
     sealed: list[SealedBlock[None]] = []
     for stream_id in range(1, count + 1):
@@ -309,8 +310,8 @@ async def side_by_side(count: int = 600, subjects: int = 1) -> tuple[RecordingSt
 
 
 async def test_heads_of_neighbours_are_got_together() -> None:
-    """The heads of 600 streams' blocks in one object, asked for at the same time and one by one, cost as many GETs as their indexes
-    have pieces, and one for each that lies on an edge between two."""
+    """The heads of 600 streams' blocks in one object cost as many GETs as their indexes have pieces, and one for
+    each index on an edge between two pieces. They are requested at the same time, and one by one."""
     store, reader, blocks, _ = await side_by_side()
     alone = BlockReader(store, Cache(1 << 24), lambda ref: object_key(SHARD, ref), SHARD)
     expected = [await alone.head(Stored(block.ref)) for block in blocks]
@@ -326,7 +327,7 @@ async def test_heads_of_neighbours_are_got_together() -> None:
 
 
 async def test_a_large_index_is_got_alone() -> None:
-    """It has no use for its neighbours, nor they for it."""
+    """A large index is loaded without its neighbours, and they without it."""
     store, reader, blocks, _ = await side_by_side(4, subjects=9000)
     assert all(block.ref.index_bytes > reader_module._NEIGHBOURS_INDEX_MAX for block in blocks)
     store.ranges.clear()
@@ -336,7 +337,7 @@ async def test_a_large_index_is_got_alone() -> None:
 
 
 async def test_a_damaged_index_among_its_neighbours_is_named_and_leaves_them_alone() -> None:
-    """The others are read; the damaged one raises each time, and is found again once the store has mended it."""
+    """The other heads are read. The damaged one raises each time, and is found again once the store is repaired."""
     store, reader, blocks, key = await side_by_side(100)
     whole = store.objects[key]
     at = blocks[40].ref.index_offset + 20
@@ -351,7 +352,7 @@ async def test_a_damaged_index_among_its_neighbours_is_named_and_leaves_them_alo
 
 
 async def test_neighbours_of_an_object_that_is_gone() -> None:
-    """All who wait for it hear of that; a later caller asks again."""
+    """All callers that wait for the load get its error; a later caller loads again."""
     store, reader, blocks, key = await side_by_side(10)
     whole = store.objects.pop(key)
     answers = await asyncio.gather(*[reader.head(block, neighbours=True) for block in blocks], return_exceptions=True)
@@ -361,7 +362,7 @@ async def test_neighbours_of_an_object_that_is_gone() -> None:
 
 
 async def test_closing_ends_loads_of_neighbours() -> None:
-    """Callers are cancelled, and nothing is left running."""
+    """The callers are cancelled, and no task remains."""
     store, reader, blocks, _ = await side_by_side(10)
     store.go.clear()
     waiting = [asyncio.ensure_future(reader.head(block, neighbours=True)) for block in blocks]

@@ -1,11 +1,12 @@
-"""What a new owner, and a reader without a broker, read from a store: sound, damaged, truncated, or changing while they
-read."""
+"""The state that a new owner, and a reader without a broker, read from a store. The store is undamaged, damaged,
+truncated, or changes during the read."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
@@ -42,7 +43,7 @@ async def filled(clock: ManualClock, shared: MemoryStore, count: int = 10, setti
 
 
 def test_an_empty_store_is_an_empty_shard() -> None:
-    """No claim, no log: nothing, at the beginning."""
+    """The state without a claim and a log is empty, at the beginning."""
     async def main(clock: ManualClock) -> None:
         snapshot = await read_snapshot(MemoryStore(), 0)
         assert snapshot.state.position == Position(0, 0)
@@ -51,7 +52,7 @@ def test_an_empty_store_is_an_empty_shard() -> None:
 
 
 def test_a_replay_arrives_at_the_applied_state() -> None:
-    """Owner's applied state, a fresh reader's and the blocking driver's: all the same."""
+    """The owner's applied state, a fresh reader's and the blocking driver's are the same."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared)
@@ -78,7 +79,8 @@ def test_a_replay_arrives_at_the_applied_state() -> None:
 
 
 def test_heads_are_read_32_at_a_time() -> None:
-    """300 segments on a store of 20 ms a call: some twenty round trips, not three hundred; one GET each."""
+    """300 segments on a store that takes 20 ms for a call: some twenty round trips, not three hundred; one GET for
+    each segment."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await filled(clock, shared, 300)
@@ -97,7 +99,7 @@ def test_heads_are_read_32_at_a_time() -> None:
 
 
 def test_a_head_of_more_than_64_kib_is_read_whole() -> None:
-    """A thousand streams in one segment: the first GET says how much more is needed."""
+    """A segment has a thousand streams: the first GET shows how many more bytes are needed."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 1)
@@ -138,7 +140,7 @@ def test_a_corrupt_segment_is_never_the_end(damage: str) -> None:
 
 
 def test_a_segment_moved_to_another_key_is_noticed() -> None:
-    """Headers name their position."""
+    """A segment's header has its position."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await filled(clock, shared)
@@ -149,7 +151,7 @@ def test_a_segment_moved_to_another_key_is_noticed() -> None:
 
 
 def test_a_segment_gone_from_the_middle_of_an_ended_epoch_stops() -> None:
-    """The next opening says where the epoch ends, so a hole before that is a loss and not an end."""
+    """The next opening has the end of the epoch, so a hole before that is a loss and not the end."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await filled(clock, shared)
@@ -162,7 +164,7 @@ def test_a_segment_gone_from_the_middle_of_an_ended_epoch_stops() -> None:
 
 
 def test_the_logs_beginning_gone_stops() -> None:
-    """Without a checkpoint the log is read from its first opening; a later one is not mistaken for it."""
+    """The log is read from its first opening if there is no checkpoint; a later one does not count as its beginning."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await filled(clock, shared)
@@ -175,7 +177,7 @@ def test_the_logs_beginning_gone_stops() -> None:
 
 
 def test_puts_beyond_an_epochs_end_never_existed() -> None:
-    """Puts in flight beyond the one that lost against the seal are orphans for every reader."""
+    """Puts in flight beyond the one that the seal refused are orphans for every reader."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = await filled(clock, shared, 3, ShardSettings(log=LogSettings(segment_bytes=10)))
@@ -197,7 +199,7 @@ def test_puts_beyond_an_epochs_end_never_existed() -> None:
 
 
 def test_a_record_that_must_be_understood_takes_its_stream_offline() -> None:
-    """A newer broker's record: this stream is offline, the others are served; no sweep drops it."""
+    """A stream with a newer broker's record is offline, and the others are served. No sweep deletes the record."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 3)
@@ -241,10 +243,10 @@ class FromTheFuture(RecordBody):
 @pytest.mark.parametrize("creation", [False, True])
 def test_checkpoints_are_cut_while_a_stream_is_offline_and_lose_nothing_of_it(
         creation: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer broker writes records that the next two owners do not know; they cut checkpoints, also of each other's. A newer
-    broker that begins with the last of these arrives at the same state as one that reads the whole log.
+    """A newer broker writes records that the next two owners do not know; they cut checkpoints, also of each other's. A
+    newer broker that begins with the last of these arrives at the same state as one that reads the whole log.
 
-    ``creation``: already the block that creates the stream has such a record.
+    ``creation``: the block that creates the stream has such a record already.
     """
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
@@ -264,7 +266,8 @@ def test_checkpoints_are_cut_while_a_stream_is_offline_and_lose_nothing_of_it(
             other.publish()
             await rig.log.persisted()
         stream.remove(1, 4)
-        stream.record(RecordKind.CONSUMER_CREATE, ConsumerCreate("C", {"durable_name": "C"}, 5, ConsumerDelta("C")).encode())
+        created = ConsumerCreate("C", {"durable_name": "C"}, 5, ConsumerDelta("C"))
+        stream.record(RecordKind.CONSUMER_CREATE, created.encode())
         await rig.log.persisted()
         seen: list[object] = []
         for number, name in ((2, "b"), (3, "c")):
@@ -277,7 +280,7 @@ def test_checkpoints_are_cut_while_a_stream_is_offline_and_lose_nothing_of_it(
                 await old.log.persisted()
                 assert await shard.checkpointer.cut()
             assert shard.state.streams[7].offline
-            assert (await read_snapshot(shared, 0)).segments <= 1, "a start replays what follows the newest checkpoint alone"
+            assert (await read_snapshot(shared, 0)).segments <= 1, "only segments after the checkpoint are replayed"
         assert seen[0] == seen[1]
         monkeypatch.setitem(BODIES, 200, FromTheFuture)
         whole = await run(replay_from(PATHS, None, shard.state.position), shared)
@@ -299,8 +302,9 @@ def test_checkpoints_are_cut_while_a_stream_is_offline_and_lose_nothing_of_it(
 
 
 def test_a_newer_reader_finds_a_stream_that_an_older_owner_could_not_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The owner did not understand the block that creates the stream. A newer reader that wants this stream alone finds it by the
-    checkpoint's segments; one that wants another does not get it; an older one that wants it gets what says that it is offline."""
+    """The owner did not understand the block that creates the stream. A newer reader that wants only this stream
+    finds it by the checkpoint's held segments. A reader that wants another stream does not get it. An older reader
+    that wants it gets the reason why it is offline."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 0)
@@ -328,7 +332,7 @@ def test_a_newer_reader_finds_a_stream_that_an_older_owner_could_not_name(monkey
 
 
 def test_a_segment_of_an_offline_stream_is_needed_until_the_stream_is_deleted() -> None:
-    """A checkpoint names it, and it is gone: the checkpoint cannot be used, unless the log after it deletes the stream."""
+    """The checkpoint names a segment that is gone. So it cannot be used, unless the log after it deletes the stream."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 3)
@@ -350,8 +354,8 @@ def test_a_segment_of_an_offline_stream_is_needed_until_the_stream_is_deleted() 
 
 @pytest.mark.parametrize("damage", ["newer record", "unreadable state"])
 def test_deleting_an_offline_stream_takes_nothing_from_the_others(damage: str) -> None:
-    """Its blocks share segments with those of another stream. When it is deleted, these segments have one block less, and are
-    still needed."""
+    """The stream's blocks share segments with those of another stream. When it is deleted, these segments have one
+    block less, and are needed nevertheless."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 0)
@@ -386,14 +390,15 @@ def test_deleting_an_offline_stream_takes_nothing_from_the_others(damage: str) -
 
 
 def test_a_newer_format_is_left_alone() -> None:
-    """An opening that requires a newer reader ends the reading with an error that says so."""
+    """An opening that requires a newer reader ends the reading with an error that gives this reason."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, "a", 1)
         import broker.cluster.ownership as ownership
         real = ownership.Opening  # type: ignore[attr-defined]
+        newer = partial(real, reader_version=99)
         try:
-            ownership.Opening = lambda *args: real(*args, reader_version=99)  # type: ignore[assignment, attr-defined, misc]
+            ownership.Opening = newer  # type: ignore[assignment, attr-defined, misc]
             await rig.take_shard()
         finally:
             ownership.Opening = real  # type: ignore[attr-defined, misc]
@@ -403,7 +408,7 @@ def test_a_newer_format_is_left_alone() -> None:
 
 
 async def with_roots(clock: ManualClock, shared: MemoryStore, rounds: int) -> tuple[Rig, list[str]]:
-    """A shard with so many checkpoints, and segments after the last."""
+    """Make a shard with ``count`` checkpoints, and segments after the last."""
     rig = await filled(clock, shared, 5)
     client = Publisher(rig, {})
     for _ in range(rounds):
@@ -417,7 +422,7 @@ async def with_roots(clock: ManualClock, shared: MemoryStore, rounds: int) -> tu
 @pytest.mark.parametrize("rounds", [1, 2, 4])
 @pytest.mark.parametrize("what", ["root", "page", "page gone"])
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(what: str, rounds: int) -> None:
-    """To the root before, or to the log's beginning; the state is the same, and the damage is reported."""
+    """The replay uses the root before, or the log's beginning. The state is the same, and the damage is reported."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig, roots = await with_roots(clock, shared, rounds)
@@ -439,7 +444,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(what: str, rounds: in
 
 
 def test_a_checkpoint_that_appears_while_reading() -> None:
-    """The reader's next number was swept: it starts again from the checkpoint beyond it."""
+    """The segment that the reader needs next was deleted: it starts again from the newer checkpoint."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 20, ShardSettings(
@@ -458,7 +463,7 @@ def test_a_checkpoint_that_appears_while_reading() -> None:
                 answer = await shared.list(request.prefix, request.after)
                 continue
             gets += 1
-            if gets == 3:  # the root and its pages are read: now the owner moves on, and sweeps behind itself
+            if gets == 3:  # the root and its pages are read: now the owner continues, and deletes old segments
                 client.stream.remove(1, client.stream.last_seq)
                 await client.publish_many(15)
                 await asyncio.sleep(5)
@@ -469,7 +474,7 @@ def test_a_checkpoint_that_appears_while_reading() -> None:
 
 
 def test_recovery_meets_a_later_owner() -> None:
-    """Between our opening and our replay another broker took the shard: fenced, not confused."""
+    """Another broker took the shard between our opening and our replay: the replay raises Fenced."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         await filled(clock, shared)

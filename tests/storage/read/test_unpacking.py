@@ -1,4 +1,5 @@
-"""Frames that a thread unpacks ahead: the same messages whoever is sooner, damage found where it is, memory within the window."""
+"""Frames that a thread unpacks ahead: the messages are the same, damage is found, and memory stays within the
+window."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ MEBIBYTE = 1 << 20
 
 
 class Later(Executor):
-    """Threads that the test runs: ``work`` is what they were given."""
+    """An executor whose work the test runs; ``work`` has the calls."""
 
     def __init__(self) -> None:
         self.work: list[Callable[[], Any]] = []
@@ -40,21 +41,21 @@ class Later(Executor):
 
 
 class Ended(Executor):
-    """Threads that have ended."""
+    """An executor whose threads have ended."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         raise RuntimeError("cannot schedule new futures after shutdown")
 
 
 def body(i: int, *, text: bool) -> bytes:
-    """Of message ``i``: about 10 KB, each of its own length."""
+    """Return the body of message ``i``: about 10 KB, each of another length."""
     rng = random.Random(i)
     return b"%06d" % i + (rng.randbytes(5000 + i).hex().encode() if text else rng.randbytes(10_000 + i))
 
 
 async def make(executor: Executor, cache_bytes: int = 64 * MEBIBYTE, *,
                text: bool = True) -> tuple[RecordingStore, BlockReader, Stored]:
-    """One block of 4 MiB in about 36 frames; ``text`` shrinks by half, the rest does not shrink."""
+    """Make one block of 4 MiB in about 36 frames; with ``text`` it shrinks by half, else not at all."""
     store = RecordingStore()
     block: OpenBlock[None] = OpenBlock(77, None)
     for i in range(COUNT):
@@ -75,7 +76,7 @@ async def read(reader: BlockReader, block: Stored, ordinal: int) -> bytes:
 
 @pytest.fixture
 def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The frames that were decompressed where they were asked for."""
+    """The numbers of the frames that the loop decompressed."""
     from broker.storage.read import reader as reader_module
 
     frames: list[int] = []
@@ -91,7 +92,7 @@ def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("text", [True, False], ids=["compressed", "as it is"])
 async def test_a_reader_in_order_finds_frames_unpacked(text: bool, on_the_loop: list[int]) -> None:
-    """With threads that keep up, the loop only cuts what they have unpacked, but for the first frame of each load."""
+    """The loop only cuts unpacked frames if the threads keep up, except the first frame of each load."""
     threads = Later()
     _, reader, block = await make(threads, text=text)
     for ordinal in range(COUNT):
@@ -103,7 +104,8 @@ async def test_a_reader_in_order_finds_frames_unpacked(text: bool, on_the_loop: 
 
 
 async def test_nobody_waits_for_a_thread(on_the_loop: list[int]) -> None:
-    """With threads that never begin, all is decoded on the loop; when they do at last, nothing is left of it."""
+    """The threads do not begin, and the loop decodes all frames; when the threads run at last, nothing of their work
+    remains."""
     threads = Later()
     _, reader, block = await make(threads)
     for ordinal in range(COUNT):
@@ -118,8 +120,8 @@ async def test_nobody_waits_for_a_thread(on_the_loop: list[int]) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_any_order_of_threads_and_readers(seed: int) -> None:
-    """Readers that jump and read on, while threads run now and then, and a cache too small for them: always the right message, and
-    never more in the window than its bound."""
+    """Readers jump and read in order, while threads run now and then, with a cache that is too small: the message is
+    always right, and the window never exceeds its bound."""
     rng, threads = random.Random(seed), Later()
     _, reader, block = await make(threads, cache_bytes=rng.choice((12, 24)) * MEBIBYTE)
     at = 0
@@ -136,7 +138,7 @@ async def test_any_order_of_threads_and_readers(seed: int) -> None:
 
 
 async def test_a_thread_that_is_done_while_the_loop_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it unpacked is forgotten: nobody asks for it any more, and it counts no longer."""
+    """The frame that the thread unpacked is dropped, since it is not needed any more, and does not count."""
     from broker.storage.read import reader as reader_module
 
     executor = Later()
@@ -161,7 +163,7 @@ async def test_a_thread_that_is_done_while_the_loop_decodes(monkeypatch: pytest.
 
 
 async def test_real_threads() -> None:
-    """The same with threads, as they come."""
+    """Readers in any order get the right messages with real threads."""
     with ThreadPoolExecutor(2) as threads:
         _, reader, block = await make(threads)
         for _ in range(3):
@@ -171,7 +173,8 @@ async def test_real_threads() -> None:
 
 
 async def test_a_damaged_frame_fails_where_it_is_asked_for() -> None:
-    """A thread that comes across it says nothing; frames before and after it are served, and it is Corrupt each time."""
+    """A thread that meets a damaged frame reports nothing. Frames before and after it are served, and it raises
+    Corrupt each time."""
     threads = Later()
     store, reader, block = await make(threads)
     head = await reader.head(block)
@@ -189,7 +192,7 @@ async def test_a_damaged_frame_fails_where_it_is_asked_for() -> None:
 
 
 async def test_a_full_window_is_not_filled_further() -> None:
-    """Frames are not unpacked ahead where the window is three quarters full: the rest is for what others load."""
+    """Frames are not unpacked ahead if the window is three quarters full: the rest is for other loads."""
     threads = Later()
     _, reader, block = await make(threads, cache_bytes=12 * MEBIBYTE)  # a window of 3 MiB; the block takes 2.1
     assert await read(reader, block, 0) == body(0, text=True)
@@ -198,7 +201,7 @@ async def test_a_full_window_is_not_filled_further() -> None:
 
 
 async def test_single_messages_are_not_unpacked_ahead() -> None:
-    """A get by sequence has one frame decoded."""
+    """A get by sequence decodes one frame."""
     threads = Later()
     _, reader, block = await make(threads)
     chunk = await reader.chunk(block, 200)
@@ -207,14 +210,14 @@ async def test_single_messages_are_not_unpacked_ahead() -> None:
 
 
 async def test_reading_goes_on_without_threads() -> None:
-    """While the broker stops, its threads may have ended before its readers."""
+    """While the broker stops, its threads may end before its readers."""
     _, reader, block = await make(Ended())
     for ordinal in range(COUNT):
         assert await read(reader, block, ordinal) == body(ordinal, text=True)
 
 
 async def test_a_batch_is_about_a_mebibyte() -> None:
-    """As many frames as have that together."""
+    """A batch has as many frames as have a mebibyte together."""
     threads = Later()
     _, reader, block = await make(threads)
     await read(reader, block, 0)
@@ -228,7 +231,8 @@ async def test_a_batch_is_about_a_mebibyte() -> None:
 
 
 async def test_what_is_unpacked_makes_room_for_loads() -> None:
-    """It saves time; to have no room would cost requests. What a thread finishes later is not kept either."""
+    """Unpacked frames only save time, and a load without room costs requests, so they are dropped. A frame that a
+    thread unpacks later is dropped, too."""
     threads = Later()
     _, reader, block = await make(threads, cache_bytes=20 * MEBIBYTE)  # a window of 5 MiB, of which the block takes 2.1
     assert await read(reader, block, 0) == body(0, text=True)
