@@ -47,7 +47,7 @@ async def correct_shard(store: ObjectStore, paths: ShardPaths, corrections: Sequ
                         rng: random.Random) -> bool:
     """Apply the corrections, and cut as many checkpoints as a store keeps.
 
-    Returns: True if all of these checkpoints are complete; an offline stream prevents that.
+    Returns: True if all of these checkpoints were stored; an offline stream may prevent that.
     Raises: Fenced; FormatError if the log cannot be read; StoreError.
     """
     me = Identity(SUBSTITUTE, rng.randbytes(16))
