@@ -160,8 +160,7 @@ class StreamPaths(_RunPaths):
 
 
 def object_key(shard: ShardPaths, ref: BlockRef, stream: StreamPaths | None = None) -> str:
-    """Return the key of the object that contains ``ref``'s block; ``stream`` is needed for a block in the stream's own
-    runs."""
+    """Return the key of the object with ``ref``'s block; a block in the stream's own runs needs ``stream``."""
     if ref.place is BlockPlace.LOG:
         return shard.log(ref.position)
     if ref.place is BlockPlace.RUN:

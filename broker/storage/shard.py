@@ -42,8 +42,7 @@ without it, no purge can be stored."""
 
 
 def reserve_left_by(key: str) -> float:
-    """Return the share of a full store's reserve that a put of ``key`` must leave; 1: the object can wait, as runs
-    can."""
+    """Return the share of a full store's reserve that a put of ``key`` must leave; 1: it can wait, as runs can."""
     parsed = parse(key)
     return 1.0 if parsed is None else _RESERVE_LEFT.get(parsed.kind, 1.0)
 
@@ -95,8 +94,7 @@ class Shard:
         self.sweeper = sweeper
         self.compactor = compactor
         self.recovered = snapshot
-        """The result of recovery, such as the number of replayed segments and the checkpoints that could not be
-        used."""
+        """The result of recovery, such as the number of replayed segments and the unusable checkpoints."""
 
     def key_of(self, ref: BlockRef) -> str:
         """Return the key of the object that contains a block of a stream of this shard."""

@@ -66,8 +66,7 @@ def repair_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
     folder = paths.logs.rstrip("/")
     tail = find_tail(store, paths)
     if tail is not None and not tail.failed and not store.sync_folder(folder, tail.sound):
-        # Note the failure on disk: if this process ends before all is written again, the next start's sync would
-        # succeed.
+        # Note the failure on disk: if this process ends before it is repaired, the next start's sync would succeed.
         try:
             mark_failed(store.path_of(paths.logs))
         except OSError as error:
@@ -181,8 +180,7 @@ def find_tail(store: FileStore, paths: ShardPaths) -> Tail | None:
             end, torn = position, True
             break
         sound.append(key)
-    # kill -9 tears nothing and omits only segments in flight. But the disk may have been lost and be back, without a
-    # reboot.
+    # kill -9 tears nothing and omits only segments in flight. But the disk may have been lost and be back.
     remounted = torn or (end is not None and _was_stored(store, paths, end, keys[len(sound):]))
     if not (rebooted or mark.failed or remounted):
         return unseen

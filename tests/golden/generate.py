@@ -136,8 +136,7 @@ def _adoption() -> OpenBlock[None]:
 
 
 def _staged() -> list[ToPut]:
-    """Two staged blocks, whose writer did not know the sequences of the messages, nor all their times; and the
-    request."""
+    """Two staged blocks, whose writer did not know the sequences nor all times of the messages; and the request."""
     writer = RunWriter("$G", "ORDERS", STREAM, now_ns=T0, block_messages=3, randbytes=random.Random(15).randbytes)
     for subject, payload, headers, time_ns, msg_id in (
             (b"orders.eu", b"one", b"", None, b"id-1"), (b"orders.us", b"two", b"NATS/1.0\r\nA: b\r\n\r\n", None, None),

@@ -47,8 +47,7 @@ async def expectation(client: Client, names: Iterable[str] = (*LASTING, PAGED, I
 
 
 async def fill_paged(client: Client) -> None:
-    """Fill the stream PAGED: the last two messages of each of fifty subjects, and a block for each published
-    message."""
+    """Fill the stream PAGED: the last two messages of each of fifty subjects, each message in its own block."""
     js = client.jetstream()
     await js.add_stream(name=PAGED, subjects=["paged.*"], max_msgs_per_subject=2)
     for i in range(130):

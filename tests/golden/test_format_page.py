@@ -40,8 +40,7 @@ def layout(name: str) -> dict[str, tuple[int, int]]:
 
 
 def fields(name: str, data: bytes, at: int = 0) -> dict[str, Any]:
-    """Return the values of a layout that begins ``at``, as integers or raw bytes. The page's offsets count from
-    ``at``."""
+    """Return the values of a layout that begins ``at``, as integers or raw bytes. Offsets count from ``at``."""
     values: dict[str, Any] = {}
     for field, (offset, size) in layout(name).items():
         raw = data[at + offset:at + offset + size]

@@ -1,5 +1,4 @@
-"""Stores in which an earlier version stored times that it could not read back: today's broker opens them, with all
-messages."""
+"""Stores in which an earlier version stored times that it could not read back: today's broker opens them."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ streams offline, and a kill.
 
 @pytest.mark.parametrize("name", ["schedule-after-2262"])
 async def test_all_acknowledged_messages_are_there(name: str, tmp_path: Path) -> None:
-    """Shows that every message is read by its sequence, one more can be published, and a stop with a checkpoint changes
-    nothing."""
+    """Shows that every message is read, one more can be published, and a stop with a checkpoint changes nothing."""
     with tarfile.open(POISONED / f"{name}.tar.xz") as archive:
         archive.extractall(tmp_path, filter="data")
     acked: dict[str, list[int]] = json.loads((tmp_path / "expected.json").read_text())

@@ -130,8 +130,7 @@ class Owners:
         await self.shard.log.persisted()
 
     async def check_newer_version(self) -> None:
-        """Check that a newer version has every message, from each kept checkpoint, and that no other objects are
-        kept."""
+        """Check that a newer version has every message, from each kept checkpoint, and no other objects are kept."""
         known = BODIES.get(200)
         BODIES[200] = FromTheFuture
         try:

@@ -30,8 +30,7 @@ ids = st.integers(0, (1 << 64) - 1)
 @example("a/../../b")
 @example("~" * 130)
 def test_an_escaped_name_stays_in_its_place(name: str) -> None:
-    """Shows the alphabet and length of every part: no slash, no dot, no upper case, nothing that a file system
-    folds."""
+    """Shows the alphabet and length of every part: no slash, no dot, nothing that a file system folds."""
     part = escape(name)
     assert set(part) <= set(string.ascii_lowercase + string.digits + "_-%~")
     assert 1 <= len(part) <= NAME_BYTES_MAX

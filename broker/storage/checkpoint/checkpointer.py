@@ -69,8 +69,7 @@ _PLACED_IDS_AT_ONCE = 256
 _IDS_BYTES_MAX = 16 << 20
 """Message ids in one object of pages, in bytes."""
 _HELD_MAX = 65_536
-"""Segments that a root names for one offline stream. Such a stream may be offline for replay only, and be written
-on."""
+"""Segments that a root names for one stream: a stream that is offline for replay only may be written on."""
 _PLACED_AT_ONCE = 4
 """Pages whose blocks are freed, once they are packed, between two turns of the loop: about a millisecond."""
 
@@ -242,8 +241,7 @@ class Checkpointer(LogListener):
             try:
                 await self._pager.update(segments)
                 await self._id_pager.update()
-                # Segments were applied while these pages were put, and a root must not include what is after its
-                # position.
+                # Segments were applied while these pages were put. A root must not include what is after its position.
                 self._attempted = state.position
                 await self._round(self._attempted)
             except BaseException as error:
@@ -309,8 +307,7 @@ class Checkpointer(LogListener):
                 return
 
     async def _round(self, start: Position) -> None:
-        """Write a root for ``start``, the position at the time of the call: the shard's own state is copied from here
-        on."""
+        """Write a root for ``start``, the present position; the shard's own state is copied from here on."""
         state = self._log.state
         extra = await in_turns(shard_extra(state))
         moved = await self._moving()
@@ -423,8 +420,7 @@ class Checkpointer(LogListener):
         return dirty, members, needed
 
     async def _put_ids(self, epoch: int, copies: list[StreamCopy]) -> None:
-        """Put the pages of message ids. They have objects of their own, since they are dropped with the duplicate
-        window."""
+        """Put the pages of message ids in objects of their own: they are dropped with the duplicate window."""
         some: list[tuple[Page, Callable[[PageRef], None]]] = []
         size = 0
         for at, copy in enumerate(copies, 1):
@@ -489,8 +485,7 @@ class Checkpointer(LogListener):
         return refs
 
     async def _put(self, key: str, data: Buffers) -> None:
-        """Put until the object is stored. Raises: Corrupt if the key, which has our epoch, has another writer's
-        object."""
+        """Put until the object is stored. Raises: Corrupt if the key has another writer's object."""
         backoff = Backoff(rng=self._rng)
         while True:
             if isinstance(self._log.failure, Fenced):

@@ -24,8 +24,7 @@ __all__ = ["orphan_pages", "orphan_runs", "orphan_segments"]
 
 T = TypeVar("T")
 Ask = Callable[[str, Callable[[], Awaitable[T]]], Awaitable[T]]
-"""ask(what, call): returns the store's answer, after any number of attempts. Raises: NotFound; StoreError after the log
-has failed."""
+"""ask(what, call) returns the store's answer. Raises: NotFound; StoreError after the log has failed."""
 
 _LISTED_AT_ONCE = 10_000
 _TURN = 500
@@ -55,8 +54,7 @@ async def orphan_segments(store: ObjectStore, paths: ShardPaths, state: ShardSta
 
 
 async def orphan_pages(store: ObjectStore, paths: ShardPaths, epoch: int, list_: Ask[list[str]]) -> set[Position]:
-    """Return the page objects of the epochs below ``epoch``, including those that roots need: the caller excludes
-    them."""
+    """Return the page objects of the epochs below ``epoch``, including those that roots need."""
     found: set[Position] = set()
     after: str | None = ""
     while after is not None:

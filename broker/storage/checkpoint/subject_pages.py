@@ -95,8 +95,7 @@ class SubjectPager:
         """Streams with a damaged block. Their pages are not tried again before the next start."""
 
     async def update(self, segments: int) -> None:
-        """Update the pages of some streams; ``segments`` were persisted since the last call. Raises: Fenced;
-        Corrupt."""
+        """Update pages of some streams; ``segments`` were persisted since the last call. Raises: Fenced; Corrupt."""
         blocks_min = self._settings.blocks_min
         if not self._settings.enabled:
             return

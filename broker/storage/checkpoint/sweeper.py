@@ -68,8 +68,7 @@ _AT_ONCE = 32
 _TRIES_BEFORE_WARNING = 4
 """A warning is logged after this many failures of one request, once."""
 _POSITIONS_MAX = 4096
-"""Positions of each kind that one record releases, so that applying it takes a few milliseconds. More need more
-records."""
+"""Positions of each kind that one record releases, so that applying it takes a few milliseconds."""
 _TIDIED_AT_ONCE = 1024
 """Blocks removed from the counts between two turns of the loop: about 2 ms."""
 
@@ -105,8 +104,7 @@ class Sweeper(LogListener):
         self._more: asyncio.Task[None] | None = None
 
     def start(self, checkpointer: Checkpointer) -> None:
-        """Begin to delete, including objects that earlier owners released but did not delete. The checkpointer awaits
-        ``after_round``."""
+        """Begin to delete, including released objects of earlier owners. The checkpointer awaits ``after_round``."""
         self._log.listen(self)
         self._log.state.observe_removals(self._blocks_left)
         due_ns = self._clock.monotonic_ns() + self._grace_ns
@@ -212,8 +210,7 @@ class Sweeper(LogListener):
         return keys
 
     async def _release_more(self, segments: Iterator[list[Position]], swept_to: Position | None) -> None:
-        """Put one record after the other, each persisted before the next, so that none of them makes a large
-        segment."""
+        """Put records one after the other, each persisted before the next, so that segments stay small."""
         try:
             for some in segments:
                 if some:
@@ -270,8 +267,7 @@ class Sweeper(LogListener):
             if checkpointer.rounds != rounds or state.freed <= self._swept_to or not self._clock_trusted():
                 continue  # rounds ran anyway, or would be useless
             if checkpointer.roots and state.position <= checkpointer.roots[-1].position:
-                # A root is identified by its position, and an idle log has a fixed position: an empty record advances
-                # it.
+                # A root is identified by its position. An empty record advances the position of an idle log.
                 self._record(Release((), (), (), ()))
                 try:
                     await self._log.persisted()

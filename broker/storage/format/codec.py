@@ -27,8 +27,7 @@ _LEVEL: Final = 1
 """The level for frames: on 128 KiB of text or JSON, level 3 is half as fast and saves no more."""
 
 _DENSE_LEVEL: Final = 3
-"""The level for columns: times of messages that came one by one take 4.2 bytes each instead of 6.0; higher levels save
-no more."""
+"""The level for columns: times of messages that came one by one take 4.2 bytes each instead of 6.0."""
 
 _SMALL: Final = 128
 """The fewest bytes that are compressed: for fewer, zstd's own header costs more than it saves."""

@@ -29,8 +29,7 @@ COLUMN: Final = struct.Struct("<QB")
 
 
 def compact(values: Sequence[int], high: int) -> array[int]:
-    """Return ``values``, none above ``high``, in an array of the least width; ``values`` itself if it is one
-    already."""
+    """Return ``values``, none above ``high``, in an array of the least width; unchanged if they are one."""
     code = "B" if high < 1 << 8 else "H" if high < 1 << 16 else "I" if high < 1 << 32 else "Q"
     return values if isinstance(values, array) and values.typecode == code else array(code, values)
 

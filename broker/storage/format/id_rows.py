@@ -105,8 +105,7 @@ def joined(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _count(chunk: bytes) -> int:
-    """Return how many ids a chunk has, at most ``_SMALL``: the second byte of its msgpack, if that is a small
-    number."""
+    """Return how many ids a chunk has, at most ``_SMALL``, by the second byte of its msgpack."""
     return chunk[1] if chunk[1] < _SMALL else _SMALL
 
 

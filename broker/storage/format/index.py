@@ -92,8 +92,7 @@ _FRAME_MESSAGES_BOUND: Final = 1 << 16
 """The most messages of a frame that a reader accepts; writers stay below FRAME_MESSAGES_MAX."""
 
 _SEARCH_WORTH: Final = 8
-"""The search for a subject: if at most one message in so many has it, ``index`` finds these messages faster than a loop
-over all."""
+"""A search for a subject is faster than a loop over all messages if at most one in so many has it."""
 
 _SEQS_DIFFER: Final = "its sequences do not run from the block's first to its last"
 
@@ -173,8 +172,7 @@ class Head:
         return self.first_seq + ordinal if self.seqs is None else self.seqs[ordinal]
 
     def ordinal_at(self, time_ns: int) -> int:
-        """Return the ordinal of the first message at or after ``time_ns``, if times ascend; ``count`` if there is
-        none."""
+        """Return the ordinal of the first message at or after ``time_ns``, if times ascend; ``count``: none."""
         if self.times is not None:
             return bisect_left(self.times, time_ns)
         return 0 if self.time_ns >= time_ns else self.count
@@ -537,6 +535,5 @@ def _bodies(raw: bytes | memoryview, lens: Sequence[int] | None, body_len: int, 
 
 @lru_cache(maxsize=16)
 def _equal_bodies(body_len: int, count: int) -> struct.Struct:
-    """Return a struct that cuts bodies of one length some four times as fast as slices. Most such frames have the same
-    count."""
+    """Return a struct that cuts ``count`` bodies of one length, some four times as fast as slices."""
     return struct.Struct(f"{body_len}s" * count)

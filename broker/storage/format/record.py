@@ -46,8 +46,7 @@ class Record:
 
     @classmethod
     def of(cls, kind: int, after_seq: int, body: object, must_understand: bool = True) -> Record:
-        """Return a record of this writer's version of ``kind``, with ``body`` packed now: later changes to it do not
-        count."""
+        """Return a record of ``kind`` in this writer's version, with a copy of ``body``, packed now."""
         known = BODIES.get(kind)
         return cls(kind, after_seq, pack_value(body), 1 if known is None else known.VERSION, must_understand)
 

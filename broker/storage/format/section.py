@@ -86,8 +86,7 @@ SectionHeader = tuple[int, int, int, int]
 """Bytes before compression, bytes as stored, crc32, form. The form is compression, cipher and key as one number."""
 
 Compressed = tuple[bytes, int, int]
-"""A section before it is sealed: its bytes, compressed if that saves something; their number before compression; the
-compression."""
+"""A section before it is sealed: its bytes, perhaps compressed; their number before that; the compression."""
 
 # All three are plain tuples: a segment of a thousand small blocks has three thousand sections, and a NamedTuple costs
 # as much to make as a checksum.
@@ -112,8 +111,7 @@ def header_of_version_1(raw_bytes: int, stored_bytes: int, crc: int) -> SectionH
 
 
 def is_known(form: int) -> bool:
-    """Return whether this release can open sections of ``form``: a newer one may use another compression, or a
-    cipher."""
+    """Return whether this release can open sections of ``form``: a newer one may use another compression."""
     return form <= _ZSTD
 
 

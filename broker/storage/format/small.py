@@ -24,8 +24,7 @@ from broker.storage.format.section import Compressed, SectionCodec, SectionHeade
 __all__ = ["COMPRESSED_MIN", "NAME_BYTES_MAX", "SmallEncoder"]
 
 COMPRESSED_MIN: Final = 256
-"""The shortest index that is compressed, which takes 4 µs: for a shorter one that would save a few dozen bytes at
-most."""
+"""The shortest index that is compressed, in 4 µs: a shorter one would get at most a few dozen bytes shorter."""
 
 NAME_BYTES_MAX: Final = 64
 """The longest subject of a small block, such that compressing its core cannot help."""

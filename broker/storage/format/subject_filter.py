@@ -45,8 +45,7 @@ def subject_hash(subject: bytes) -> int:
 
 
 def pattern_hash(pattern: bytes) -> int | None:
-    """Return the hash of an entry in every block with a subject that matches the NATS ``pattern``; None: there is
-    none."""
+    """Return the hash of an entry of every block with a subject that matches ``pattern``; None: there is none."""
     tokens = pattern.split(b".")
     for i, token in enumerate(tokens):
         if token in (b"*", b">"):

@@ -29,8 +29,7 @@ _ROWS_MAX = 1 << 24
 """The most messages that a reader accepts; writers stay far below."""
 _SIZE_MAX = (1 << 32) - 1
 _AT_ONCE = 4096
-"""Messages, or names, that one call of a C function processes in about 2 ms: it holds the interpreter, and so stops the
-other threads."""
+"""Messages or names for one call of a C function, about 2 ms: it holds the GIL and so stops other threads."""
 
 Span = tuple[int, int]
 """The first and the last sequence, both included."""

@@ -11,8 +11,7 @@ __all__ = ["LogListener"]
 
 
 class LogListener:
-    """Override the methods needed, and pass the instance to ``Log.listen``. All calls are synchronous, on the event
-    loop."""
+    """Override the methods needed, and pass the instance to ``Log.listen``. All calls are synchronous."""
 
     def segment_applied(self, segment: Segment) -> None:
         """Handle a segment that is stored and in the applied state. Owners of its blocks are notified after this."""

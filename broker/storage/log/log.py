@@ -52,8 +52,7 @@ _log = logging.getLogger(__name__)
 
 
 class Log:
-    """The log of one shard. All methods except ``persisted``, ``drain`` and ``close`` are synchronous, on one event
-    loop."""
+    """The log of one shard. All methods except ``persisted``, ``drain`` and ``close`` are synchronous."""
 
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes,
                  state: ShardState, clock: Clock, rng: random.Random, settings: LogSettings | None = None, *,
@@ -112,8 +111,7 @@ class Log:
     # Methods for streams.
 
     def block(self, owner: BlockOwner) -> OpenBlock[Any]:
-        """Return the owner's block in the open segment. Call this before each addition: a segment may be cut in
-        between."""
+        """Return the owner's block in the open segment. Call this before each addition: the segment may be closed."""
         block = self._open.blocks.get(owner.stream_id)
         if block is None:
             block = self._open.add_block(owner)
@@ -229,8 +227,7 @@ class Log:
 
     @property
     def stuck(self) -> bool:
-        """True if the store has no room for what is already sequenced, not even in its reserve. Nothing is answered
-        until it has."""
+        """True if the store has no room for what is sequenced, not even in its reserve: nothing is answered."""
         return isinstance(self._putter.error, StoreFull)
 
     def store_room_changed(self) -> None:
@@ -265,8 +262,7 @@ class Log:
         return self._lease.expired
 
     def lease_held(self) -> bool:
-        """Return whether the shard may be read now. If not, request a put that renews the lease, unless one is in
-        flight."""
+        """Return whether the shard may be read now. If not, request a put that renews the lease."""
         if not self.lease_expired:
             return True
         if self._segments.newest is None and not self._open.has_content:

@@ -26,8 +26,7 @@ _LAZY_SECONDS = 1.0
 
 
 class MemoryLog:
-    """A log that stores nothing; for its methods, see ``Log``. The tail is only what the current turn of the loop
-    added."""
+    """A log that stores nothing; for its methods, see ``Log``. The tail is what one turn of the loop added."""
 
     epoch = 0
     lease_expired = False

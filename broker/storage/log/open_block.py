@@ -61,8 +61,7 @@ class OpenBlock(Generic[Owner]):
         self.last_seq = 0
         self.subjects: list[bytes] = []
         self.bodies: list[bytes] = []
-        # Most blocks have neither, and a list for each block would be one more object for the garbage collector to
-        # scan.
+        # Most blocks have neither, and each list would be one more object for the garbage collector to scan.
         self.records: list[Record] | tuple[()] = ()
         self.removed: list[Removed] | tuple[()] = ()
         self.runs: list[tuple[int, int, int]] = []

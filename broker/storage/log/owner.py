@@ -19,12 +19,10 @@ class BlockOwner(Protocol):
     def stream_id(self) -> int: ...
 
     def sealing(self, block: OpenBlock[Any]) -> None:
-        """Set ``block.outcome`` to the state after everything sequenced so far, and add lazy records: the segment
-        closes."""
+        """Set ``block.outcome`` to the state after everything sequenced so far, and add lazy records."""
 
     def persisted(self, block: SealedBlock[Any]) -> None:
-        """Handle a block that is stored and in the applied state. Calls that wait are made after all owners are
-        notified."""
+        """Handle a block that is stored and applied. Pending calls are made after all owners were notified."""
 
     def failed(self, error: Exception) -> None:
         """Handle the failure of a block that is sequenced and not persisted: the stream can store nothing any more.

@@ -122,15 +122,13 @@ class Putter:
         self._loop = asyncio.get_running_loop()
 
     def leave_out(self, stream_id: int, number: int) -> int:
-        """Store nothing of the stream from segment ``number`` on, or from an earlier broken one; returns the first such
-        segment."""
+        """Store nothing of the stream from segment ``number`` on, or from an earlier broken one; returns which."""
         with self._breaking:
             self.broken[stream_id] = number = min(number, self.broken.get(stream_id, number))
         return number
 
     async def seal(self, segment: Segment) -> None:
-        """Seal the blocks on the loop, a few thousand messages in each turn; returns once the segment may be
-        encoded."""
+        """Seal the blocks on the loop, a few thousand messages a turn; returns once the segment may be encoded."""
         run = 0
         for block in segment.blocks:
             try:

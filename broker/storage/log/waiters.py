@@ -27,8 +27,7 @@ _CALLS_AT_ONCE = 400
 """Calls made in one turn of the loop: this takes some milliseconds, since each of them publishes a message."""
 
 Waiter = tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]
-"""A function to call once the segment is persisted, its arguments, and the stream that it concerns (None: no single
-one)."""
+"""A function to call once the segment is persisted, its arguments, and the stream that it concerns, or None."""
 
 
 class Batch(list[Any]):

@@ -79,8 +79,7 @@ class SealedBlock(Generic[Owner]):
         self.frames = frames
         """The raw frames; dropped once they are encoded."""
         self.packed: PackedRef | None = None
-        """The block's place in the store: None until ``encode_segment`` has placed it, and for a block without
-        messages."""
+        """The block's place in the store; None for a block without messages, or before ``encode_segment``."""
         self.opened: OpenBlock[Owner] | None = None
         """The open block that a small block was made from."""
         self.ids: BlockIds | None = None
@@ -173,8 +172,7 @@ Failure = tuple[SealedBlock[Any], Exception]
 
 
 def is_small(block: OpenBlock[Any]) -> bool:
-    """Return whether ``block`` may be sealed as a small block: a few plain messages with one subject, and nothing
-    else."""
+    """Return whether ``block`` may be sealed as small: only a few plain messages with one subject."""
     subjects = block.subjects
     # Both bounds are needed for a single frame: empty messages have no bytes.
     return (block.raw_bytes <= _SMALL_BYTES_MAX and block.count <= FRAME_MESSAGES_MAX

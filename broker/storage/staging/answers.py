@@ -60,7 +60,6 @@ class Answer(Value):
 
 
 def answer_in(extra: Mapping[str, Any], request_id: int) -> Answer | None:
-    """Return the answer to one request, from a stream's extra members in any reader's state; None: there is none
-    yet."""
+    """Return the answer to one request, from a stream's extra members in any reader's state, or None."""
     value = extra.get(f"{ANSWER}{request_id:016x}")
     return None if value is None else next(Answer.all_of({f"{ANSWER}{request_id:016x}": value}))

@@ -256,8 +256,7 @@ def _spans(frames: Sequence[_Frame]) -> list[list[_Frame]]:
 
 
 def _check_frames(key: str, data: bytes, start: int, end: int, span: Sequence[_Frame]) -> None:
-    """Check the frames in ``data``, the object's bytes from start to end, in a thread. Raises: NotAdoptable;
-    FormatError."""
+    """Check the frames in ``data``, in a thread. Raises: NotAdoptable; FormatError."""
     view = memoryview(data)
     if len(data) != end - start:
         raise NotAdoptable(f"{key} is damaged: its length is not that in its header")

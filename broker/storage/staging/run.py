@@ -24,8 +24,7 @@ _BLOCK_BYTES: Final = 4 << 20
 
 
 class Row(NamedTuple):
-    """A message in its stored form: the first ``hlen`` bytes of ``body`` are its headers; ``msg_id`` is b"" for
-    none."""
+    """A stored message: the first ``hlen`` bytes of ``body`` are its headers; ``msg_id`` is b"" for none."""
 
     subject: bytes
     body: bytes
@@ -47,8 +46,7 @@ def in_blocks(rows: Sequence[Row]) -> list[Sequence[Row]]:
 
 def encode_run(stream_id: int, position: Position, run_id: int, nonce: bytes, blocks: Sequence[Sequence[Row]],
                codec: SectionCodec) -> tuple[list[bytes], list[BlockRef]]:
-    """Return the bytes of a run of ``blocks``, and references to them with sequences from 1 at time 0. In any
-    thread."""
+    """Return the bytes of a run of ``blocks``, and references with sequences from 1 at time 0. In any thread."""
     sealed = []
     for rows in blocks:
         block: OpenBlock[None] = OpenBlock(stream_id, None)

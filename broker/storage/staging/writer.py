@@ -61,8 +61,7 @@ class ToPut(NamedTuple):
 
 
 def request_id_of(*parts: str) -> int:
-    """Return the id of a request that must be granted only once, however often it is repeated. It depends only on
-    ``parts``."""
+    """Return the id of a request that must be granted only once; it depends only on ``parts``."""
     return int.from_bytes(blake2b(b"".join(b"%d:%b" % (len(part.encode()), part.encode()) for part in parts),
                                   digest_size=8).digest(), "little") or 1
 

@@ -110,8 +110,7 @@ class ShardState:
         self.unnamed: set[int] = set()
         """The keys in ``segments`` without live blocks."""
         self.freed = START
-        """The ``position`` when a segment last lost its last live block. A root at or after it does not need that
-        segment."""
+        """The ``position`` when a segment last lost its last live block. Later roots do not need that segment."""
         self.runs: dict[RunKey, int] = {}
         """Maps a run to the number of its live blocks."""
         self.freed_runs: dict[RunKey, tuple[str, str]] = {}
@@ -138,8 +137,7 @@ class ShardState:
         return None if stream_id is None else self.streams[stream_id]
 
     def is_offline(self, stream_id: int) -> bool:
-        """Return whether a stream is offline. If so, a record that could not be applied may name any run below its
-        prefix."""
+        """Return whether a stream is offline. A record that could not be applied may name runs below its prefix."""
         stream = self.streams.get(stream_id)
         return stream is not None and stream.offline is not None
 
@@ -185,8 +183,7 @@ class ShardState:
             self.set_offline(core.stream_id, f"segment {self.position} is damaged: {why}")
 
     def apply_small(self, packed: PackedRef, outcome: Outcome) -> None:
-        """Apply a block that has messages and nothing else: a faster ``apply_block``, since an owner writes very
-        many."""
+        """Apply a block of messages only: a faster ``apply_block``, since an owner writes very many."""
         stream = self.streams.get(packed[STREAM_ID])
         if stream is None or self.position <= stream.position:
             return
@@ -269,8 +266,7 @@ class ShardState:
         self.segments.update(segments)
         self.runs = runs
         self.unnamed = {key for key, count in self.segments.items() if not count}
-        # Segments that once had blocks are no longer known. A few unnamed ones may be records, of which each owner
-        # leaves some.
+        # Segments that once had blocks are no longer known. Each owner leaves a few unnamed ones with records.
         self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
 
     def _count_offline(self, stream: StreamState, segments: Counter[int], runs: dict[RunKey, int]) -> None:
@@ -400,8 +396,7 @@ class ShardState:
             self._drop(stream)
 
     def _append(self, stream: StreamState, record: Record) -> None:
-        """Add the staged blocks of an append record. Raises: Corrupt; ValueError if they cannot follow the stream's
-        blocks."""
+        """Add the staged blocks of an append record. Raises: Corrupt; ValueError if they cannot follow."""
         if record.after_seq:
             raise ValueError("staged blocks join before a block's own messages, not after them")
         append = Append.decode(record.body)
@@ -465,8 +460,7 @@ class ShardState:
                 self.opening = Opening.decode(record.body)
 
     def _adopt(self, adoption: Adoption) -> None:
-        """Replace blocks by blocks of runs. Streams that were deleted are skipped; for offline streams the runs are
-        kept."""
+        """Replace blocks by blocks of runs, except of deleted streams; keep the runs for offline streams."""
         for adopted in adoption.blocks:
             ref = BlockRef.unpack(adopted.ref)
             stream = self.streams.get(ref.stream_id)
@@ -483,8 +477,7 @@ class ShardState:
             self._hold(stream, run_keys(stream.stream_id, [ref.pack()]))
 
     def _swap(self, stream: StreamState, adopted: Adopted, ref: BlockRef) -> None:
-        """Replace blocks by the run's block ``ref``. Raises: ValueError if the table does not have the adopted
-        blocks."""
+        """Replace blocks by the run's block ``ref``. Raises: ValueError if the table has other blocks."""
         if ref.place is BlockPlace.LOG or not adopted.first_seq <= ref.first_seq <= ref.last_seq <= adopted.last_seq:
             raise ValueError(f"{ref!r} replaces {adopted.first_seq}..{adopted.last_seq}")
         parts = stream.blocks.within(adopted.first_seq, adopted.last_seq)

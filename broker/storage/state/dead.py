@@ -40,8 +40,7 @@ class DeadSet:
         return i >= 0 and self.ranges[i][1] >= seq
 
     def add(self, first: int, last: int) -> int:
-        """Mark ``first`` to ``last``, which are within the block. Returns: the number of sequences that were not yet
-        marked."""
+        """Mark ``first`` to ``last``, which are within the block. Returns: how many were not yet marked."""
         if self.bits is None:
             return self._add_range(first, last)
         bits = self.bits
@@ -94,8 +93,7 @@ class DeadSet:
         return self.first_seq + (alive & -alive).bit_length() - 1, self.first_seq + alive.bit_length() - 1
 
     def seqs(self) -> Iterator[tuple[int, int]]:
-        """Iterate over the dead as (first, last), ascending, neighbours joined. They may include sequences in a block's
-        gaps."""
+        """Iterate over the dead as (first, last), ascending and joined. They may include a block's gaps."""
         if self.bits is None:
             yield from self.ranges
             return

@@ -46,8 +46,7 @@ class BlockEntry:
         return self.ref.count - self.dead_count
 
     def is_dead(self, seq: int) -> bool:
-        """Return whether the message at ``seq``, which is in this block, was removed. Ignores the stream's
-        first_seq."""
+        """Return whether the message at ``seq`` of this block was removed by sequence."""
         return self.dead is not None and seq in self.dead
 
     def remove(self, first: int, last: int, msgs: int, size: int) -> bool:

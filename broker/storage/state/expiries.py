@@ -128,8 +128,7 @@ class Expiries:
         return min((page.earliest_ns for page in self.pages), default=NEVER)
 
     def add(self, seqs: Sequence[int], times: Sequence[int]) -> None:
-        """Add messages, in ascending order. Those up to ``last_seq`` are skipped: a newer page included them before a
-        replay."""
+        """Add messages, ascending. Those up to ``last_seq`` are skipped: a page included them before a replay."""
         start = bisect_right(seqs, self.last_seq)
         self.count += len(seqs) - start
         while start < len(seqs):
@@ -143,8 +142,7 @@ class Expiries:
             start = end
 
     def put(self, seq: int, time_ns: int) -> None:
-        """Add a message, or change the time of a known one. An unknown one before ``last_seq`` was removed and is
-        skipped."""
+        """Add a message, or change the time of a known one. An unknown earlier one was removed and is skipped."""
         if seq > self.last_seq:
             self.add([seq], [time_ns])
             return

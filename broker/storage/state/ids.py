@@ -100,8 +100,7 @@ class StreamIds:
 
     def __init__(self) -> None:
         self.unlisted_ns = 0
-        """Ids of messages up to this time and before the first part are in blocks only: earlier releases listed
-        none."""
+        """Ids up to this time and before the first part are in blocks only: earlier releases listed none."""
         self._parts: list[IdPart] = []
         self._tail: list[bytes] = []
         self._tail_first = self._tail_last = self._tail_time_ns = self._tail_count = self._tail_size = 0
@@ -123,8 +122,7 @@ class StreamIds:
         return [part.place for part in self._parts if part.place is not None]
 
     def sources(self, last_seq: int) -> list[IdPart]:
-        """Return the parts of messages up to ``last_seq``, newest first. The last one may be for ids that earlier
-        releases did not list."""
+        """Return the parts up to ``last_seq``, newest first, and last a part for ids that were not listed."""
         parts = [part for part in self.parts() if part.first_seq <= last_seq]
         begin = parts[0].first_seq if parts else last_seq + 1
         if self.unlisted_ns and begin > 0:
@@ -168,8 +166,7 @@ class StreamIds:
         self._parts.append(part)
 
     def expire(self, limit_ns: int) -> None:
-        """Drop parts in which all ids are as old as ``limit_ns``. If too many parts are left, the oldest are left to
-        blocks."""
+        """Drop parts with only ids as old as ``limit_ns``. Of too many parts, the oldest are left to blocks."""
         parts, gone = self.parts(), 0
         while gone < len(parts) and parts[gone].last_time_ns <= limit_ns:
             gone += 1
@@ -184,8 +181,7 @@ class StreamIds:
         self._parts, self._tail = [], []
 
     def replace(self, old: Sequence[IdPart], new: IdPart) -> bool:
-        """Replace the successive parts ``old`` by ``new``, which has the same ids. Returns: False if they are not here
-        any more."""
+        """Replace the successive parts ``old`` by ``new``, with the same ids. Returns: False if they have left."""
         parts = self.parts()
         at = next((at for at, part in enumerate(parts) if part is old[0]), len(parts))
         if len(parts) - at < len(old) or any(a is not b for a, b in zip(parts[at:], old, strict=False)):

@@ -76,8 +76,7 @@ class Packed:
 
     @classmethod
     def made(cls, room: int, entries: Sequence[Kept], before: Packed | None = None) -> Packed:
-        """Return a page of ``entries`` after those of ``before``, which are not unpacked. The body is packed later,
-        when it is written."""
+        """Return a page of ``entries`` after those of ``before``, which stay packed. The body is packed later."""
         rows = rows_of(entries)
         if before is None:
             return cls.of(PageBody.later(partial(join_rows, room, rows)), entries)
@@ -94,8 +93,7 @@ class Packed:
 
     @classmethod
     def summarized(cls, body: PageBody, summary: Sequence[Any], *, filters: bool) -> Packed:
-        """Return the packed page with a stored ``summary``. Raises: ValueError or TypeError if that is not
-        consistent."""
+        """Return the packed page with a stored ``summary``. Raises: ValueError or TypeError if it is damaged."""
         first_seq, front_last_seq, last_seq, count, _, _, _, _, segments, runs = summary
         if not 0 < first_seq <= front_last_seq <= last_seq or not 0 < count <= _COUNT_MAX or count != (
                 sum(group[2] for group in segments) + sum(run[4] for run in runs)):

@@ -322,8 +322,7 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
             if len(more) not in (0, 2, 3, 4):
                 raise ValueError("an entry has other fields")
             expiries, schedules, subjects, ids = [*more, (), (), (), ()][:4]
-            # If only the existence of a stream is known, it may be a wanted one: its segments, named by the root, have
-            # its name.
+            # A stream of which only the existence is known may be a wanted one: the root's segments have its name.
             if state.wanted is not None and (account or created_ns) and not state.wanted(account, name):
                 state.unwanted[stream_id] = (account, name)
                 continue
@@ -502,8 +501,7 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
     state.replaying = True
     state.position = position
     try:
-        # Roots of earlier releases may contain segments and release records after their position. The replay adds
-        # these.
+        # Roots of earlier releases may have segments and release records after their position. Replay adds them.
         last = position_key(position)
         state.segments = {key: 0 for key in map(position_key, unpack_runs(extra["segments"])) if key <= last}
         opening = extra["opening"]

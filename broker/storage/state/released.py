@@ -11,8 +11,7 @@ __all__ = ["Released", "Runs"]
 
 
 class Runs(Collection[Position]):
-    """A collection of positions, stored as runs of successive ones: a shard with much churn has hundreds of
-    thousands."""
+    """Positions, stored as runs of successive ones: a shard with much churn has hundreds of thousands."""
 
     __slots__ = ("_runs",)
 

@@ -1,5 +1,4 @@
-"""The state of one stream after its persisted blocks: numbers, configuration, block table and consumers. Values
-only."""
+"""The state of one stream after its persisted blocks: numbers, configuration, block table and consumers."""
 
 from __future__ import annotations
 
@@ -39,19 +38,16 @@ class StreamState:
         self.bytes = 0
         self.first_time_ns = 0
         self.last_time_ns = 0
-        """Time of the message at last_seq, even if that message was removed; later messages never have an earlier
-        time."""
+        """Time of the message at last_seq, even if it was removed; later messages never have an earlier time."""
         self.ceiling = 0
-        """An async stream uses sequences below this number only, and continues with this number after a crash; 0:
-        none."""
+        """An async stream uses sequences below this one only, and after a crash begins there; 0: no such bound."""
         self.blocks = BlockTable()
         self.consumers: dict[str, ConsumerState] = {}
         self.expiries = Expiries()
         self.schedules = Expiries()
         """The next due time of each scheduled message."""
         self.subjects: tuple[SubjectPage, ...] = ()
-        """Pages of a checkpoint with the subjects of messages, in order. Always replaced as a whole, so compare by
-        identity."""
+        """Pages of a checkpoint with the subjects of messages, in order. The tuple is never changed in place."""
         self.ids = StreamIds()
         """The message ids of its duplicate window. Empty for readers."""
         self.extra: dict[str, Any] = {}
@@ -59,8 +55,7 @@ class StreamState:
         self.position = START
         """The last segment whose block of this stream was applied."""
         self.offline: str | None = None
-        """The reason why the stream is offline: a record of it is damaged, or a newer broker's. It is not replayed
-        further."""
+        """Why the stream is offline and not replayed further: a record is damaged, or a newer broker's."""
         self.held: list[Position] = []
         """The segments, from the one that took the stream offline, that could not be applied to it. Checkpoints name
         them, so that a broker that understands them applies them."""

@@ -35,8 +35,7 @@ _STAGED = int(BlockPlace.STAGED)
 
 
 class TablePage:
-    """A page with up to 1024 successive blocks. ``place`` is the checkpoint's page that has them; None: changed
-    since."""
+    """Up to 1024 successive blocks. ``place`` is the checkpoint's page that has them; None: changed since."""
 
     __slots__ = ("_added", "packed", "place", "room")
 

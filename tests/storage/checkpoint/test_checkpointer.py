@@ -85,8 +85,7 @@ async def ahead(rig: Rig) -> Root:
 
 
 def test_a_root_includes_nothing_after_its_position() -> None:
-    """Shows that the shard's own state in it is that of its position, although the log continues while the round puts
-    pages."""
+    """Shows that the shard's own state in it is that of its position, although the log continues meanwhile."""
     async def main(clock: ManualClock) -> None:
         rig = Rig(MemoryStore(), clock)
         root = await ahead(rig)
@@ -236,8 +235,7 @@ def without_summaries(shared: MemoryStore) -> None:
 
 @pytest.mark.usefixtures("small_pages")
 def test_a_checkpoint_of_an_earlier_version() -> None:
-    """A checkpoint without summaries is read correctly, and the next round writes them, although the streams are
-    unchanged."""
+    """A checkpoint without summaries is read correctly, and the next round writes them in any case."""
     def summaries(shared: MemoryStore) -> set[bool]:
         at = roots_in(shared)[-1]
         root = Root.decode(shared.objects[PATHS.checkpoint(at)], at)
@@ -324,8 +322,7 @@ def test_no_old_object_is_kept_for_one_page() -> None:
 
 
 def test_rounds_start_after_a_number_of_segments() -> None:
-    """Shows that every segment with a block of a stream counts; an idle owner's empty segments have a bound of their
-    own."""
+    """Shows that segments with a block of a stream count; an idle owner's empty ones have their own bound."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         settings = ShardSettings(log=LogSettings(lease_ns=3 * SECOND),
@@ -397,8 +394,7 @@ def test_rounds_start_after_a_number_of_bytes_of_heads() -> None:
 
 
 def test_commits_wait_for_a_delayed_checkpoint() -> None:
-    """Shows that at four times the bound nothing more is put until a root is stored; then commits continue. So recovery
-    is bounded."""
+    """Shows that at four times the bound nothing more is put until a root is stored; then commits continue."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=ShardSettings(checkpoint=CheckpointSettings(segments=5)))

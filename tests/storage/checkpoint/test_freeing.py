@@ -51,8 +51,7 @@ async def check_idle(shared: MemoryStore) -> None:
 
 
 def test_a_deleted_stream_of_many_segments_leaves_an_idle_broker() -> None:
-    """Shows that ten thousand segments are deleted within ten minutes, although nothing else is written; then the
-    broker is idle."""
+    """Shows that ten thousand segments are deleted within ten minutes; then the broker is idle."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)
@@ -156,8 +155,7 @@ def test_a_few_large_segments_are_enough(segments: int) -> None:
 
 
 def test_a_record_releases_a_bounded_number_of_segments() -> None:
-    """Shows that a record's size, and the time to apply it, are bounded. More segments need more records, in segments
-    of their own."""
+    """Shows bounds on a record's size, and on the time to apply it. More segments need more records."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await a_broker(shared, clock)

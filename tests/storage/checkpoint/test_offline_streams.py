@@ -109,8 +109,7 @@ def test_deleting_an_offline_stream_releases_its_objects() -> None:
 
 
 def test_runs_below_the_prefix_of_an_offline_stream_stay_until_it_is_deleted() -> None:
-    """Shows that they are kept, since an unknown record may name them, while an unnamed run of another stream is
-    deleted."""
+    """Shows that they are kept, since an unknown record may name them; another stream's orphan is deleted."""
     async def main(world: Owners) -> None:
         await world.open(newer=True, segments=1 << 20, compaction=False)
         await world.publish(S, 3)

@@ -71,8 +71,7 @@ async def churn(rig: Rig, rounds: int) -> Stream:
 
 
 def test_dead_segments_old_pages_and_old_roots_are_deleted() -> None:
-    """Shows that after many changes the store has three roots, their pages, the segments since the oldest, and
-    claims."""
+    """Shows that after many changes the store has three roots, their pages, and the segments since the oldest."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often())
@@ -108,8 +107,7 @@ def test_a_live_block_keeps_its_segment() -> None:
 
 
 def test_nothing_is_deleted_before_its_record_is_persisted() -> None:
-    """The put with the record is stalled: a root after it is stored, but nothing is deleted until the record is in the
-    log."""
+    """The put with the record is stalled: nothing is deleted until the record is in the log."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often(segments=1 << 20))
@@ -173,8 +171,7 @@ def test_the_grace_period_is_for_readers() -> None:
 
 
 def test_the_grace_period_is_ignored_while_the_store_is_full() -> None:
-    """Released objects are deleted at once when the store becomes full, and so are further ones until it has room
-    again."""
+    """Released objects are deleted at once when the store becomes full, and until it has room again."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=often(grace_ns=6000 * SECOND, segments=1 << 20))
@@ -229,8 +226,7 @@ def test_nothing_is_deleted_while_the_clocks_disagree() -> None:
 
 
 def test_claims_and_seals_are_never_deleted() -> None:
-    """Shows that after twenty successive owners, every claim and every seal exists, but all old segments are
-    deleted."""
+    """Shows that after twenty successive owners, all claims and seals exist, and no old segments."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         for epoch in range(1, 21):
@@ -273,8 +269,7 @@ def test_an_owner_does_not_read_its_own_objects_before_deleting_them() -> None:
 
 
 async def leave_strays(shared: MemoryStore, clock: ManualClock) -> list[str]:
-    """Leave segments beyond an epoch's end, and pages that no root names, by an owner that dies. Returns: their
-    keys."""
+    """Leave segments beyond an epoch's end and unnamed pages, by an owner that dies. Returns: their keys."""
     old = Rig(shared, clock, "old", 1, settings=often(segments=1 << 20, segment_bytes=5))
     shard = await old.open()
     stream = await churn(old, 2)

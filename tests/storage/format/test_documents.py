@@ -67,8 +67,7 @@ def test_an_object_under_another_key_is_noticed(kind: ObjectKind, position: Posi
 
 
 def test_a_newer_version_is_reported_as_newer() -> None:
-    """Shows that an intact header of a newer broker is VersionUnknown, and that a broken one is never mistaken for
-    it."""
+    """Shows that an intact header of a newer broker is VersionUnknown, and that a broken one never is."""
     newer = ObjectHeader(ObjectKind.SEAL, AT, NONCE, 100, version=FORMAT_VERSION + 1).pack()
     with pytest.raises(VersionUnknown, match="format version 5"):
         ObjectHeader.unpack(newer)

@@ -52,8 +52,7 @@ def test_ids_read_back(given_blocks: list[tuple[int, list[int], int | list[int],
 
 
 def test_small_chunks_are_joined() -> None:
-    """Shows that a thousand blocks of one id each become one chunk of two thirds of the bytes; large ones are
-    unchanged."""
+    """Shows that a thousand small chunks become one, of two thirds of the bytes; large ones are unchanged."""
     small = [pack_ids(i, [0], i << 20, [b"%020d" % i]) for i in range(1, 1001)]
     large = pack_ids(1001, range(500), 1 << 40, [b"%d" % i for i in range(500)])
     found = list(joined([*small, large, pack_ids(2000, [0], 1 << 41, [b"x"])]))

@@ -50,8 +50,7 @@ def test_an_unknown_record_concerns_only_its_own_block() -> None:
 
 
 def test_the_body_is_a_copy_of_the_value_that_was_added() -> None:
-    """Shows that writer and reader get the same values: tuples are read as lists, text with lone surrogates
-    unchanged."""
+    """Shows that writer and reader get the same values: tuples become lists, lone surrogates are unchanged."""
     config = {"name": "\ud800", "subjects": ("a", "b"), 5: b"\x00"}
     record = Record.of(RecordKind.STREAM_CREATE, 0, config)
     config["name"] = "changed"

@@ -78,8 +78,7 @@ WRONG: list[tuple[int, str, Any]] = [
 
 @pytest.mark.parametrize(("kind", "key", "value"), WRONG)
 def test_a_malformed_body_is_corrupt_and_named(kind: int, key: str, value: Any) -> None:
-    """Shows that record and key are in the error, for a wrong type, shape or length; None stands for a missing required
-    key."""
+    """Shows record and key in the error for a wrong type, shape or length; None: a missing required key."""
     body = {**EVERY[kind], key: value}  # type: ignore[dict-item]
     if value is None:
         del body[key]

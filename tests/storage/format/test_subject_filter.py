@@ -55,8 +55,7 @@ def test_a_present_subject_is_never_excluded(subjects: list[bytes], pattern: byt
 @pytest.mark.parametrize("name", ["k.%d", "sensor.eu.%08d", "$KV.bucket.%x", "device.%d.temperature"])
 @pytest.mark.parametrize("count", [17, 100, 500, 1000])
 def test_few_others_are_included_and_an_entry_takes_a_byte(name: str, count: int) -> None:
-    """Shows for subjects that differ in a few characters, as most do: at most 3 % are included, at 1.1 bytes an
-    entry."""
+    """Shows for similar subjects, as most are: at most 3 % are included, at 1.1 bytes an entry."""
     rng = random.Random(count)
     numbers = rng.sample(range(1 << 20), count + 3000)
     subjects = [(name % one).encode() for one in numbers[:count]]

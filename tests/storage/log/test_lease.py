@@ -169,8 +169,7 @@ def test_without_a_lease_a_stopped_owner_answers_at_once() -> None:
 
 
 def test_commits_that_wait_for_a_checkpoint_do_not_end_the_lease() -> None:
-    """No page is stored for ten minutes, so commits are held. One is put each T/3 all the same, and no standby takes
-    over."""
+    """No page is stored for ten minutes, so commits are held. One is put each T/3; no standby takes over."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = Rig(shared, clock, settings=ShardSettings(

@@ -114,8 +114,7 @@ def test_with_an_interval_puts_overlap() -> None:
 
 
 def test_waiters_run_in_log_order_although_puts_end_out_of_order() -> None:
-    """The first put is stalled, the second succeeds: nothing is answered until the first succeeds, then all in
-    order."""
+    """The first put is stalled, the second succeeds: nothing is answered until the first succeeds."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, segment_bytes=50)
         answered: list[int] = []
@@ -144,8 +143,7 @@ def test_wait_with_nothing_unpersisted_runs_at_once() -> None:
 
 
 def test_very_many_waiters_run_in_several_turns_in_log_order() -> None:
-    """Shows that 5000 calls of one commit leave turns of the loop to others. Calls that are added meanwhile run
-    later."""
+    """Shows that 5000 calls of one commit leave turns of the loop to others. Calls added meanwhile run later."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         answered: list[int] = []
@@ -189,8 +187,7 @@ def test_waiters_do_not_pile_up_where_each_turn_adds_more() -> None:
 
 
 def test_waiters_of_a_later_turn_wait_for_a_new_proof_if_the_lease_has_ended() -> None:
-    """The process is suspended between two turns that make calls: the others are made after a put that renews the
-    lease."""
+    """The process is suspended between two turns that make calls: the others wait for a renewing put."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, lease_ns=15 * SECOND, put_timeout_ns=5 * SECOND)
         answered: list[int] = []
@@ -336,8 +333,7 @@ def test_a_put_is_tried_until_it_is_stored_with_the_same_bytes(fault: str) -> No
 
 
 def test_a_store_that_refuses_for_good_is_tried_for_good() -> None:
-    """The disk is full for an hour: nothing is answered, and nothing rolled back; then the log continues. Meanwhile the
-    reason is shown."""
+    """The disk is full for an hour: nothing is answered or rolled back, and the reason is shown."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock)
         put = rig.shared.put
@@ -464,8 +460,7 @@ def test_back_pressure_in_bytes() -> None:
 
 
 def test_calls_that_wait_for_a_commit_take_room_too() -> None:
-    """Shows that calls which add nothing to the tail, as for duplicates, are bounded while the store does not
-    answer."""
+    """Shows a bound on calls that add nothing to the tail, as for duplicates, while the store does not answer."""
     async def main(clock: ManualClock) -> None:
         rig, stream = await opened(clock, tail_bytes_max=100_000)
         stall = rig.store.stall_put(rig.store.puts)

@@ -30,8 +30,7 @@ def test_segments_are_persisted_in_the_order_of_their_numbers() -> None:
 
 
 def test_a_segment_waits_for_the_encoding_of_the_one_before() -> None:
-    """Shows the link, which ends with the put: encoded in order, no segment has a block that an earlier failure
-    excludes."""
+    """Shows the link, which ends with the put. It keeps blocks out of segments after an earlier failure."""
     queue = _queue(1)
     first = queue.begin(1)
     queue.close([], [])

@@ -116,8 +116,7 @@ def test_a_block_that_is_never_stored_joins_nothing() -> None:
 
 
 def test_threads_encode_concurrently() -> None:
-    """Shows that encoding shares nothing between threads: eight concurrent calls return the same bytes as single
-    ones."""
+    """Shows that encoding shares nothing between threads: concurrent calls return the same bytes."""
     def encode(seed: int) -> bytes:
         return b"".join(encode_segment(Position(1, seed), NONCE, [seal_block(_block(seed), Position(1, seed))]))
 
@@ -147,8 +146,7 @@ def test_a_segment_of_many_small_blocks_is_a_few_buffers() -> None:
 
 @pytest.mark.parametrize("codec", [SECTIONS, UNCOMPRESSED])
 def test_a_sealed_block_knows_its_place_once_encoded(codec: SectionCodec) -> None:
-    """Shows that the writer's head and reference can be read from at once: their frames equal those of a decoded
-    index."""
+    """Shows that the writer's head and reference can be read from: their frames equal a decoded index's."""
     sealed = seal_block(_block(), AT)
     assert sealed.ref is None
     data = b"".join(encode_segment(AT, NONCE, [sealed], codec))
@@ -169,8 +167,7 @@ def _values(head: Head) -> list[object]:
 
 @pytest.mark.parametrize("codec", [SECTIONS, UNCOMPRESSED])
 def test_small_blocks_are_the_same_bytes(codec: SectionCodec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that blocks encoded from their lists have the bytes of the general encoders, and expand to the same
-    values."""
+    """Shows that blocks encoded from their lists have the same bytes, and expand to the same values."""
     monkeypatch.setattr("broker.storage.format.codec._SMALL", COMPRESSED_MIN)
     rng = random.Random(5)
     small: list[SealedBlock[int]] = []

@@ -79,8 +79,7 @@ def test_create_update_delete() -> None:
 
 
 def test_the_end_of_a_stream_leaves_its_name_to_the_newer_stream() -> None:
-    """A stream is deleted and created again under one name: whichever block of a segment comes first, the name belongs
-    to the newer stream."""
+    """A stream is deleted and created again in one segment: the name belongs to the newer stream."""
     state = made()
     account, name = next(iter(state.names))
     segment(state, 20, stream_id=8, records=[(RecordKind.STREAM_CREATE, {"account": account, "name": name, "config": {},

@@ -13,8 +13,7 @@ __all__ = ["Ceiling"]
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ceiling(RecordBody):
-    """A stream with ``persist_mode: async`` uses only sequences below ``seq``; after a crash it continues with
-    ``seq``."""
+    """A stream with ``persist_mode: async`` uses only sequences below ``seq``, and after a crash begins there."""
 
     KIND: ClassVar = RecordKind.CEILING
 

@@ -17,8 +17,7 @@ from broker.storage.format.records.kinds import RecordKind
 __all__ = ["RESUME", "ConsumerDelta", "PendingColumns"]
 
 RESUME: Final = "resume"
-"""A key of ``extra``, for the deliver policy ``last_per_subject``: the stream's last sequence at the consumer's
-creation."""
+"""A key of ``extra``, for the deliver policy ``last_per_subject``: the stream's last sequence at creation."""
 
 @dataclass(slots=True)
 class PendingColumns:

@@ -15,8 +15,7 @@ _LISTED: Final = frozenset(("name", "config"))
 
 @dataclass(slots=True, eq=False, repr=False)
 class ConsumerUpdate(RecordBody):
-    """``config`` replaces the configuration. Each key of ``extra`` replaces one of the consumer's, and None removes
-    it."""
+    """``config`` replaces the configuration. Keys of ``extra`` replace those of the consumer; None removes one."""
 
     KIND: ClassVar = RecordKind.CONSUMER_UPDATE
 

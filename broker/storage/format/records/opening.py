@@ -1,5 +1,4 @@
-"""Record 11, in the shard's own block at number 0 of an epoch's log: the owner of the epoch, and the ends of earlier
-ones."""
+"""Record 11, in the shard's own block at number 0 of an epoch's log: its owner, and the ends of earlier epochs."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ _LISTED: Final = frozenset(("config",))
 
 @dataclass(slots=True, eq=False, repr=False)
 class StreamUpdate(RecordBody):
-    """``config`` replaces the configuration. Each key of ``extra`` replaces one of the stream's, and None removes
-    it."""
+    """``config`` replaces the configuration. Keys of ``extra`` replace those of the stream; None removes one."""
 
     KIND: ClassVar = RecordKind.STREAM_UPDATE
 
