@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.inflight import Inflight
+    from broker.jetstream.stream.publish.pub_ack_receiver import PubAckReceiver
     from broker.storage.format.frame import Chunk
     from broker.storage.log.open_block import OpenBlock
     from broker.storage.log.stream_log import StreamLog
@@ -261,6 +262,13 @@ class Stream:
             self.queue.enqueue(ops, start, end, source, now_ns)
         elif end - start > 1 or not self.sequencer.run_one(ops[start], now_ns):
             self.sequencer.run(ops, start, end, source, now_ns)
+
+    def publish_for(self, receiver: PubAckReceiver, msgs: Sequence[Msg]) -> None:
+        """Handle publishes of another protocol, whose PubAcks go to ``receiver``."""
+        if self.queue.closed or not self.log.room():
+            self.queue.enqueue(msgs, 0, len(msgs), receiver, self.clock.now_ns())
+        else:
+            self.sequencer.run(msgs, 0, len(msgs), receiver, self.clock.now_ns())
 
     def publish_own(self, msgs: Sequence[Msg], source: Source | None = None) -> None:
         """Publish messages of the stream's own."""
@@ -539,7 +547,7 @@ class Stream:
         """
         if self.offline is not None:
             error = ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=self.offline)
-            self.queue.refuse_all(lambda run: self.sequencer.replies.fail(run, error))
+            self.queue.refuse_all(lambda source, run: self.sequencer.replies.fail(source, run, error))
         self.queue.close()
         self._batching.close()
         self.retention.close()

@@ -57,7 +57,7 @@ class Appender:
                 if not appended:
                     self._lost()
                     for _, reply, _, _ in pending.msgs:
-                        self._replies.refused(reply, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
+                        self._replies.refused(pending.source, reply, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         # Roll-ups and trims may remove messages and skip sequences.
         pending.begin(self._live.last_seq + 1)
         return appended
@@ -84,7 +84,7 @@ class Appender:
             self._context.scheduler.set(pending.due)
         if pending.values:
             self._count(pending)
-            self._replies.counted(replies, first_seq, pending.values)
+            self._replies.counted(pending.source, replies, first_seq, pending.values)
         else:
             self._replies.accepted(pending.source, replies, first_seq)
         if pending.removed:

@@ -22,7 +22,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import StoreError
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Msg
+    from broker.jetstream.bus import Msg, Source
     from broker.jetstream.stream.publish.replies import Replies
     from broker.jetstream.stream.shared.stream_parts import StreamParts
     from broker.jetstream.stream.state.rows import NotLoaded
@@ -48,7 +48,7 @@ class BlockedPublish:
         self._pause_ns = 0
         self._not_before_ns = 0
 
-    def begin(self, msg: Msg, not_loaded: NotLoaded) -> bool:
+    def begin(self, msg: Msg, source: Source | None, not_loaded: NotLoaded) -> bool:
         """Make publishes and requests wait until the data for ``msg`` is loaded; return False if ``msg`` cannot
         wait."""
         now_ns = self._clock.monotonic_ns()
@@ -60,14 +60,14 @@ class BlockedPublish:
             self._decision = Decision(self._live, self._heads)
             self._until_ns = now_ns + int(WAIT_SECONDS * 1e9)
         self._queue.begin()
-        self._tasks.start(self._wait(msg, self._decision, not_loaded), "wait")
+        self._tasks.start(self._wait(msg, source, self._decision, not_loaded), "wait")
         return True
 
     def decided(self) -> None:
         """Release the data that was loaded for the decision, which has been taken."""
         self._msg = self._decision = None
 
-    async def _wait(self, msg: Msg, decision: Decision, not_loaded: NotLoaded) -> None:
+    async def _wait(self, msg: Msg, source: Source | None, decision: Decision, not_loaded: NotLoaded) -> None:
         loading = self._tasks.start(decision.load_missing(not_loaded), "load")
         try:
             left_ns = self._until_ns - self._clock.monotonic_ns()
@@ -77,19 +77,19 @@ class BlockedPublish:
                                  WAIT_SECONDS)
                 self._late = loading
                 loading.add_done_callback(self._came_late)
-                self._refuse(msg)
+                self._refuse(msg, source)
             elif (error := loading.exception()) is not None:
                 self._failed(error)
-                self._refuse(msg)
+                self._refuse(msg, source)
             else:
                 self._pause_ns = 0
         finally:
             self._queue.end()
 
-    def _refuse(self, msg: Msg) -> None:
+    def _refuse(self, msg: Msg, source: Source | None) -> None:
         self.decided()
         if self._queue.drop_first(msg):
-            self._replies.fail((msg,), ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
+            self._replies.fail(source, (msg,), ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
 
     def _came_late(self, loading: asyncio.Task[None]) -> None:
         self._late = None

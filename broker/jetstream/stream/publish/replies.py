@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.base.gojson.encoding import marshal
+from broker.jetstream.stream.publish.pub_ack_receiver import PubAckReceiver
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
@@ -48,18 +49,25 @@ class Replies:
 
     def accepted(self, source: Source | None, replies: Sequence[bytes], first_seq: int) -> None:
         """Queue PubAcks for messages from ``first_seq`` on; b"" among ``replies`` requests none."""
-        if self._acks and any(replies):
+        if isinstance(source, PubAckReceiver):
+            self._later(source.stored, replies, first_seq)
+        elif self._acks and any(replies):
             self._later(self._bus.pub_acks, source, replies, self.prefix, first_seq, b"}")
 
-    def counted(self, replies: Sequence[bytes], first_seq: int, totals: Sequence[int]) -> None:
-        """Queue PubAcks for counters: the same as ``accepted``, with the total in each."""
+    def counted(self, source: Source | None, replies: Sequence[bytes], first_seq: int, totals: Sequence[int]) -> None:
+        """Queue PubAcks for counters: the same as ``accepted``, with the total in each that is a message."""
+        if isinstance(source, PubAckReceiver):
+            self.accepted(source, replies, first_seq)
+            return
         for seq, (reply, total) in enumerate(zip(replies, totals, strict=True), first_seq):
             if self._acks and reply:
                 self._later(self._bus.publish, reply, b"", 0, b'%b%d,"val":"%d"}' % (self.prefix, seq, total))
 
-    def duplicate(self, reply: bytes, seq: int) -> None:
+    def duplicate(self, source: Source | None, reply: bytes, seq: int) -> None:
         """Queue the PubAck of a message that was stored before, as ``seq``."""
-        if self._acks and reply:
+        if isinstance(source, PubAckReceiver):
+            self._later(source.duplicate, reply, seq)
+        elif self._acks and reply:
             self._later(self._bus.publish, reply, b"", 0, b'%b%d,"duplicate": true}' % (self.prefix, seq))
 
     def committed(self, reply: bytes, batch_id: bytes, count: int, seq: int) -> None:
@@ -78,9 +86,11 @@ class Replies:
         before = b',"duplicate": true' if duplicate else b""
         return b'%b%d%b,"batch":%b,"count":%d}' % (self.prefix, seq, before, named, count)
 
-    def refused(self, reply: bytes, error: ApiError) -> None:
+    def refused(self, source: Source | None, reply: bytes, error: ApiError) -> None:
         """Queue the refusal of a message, which was decided from the sequenced state."""
-        if self._acks and reply:
+        if isinstance(source, PubAckReceiver):
+            self._later(source.refused, (reply,), error)
+        elif self._acks and reply:
             self._later(self._bus.publish, reply, b"", 0, self._refusal(error))
 
     def _later(self, fn: object, *args: object) -> None:
@@ -114,22 +124,26 @@ class Replies:
         if self._acks:
             self._bus.publish(reply, b"", 0, answer)
 
-    def turn_away(self, run: Sequence[Msg]) -> None:
+    def turn_away(self, source: Source | None, run: Sequence[Msg]) -> None:
         """Refuse publishes at once because there is no room; nothing was decided about them."""
+        self.dropped += sum(not op[1] for op in run)
         if self._log.full:
-            self.dropped += sum(not op[1] for op in run)
-            self.fail(run, ApiError(ApiErrors.INSUFFICIENT_RESOURCES))
+            self.fail(source, run, ApiError(ApiErrors.INSUFFICIENT_RESOURCES))
             return
-        body = _TOO_MANY_REQUESTS + self._refusal(ApiError(ApiErrors.STREAM_TOO_MANY_REQUESTS))
-        hlen = len(_TOO_MANY_REQUESTS)
-        for _, reply, _, _ in run:
+        error = ApiError(ApiErrors.STREAM_TOO_MANY_REQUESTS)
+        if isinstance(source, PubAckReceiver):
+            self.fail(source, run, error)
+            return
+        body = _TOO_MANY_REQUESTS + self._refusal(error)
+        for reply in (op[1] for op in run):
             if reply:
-                self._bus.publish(reply, b"", hlen, body)
-            else:
-                self.dropped += 1
+                self._bus.publish(reply, b"", len(_TOO_MANY_REQUESTS), body)
 
-    def fail(self, run: Sequence[Msg], error: ApiError) -> None:
+    def fail(self, source: Source | None, run: Sequence[Msg], error: ApiError) -> None:
         """Refuse publishes whose decision failed."""
+        if isinstance(source, PubAckReceiver):
+            source.refused([op[1] for op in run], error)
+            return
         body = self._refusal(error)
         for reply in (op[1] for op in run):
             if reply and self._acks:

@@ -148,12 +148,12 @@ class Sequencer:
                 self._log.urgent()
             return untraced
         except NotLoaded as not_loaded:
-            if self._blocked.begin(msg, not_loaded):
+            if self._blocked.begin(msg, source, not_loaded):
                 self._queue.requeue(((msg,), 0, 1, source, now_ns))
                 return None
         except Exception as error:
             self.appender.handle_unexpected(error, index=False)
-        self.replies.refused(msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
+        self.replies.refused(source, msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         return None
 
     def run_one(self, msg: Msg, now_ns: int) -> bool:
@@ -185,7 +185,7 @@ class Sequencer:
         except Exception as error:
             self.appender.handle_unexpected(error, index=False)
             if live.last_seq < seq:
-                self.replies.refused(reply, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
+                self.replies.refused(None, reply, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         log.urgent()
         return True
 
@@ -296,10 +296,10 @@ class Sequencer:
                     self.appender.follow_up(after)
             except ApiError as error:
                 pending.append()
-                replies.refused(msg[1], error)
+                replies.refused(source, msg[1], error)
             except Duplicate as duplicate:
                 pending.append()
-                replies.duplicate(msg[1], duplicate.seq)
+                replies.duplicate(source, msg[1], duplicate.seq)
             except Unwanted:
                 self.appender.acknowledge_unstored(pending, candidate)
             except Committing:
@@ -307,14 +307,14 @@ class Sequencer:
                 return i + 1
             except NotLoaded as not_loaded:
                 pending.append()
-                if self._blocked.begin(msg, not_loaded):
+                if self._blocked.begin(msg, source, not_loaded):
                     return i
-                replies.refused(msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
+                replies.refused(source, msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
             except Exception as error:
                 pending.append()
                 self.appender.handle_unexpected(error, index=pending.indexed)
                 pending.indexed = False
-                replies.refused(msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
+                replies.refused(source, msg[1], ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
             if i == start:
                 # A waiting publish is the first of its run.
                 self._blocked.decided()

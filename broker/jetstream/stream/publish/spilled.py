@@ -105,7 +105,7 @@ class SpilledCommits:
         else:
             self._replies.committed(reply, batch.batch_id, len(batch.msgs), self._parts.live.last_seq)
             return
-        self._replies.refused(reply, error)
+        self._replies.refused(source, reply, error)
 
     def _arrival(self, batch: Batch, spill: Spill, source: Source | None, appender: Appender) -> Arrival:
         """Return the messages as they would join now. Raises: ApiError; NotLoaded."""

@@ -67,11 +67,11 @@ def decide(msg: TracedMsg, source: Source | None, time_ns: int, context: CheckCo
     except Duplicate as duplicate:
         error = "msgid is duplicate"
         if stored is None:
-            replies.duplicate(msg[1], duplicate.seq)
+            replies.duplicate(source, msg[1], duplicate.seq)
     except ApiError as refusal:
         error = _words(refusal, candidate)
         if stored is None:
-            replies.refused(msg[1], refusal)
+            replies.refused(source, msg[1], refusal)
     msg.trace.decided(config.name, subject, no_interest=no_interest, error=error)
     return stored
 

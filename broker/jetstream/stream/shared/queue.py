@@ -69,7 +69,7 @@ class PublishQueue:
         self._shut = False
 
     def connect(self, sequence: Callable[[Sequence[Msg], int, int, Source | None, int], int],
-                refuse: Callable[[Sequence[Msg]], None]) -> None:
+                refuse: Callable[[Source | None, Sequence[Msg]], None]) -> None:
         """Set the functions for runs that leave the queue.
 
         Args: ``sequence`` decides a run when its turn comes, and returns the work that this was. ``refuse`` answers a
@@ -85,7 +85,7 @@ class PublishQueue:
         full = not self._log.room()
         size = _size(run)
         if (full and (self._refusing or self._log.full)) or self.bytes + size > self.bytes_max:
-            self._refuse_run(run)
+            self._refuse_run(source, run)
             return
         self._queue.append(((run, 0, len(run), source, now_ns), size))
         self.bytes += size
@@ -173,15 +173,15 @@ class PublishQueue:
         """Stop passing publishes on: they are queued until ``refuse_all`` or ``close``."""
         self._shut = self.closed = True
 
-    def refuse_all(self, refuse: Callable[[Sequence[Msg]], None]) -> None:
+    def refuse_all(self, refuse: Callable[[Source | None, Sequence[Msg]], None]) -> None:
         """Refuse the queued publishes."""
         queue, self._queue = self._queue, deque()
         for item in queue:
             if isinstance(item, asyncio.Future):
                 item.cancel()
             else:
-                (ops, start, end, _, _), _ = item
-                refuse(ops[start:end])
+                (ops, start, end, source, _), _ = item
+                refuse(source, ops[start:end])
         self.bytes = 0
 
     def close(self) -> None:
@@ -277,17 +277,17 @@ class PublishQueue:
                     kept.append(item)
                 else:
                     self.bytes -= item[1]
-                    ops, start, end, _, _ = item[0]
-                    self._refuse_run(ops[start:end])
+                    ops, start, end, source, _ = item[0]
+                    self._refuse_run(source, ops[start:end])
             self._queue = kept
             if not self.busy:
                 self._drain()
             self.closed = True
         self._release()
 
-    def _refuse_run(self, run: Sequence[Msg]) -> None:
+    def _refuse_run(self, source: Source | None, run: Sequence[Msg]) -> None:
         self.refused += len(run)
-        self._refuse(run)
+        self._refuse(source, run)
 
 
 def _size(run: Sequence[Msg]) -> int:
