@@ -4,7 +4,7 @@
     python docs/tour/library.py read [--filter lib.asyncio.> …]      read them back with a durable pull consumer
     python docs/tour/library.py show lib.asyncio.events              show the last message of one subject
 
-Each command has the option ``--url`` (nats://127.0.0.1:4222 by default). A message has the subject
+Each command has the option ``--url`` (by default $NATS_URL, or nats://127.0.0.1:4222). A message has the subject
 ``lib.<dotted.path>``, the file's bytes as payload, and their size and SHA-256 as headers. The stream keeps the last
 message of each subject, so a file is stored once however often it is published; within a day its message id ensures
 that. The program uses only nats-py, and works with any NATS server.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import os
 import pathlib
 import re
 import sys
@@ -275,7 +276,7 @@ async def run(args: argparse.Namespace) -> int:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; ``--url`` is before the command or after it."""
     url = argparse.ArgumentParser(add_help=False)
-    url.add_argument("--url", default=argparse.SUPPRESS, help="URL of the broker (default: nats://127.0.0.1:4222)")
+    url.add_argument("--url", default=argparse.SUPPRESS, help="URL of the broker (default: $NATS_URL, or nats://127.0.0.1:4222)")
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                 parents=[url])
     what = p.add_subparsers(dest="what", required=True)
@@ -285,7 +286,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     what.add_parser("show", parents=[url]).add_argument("subject")
     args = p.parse_args(arguments)
     if "url" not in args:
-        args.url = "nats://127.0.0.1:4222"
+        args.url = os.environ.get("NATS_URL", "nats://127.0.0.1:4222")
     return args
 
 

@@ -64,6 +64,20 @@ def test_every_page_is_run() -> None:
     assert {name for name in with_snippets if f'page("{name}")' not in here} == set()
 
 
+async def test_the_readme(tmp_path: Path) -> None:
+    """The first clients work, and so does each step of the tour but the one on Spark."""
+    port = str(free_port())
+    environ = {"PORT": port, "NATS_URL": f"nats://127.0.0.1:{port}"}
+    async with reader(tmp_path / "checkout", {"127.0.0.1:4222": f"127.0.0.1:{port}"}, environ=environ) as someone:
+        await someone.read("README.md", (ROOT / "README.md").read_text())
+
+
+async def test_cost(tmp_path: Path) -> None:
+    """The command computes the bill of a load."""
+    async with reader(tmp_path / "checkout") as someone:
+        await someone.read("COST.md", page("COST.md"))
+
+
 async def test_the_first_page(tmp_path: Path) -> None:
     """`make run` starts a broker."""
     async with reader(tmp_path / "checkout") as someone:
