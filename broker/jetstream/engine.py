@@ -89,7 +89,7 @@ class JetStream:
         self._listening = False
         self._memory_log: MemoryLog | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._leaving: dict[str, asyncio.Task[None]] = {}
+        self._stopping: dict[str, asyncio.Task[None]] = {}
         limits = self.settings.server
         self.external = ExternalFollowers()
         self._waiting = Waiting(self.settings, self._publish_dropped)
@@ -189,9 +189,9 @@ class JetStream:
         api, account = self.apis.pop(name), self.accounts.pop(name, None)
         api.stop_listening()
         self.external.wake_all()
-        task = self._start(self._leave(api, account, self._leaving.get(name)), "remove account")
-        self._leaving[name] = task
-        task.add_done_callback(lambda _: self._left(name, task))
+        task = self._start(self._stop_account(api, account, self._stopping.get(name)), "remove account")
+        self._stopping[name] = task
+        task.add_done_callback(lambda _: self._account_stopped(name, task))
         return task
 
     def serve_system(self, name: str, bus: Bus) -> None:
@@ -214,11 +214,11 @@ class JetStream:
         Returns: a task that is done once the deletions are stored.
         Raises, when awaited: ApiError 10008; StoreError, FormatError.
         """
-        task = self._start(self._purge(name, self._leaving.get(name)), "purge account")
+        task = self._start(self._purge(name, self._stopping.get(name)), "purge account")
         # The account's streams are not restored in between: they are in the applied state until the deletions are
         # stored.
-        self._leaving[name] = task
-        task.add_done_callback(lambda _: self._left(name, task))
+        self._stopping[name] = task
+        task.add_done_callback(lambda _: self._account_stopped(name, task))
         return task
 
     async def _purge(self, name: str, before: asyncio.Task[None] | None) -> None:
@@ -257,7 +257,8 @@ class JetStream:
         for shard in shards:
             await shard.log.persisted()
 
-    async def _leave(self, api: Api | DisabledApi, account: Account | None, before: asyncio.Task[None] | None) -> None:
+    async def _stop_account(self, api: Api | DisabledApi, account: Account | None,
+                            before: asyncio.Task[None] | None) -> None:
         try:
             if before is not None:
                 await asyncio.wait([before])
@@ -272,16 +273,16 @@ class JetStream:
         for shard in list(self.shards.values()):
             await shard.log.persisted()
 
-    def _left(self, name: str, task: asyncio.Task[None]) -> None:
-        if self._leaving.get(name) is task:
-            del self._leaving[name]
+    def _account_stopped(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._stopping.get(name) is task:
+            del self._stopping[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.warning("changes of the streams of account %s could not be stored: %s", name, error)
 
     async def _restore_later(self, account: Account) -> None:
         """Restore an account after everything sequenced before its removal is in the applied state."""
-        while leaving := self._leaving.get(account.name):
-            await asyncio.wait([leaving])
+        while stopping := self._stopping.get(account.name):
+            await asyncio.wait([stopping])
         if self.shards and self.accounts.get(account.name) is account:
             self._restore(account, self.shards.values())
 

@@ -3,7 +3,7 @@
     ServerUsage    all streams of one storage kind ("memory" or "file"), of all accounts
     AccountUsage   the streams of one account that has a limit of its own; their bytes count in ServerUsage too
 
-Every stream adds what it sequences to its ``Usage`` and subtracts what it removes. A publish compares once: only if
+Every stream adds sequenced bytes to its ``Usage`` and subtracts removed ones. A publish compares once: only if
 ``size_bytes + size > bytes_max`` does it call ``refusal``, which decides. The streams of an account without a limit
 count in the server's usage directly, so only accounts with a limit pay for one.
 

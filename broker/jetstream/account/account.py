@@ -94,7 +94,7 @@ class Account:
         self._restored = False
         self._claiming = asyncio.Lock()
         self._links = 0
-        """The number of changes, so far, of what streams mirror or source."""
+        """The number of changes, so far, of mirrors and sources."""
         self._quota = Quota(host, name, self.streams, limits, settings.server)
         self.upstreams = Upstreams(FollowerParts(self._origin, clock, bus, rng), host.external)
         overlaps = None

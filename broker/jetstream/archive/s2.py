@@ -18,7 +18,7 @@ from broker.jetstream.archive.errors import ArchiveError
 __all__ = ["BLOCK_BYTES_MAX", "compress", "decompress"]
 
 BLOCK_BYTES_MAX: Final = 4 << 20
-"""The largest size of a block's raw bytes, by the format; it bounds what a few bytes can expand to."""
+"""The largest size of a block's raw bytes, by the format; it bounds the expansion of a few bytes."""
 
 _LITERAL, _COPY_1, _COPY_2 = 0, 1, 2
 

@@ -15,9 +15,9 @@ the store is a ``Loading``, after which the delivery runs again. Very large acks
 Methods marked ``in_order`` first deliver the queued notifications of the stream (notified). Time comes from the clock,
 timers from ``loop`` (call_soon, call_later), so a test can control both.
 
-It does not validate configurations (consumer_rules), decide where a new consumer starts (start), store anything itself
-(the stream calls ``pop_delta`` when it seals a block), or remove messages on acks: the stream is notified of acks, and
-may ask that they not be answered before it has removed what no consumer waits for.
+Does not own: the validation of configurations (consumer_rules), the position where a new consumer starts (start). The
+stream stores the state: it calls ``pop_delta`` when it seals a block. The stream is notified of acks, and removes
+messages that no consumer waits for; acks are answered after that (double_acks).
 
 Source: nats-server consumer.go; ADR-37 (pull), ADR-13, ADR-15.
 """
@@ -65,8 +65,7 @@ if TYPE_CHECKING:
 __all__ = ["Consumer"]
 
 _UNSTORED_MAX = 65_536
-"""The pending, unstored messages that are stored at once instead of within a second: writing and applying take 10
-ms."""
+"""Pending messages, not yet stored, that are stored at once instead of within a second: this takes some 10 ms."""
 
 _COUNT_LAG = 16_384
 """The uncounted messages that an idle consumer counts, while their chunks are cached.
@@ -103,11 +102,10 @@ class Consumer(Notified):
         self._acks = AckState((), 0, 1)
         self._acks.restore(state, clock.now_ns(), mono_ns)
         self._resume = int(state.extra.get(RESUME, 0))
-        filters = filters_of(config.filters)
-        self._cursor = Cursor(stream, filters, state.delivered_sseq + 1, self._acks.ahead,
+        self._cursor = Cursor(stream, filters_of(config.filters), state.delivered_sseq + 1, self._acks.ahead,
                               self.deliver_notifications)
-        self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop, self._kick,
-                                      self._resume_at)
+        self._prefetcher = Prefetcher(f"{stream.name} > {self.name}", self._cursor, clock, self._loop,
+                                      self._schedule_delivery, self._resume_at)
         self._double_acks = DoubleAcks(stream, self._changed, stored=config.stored)
         self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, self.reply_subjects.ack,
                                       self._double_acks.acked)
@@ -121,15 +119,15 @@ class Consumer(Notified):
         self._push: PushSide | None = None
         self._admission: PullAdmission | None = None
         if config.push or receiver is not None:
-            self._push = self._delivery.push = PushSide(bus, rng, self.reply_subjects, config, mono_ns,
-                                                        stream.config.max_msg_size, self._interest, self._flowed,
-                                                        receiver)
+            self._push = self._delivery.push = PushSide(
+                bus, rng, self.reply_subjects, config, mono_ns, stream.config.max_msg_size, self._on_interest,
+                self._on_flow_answers, receiver)
         else:
             self._admission = PullAdmission(bus, self._acks, self._cursor, config.max_waiting)
             self._delivery.waiting = self._admission.waiting
         if config.replay_policy == "original":
             self._delivery.replay = Replay(stream.last_seq)
-        self._timer = DeadlineTimer(self._loop, clock, self._tick)
+        self._timer = DeadlineTimer(self._loop, clock, self._on_timer)
         self._inactivity = InactivityTimer(rng, self._acks)
         self._closed = True
         self._ended = False
@@ -140,7 +138,7 @@ class Consumer(Notified):
         self._blocked = False
         self._resume_at_ns = 0
         self._count_lag = _COUNT_LAG + crc32(self.name.encode()) % _COUNT_LAG
-        self._adopt(config)
+        self._configure_parts(config)
 
     # ---- life
 
@@ -162,11 +160,11 @@ class Consumer(Notified):
             self._push.open()
         self._closed = False
         mono_ns = self._clock.monotonic_ns()
-        self._used(mono_ns)
+        self._restart_inactivity(mono_ns)
         if self._acks.changed:
             self._changed()
         self._rearm(mono_ns)
-        self._kick()
+        self._schedule_delivery()
 
     def withhold(self) -> None:
         """Deliver nothing before ``begin``: the creation of this consumer is not yet persisted."""
@@ -175,7 +173,7 @@ class Consumer(Notified):
     def begin(self) -> None:
         """Deliver from now on. Messages published in this turn of the loop are sent first, in a write of their own."""
         self._withheld = False
-        self._loop.call_soon(self._kick)
+        self._loop.call_soon(self._schedule_delivery)
 
     def stop(self, text: bytes = b"", *, pending: bool = False) -> None:
         """Stop serving permanently; the state stays as it is. Waiting pulls get ``text``, if it is not empty."""
@@ -205,7 +203,7 @@ class Consumer(Notified):
         """Apply an updated configuration, already validated against the current one."""
         old, self.config = self.config, config
         mono_ns = self._clock.monotonic_ns()
-        self._adopt(config)
+        self._configure_parts(config)
         push = self._push
         if push is not None and push.update(old, config, mono_ns, self.stream.config.max_msg_size):
             self._acks.expire_all()
@@ -216,9 +214,9 @@ class Consumer(Notified):
         if config.pause_until != old.pause_until:
             self.events.pause(self.paused, config.pause_until)
         if config.inactive_threshold != old.inactive_threshold:
-            self._used(mono_ns)
+            self._restart_inactivity(mono_ns)
         self._rearm(mono_ns)
-        self._kick()
+        self._schedule_delivery()
 
     @property
     @in_order
@@ -246,7 +244,7 @@ class Consumer(Notified):
         self._cursor.jump(seq)
         self._answers.forgotten_seq = 0
         self._changed()
-        self._kick()
+        self._schedule_delivery()
         return seq
 
     def unpin(self, group: str) -> None:
@@ -254,7 +252,7 @@ class Consumer(Notified):
         if self._delivery.waiting is not None:
             self._delivery.waiting.order.unpin()
         self.events.unpinned(group, "admin")
-        self._kick()
+        self._schedule_delivery()
 
     @property
     @in_order
@@ -318,7 +316,7 @@ class Consumer(Notified):
         if self._closed:
             return
         if self._delivery.waiting or (self._push is not None and self._push.active):
-            self._kick()
+            self._schedule_delivery()
         elif self.stream.persisted_seq - self._cursor.counted > self._count_lag:
             # Count them now, before their chunks are evicted from the cache.
             self._prefetcher.load(self._cursor.count())
@@ -332,7 +330,7 @@ class Consumer(Notified):
         self._cursor.removed(first_seq, last_seq, msgs, subject)
         if self._answers.removed(first_seq, last_seq, self._clock.now_ns(), purged=purged):
             self._changed()
-            self._kick()
+            self._schedule_delivery()
         if not self._cursor.exact:
             self._prefetcher.count()
 
@@ -348,7 +346,7 @@ class Consumer(Notified):
         self._prefetcher.reset_backoff()
         self._changed()
         self._prefetcher.count()
-        self._kick()
+        self._schedule_delivery()
 
     def notification_failed(self) -> None:
         """Recount pending messages, because a change that the stream reported was not applied."""
@@ -417,12 +415,12 @@ class Consumer(Notified):
         if not self._cursor.known:
             self._prefetcher.count()
         if acks.queue or self._blocked:
-            self._kick()
+            self._schedule_delivery()
 
     def _acked_many(self) -> None:
         """Resume work that has waited, after a very large ack is applied."""
         self._rearm(self._clock.monotonic_ns())
-        self._kick()
+        self._schedule_delivery()
 
     def _request(self, reply: bytes, body: bytes, mono_ns: int) -> None:
         """Handle one pull request, from MSG.NEXT or after a +NXT."""
@@ -433,7 +431,7 @@ class Consumer(Notified):
         entry = admission.admit(reply, body, self.config, mono_ns)
         if entry is not None:
             self._timer.set(min(entry.expires_ns, entry.heartbeat_at_ns))
-            self._kick()
+            self._schedule_delivery()
             self._timer.set(admission.waiting.order.due_ns)
 
     def _sweep(self, mono_ns: int, *, at_end: bool, heartbeats: bool = False) -> None:
@@ -442,14 +440,14 @@ class Consumer(Notified):
 
     # ---- delivery
 
-    def _kick(self) -> None:
+    def _schedule_delivery(self) -> None:
         """Schedule a run of the delivery on the loop."""
         if not self._scheduled and not self._closed and not self._withheld:
             self._scheduled = True
-            self._loop.call_soon(self._run)
+            self._loop.call_soon(self._deliver)
 
     @in_order
-    def _run(self) -> None:
+    def _deliver(self) -> None:
         self._scheduled = False
         if self._closed or self._prefetcher.loading or self._large_acks.under_way:
             return
@@ -482,7 +480,7 @@ class Consumer(Notified):
             self._timer.set(acks.next_due_ns)
         match step.verdict:
             case Verdict.MORE:
-                self._kick()
+                self._schedule_delivery()
             case Verdict.END:
                 self._sweep(mono_ns, at_end=True)
             case Verdict.BLOCKED:
@@ -500,27 +498,27 @@ class Consumer(Notified):
             self._timer.set(at_ns)
 
     @in_order
-    def _flowed(self, acked: Sequence[tuple[int, int]]) -> None:
+    def _on_flow_answers(self, acked: Sequence[tuple[int, int]]) -> None:
         """Apply the acks in answers to flow control requests, and deliver into the new room."""
         if acked:
             self._answers.apply_flow_answers(acked, self._clock.now_ns())
             self._changed()
-        self._kick()
+        self._schedule_delivery()
 
-    def _interest(self, interested: bool) -> None:
+    def _on_interest(self, interested: bool) -> None:
         """Start or stop deliveries after the interest in deliver_subject changed."""
         mono_ns = self._clock.monotonic_ns()
         if interested:
             self._inactivity.end()
             self._resume_at_ns = 0
-            self._kick()
+            self._schedule_delivery()
         else:
-            self._used(mono_ns)
+            self._restart_inactivity(mono_ns)
         self._rearm(mono_ns)
 
     # ---- time
 
-    def _used(self, mono_ns: int) -> None:
+    def _restart_inactivity(self, mono_ns: int) -> None:
         """Start or restart the inactivity timer."""
         push = self._push
         listened = push is not None and push.active
@@ -544,7 +542,7 @@ class Consumer(Notified):
                 timer.set(mono_ns + left_ns)
 
     @in_order
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         """Handle everything that is due, when the timer has fired."""
         if self._closed or self._large_acks.under_way:
             return
@@ -554,7 +552,7 @@ class Consumer(Notified):
         if due is not None and due <= mono_ns:
             if self._answers.expire(mono_ns):
                 self._changed()
-            self._kick()
+            self._schedule_delivery()
         if delivery.waiting is not None:
             due = delivery.waiting.next_due_ns
             if due is not None and due <= mono_ns:
@@ -562,18 +560,18 @@ class Consumer(Notified):
                 # even another request's heartbeat: nats-server's loopAndGatherMsgs does so, and clients rely on it.
                 self._sweep(mono_ns, at_end=self._blocked and not self._scheduled, heartbeats=True)
                 if delivery.waiting.order.expire(mono_ns):
-                    self._kick()
+                    self._schedule_delivery()
         if push is not None:
             push.beat(mono_ns, delivery.sent_mono_ns, acks.delivered_cseq, self._cursor.next_seq - 1,
                       unacked=bool(acks.pending))
         paused = self.paused
         if self._was_paused and not paused:
             self.events.pause(False, self.config.pause_until)
-            self._kick()
+            self._schedule_delivery()
         self._was_paused = paused
         if self._resume_at_ns and self._resume_at_ns <= mono_ns:
             self._resume_at_ns = 0
-            self._kick()
+            self._schedule_delivery()
         if self._inactivity.expired(mono_ns, self._admission) and self.on_inactive is not None:
             self.on_inactive(self)
         else:
@@ -581,7 +579,7 @@ class Consumer(Notified):
 
     # ---- parts
 
-    def _adopt(self, config: ConsumerConfig) -> None:
+    def _configure_parts(self, config: ConsumerConfig) -> None:
         """Pass the configuration to the parts."""
         delivery = self._delivery
         self._double_acks.stored = config.stored

@@ -140,7 +140,7 @@ class Inbox:
         self._sweeps = 0
         self._sweep_after = STREAMS
         """The key after which the next search continues."""
-        self._left: dict[int, str] = {}
+        self._kept: dict[int, str] = {}
         """Requests that cannot be carried out here now, with the reason that was logged."""
         self._poll: asyncio.Task[None] | None = None
         self._swept_at_ns: int | None = None
@@ -193,12 +193,12 @@ class Inbox:
             listed = await self._store.list(self._paths.requests, after, _LISTED_AT_ONCE)
             for info in listed:
                 if (key := parse(info.key)) is not None:
-                    done.append(await self._carried(key.object_id))
+                    done.append(await self._try_carry_out(key.object_id))
             if len(listed) < _LISTED_AT_ONCE:
                 return done
             after = listed[-1].key
 
-    async def _carried(self, request_id: int) -> Carried:
+    async def _try_carry_out(self, request_id: int) -> Carried:
         from broker.jetstream.stream.state.decision import Stuck
 
         stays, why, answer = False, "", None
@@ -208,10 +208,10 @@ class Inbox:
         except ApiError as error:
             stays, why = error.err_code in _LATER, error.description
             if stays:
-                why = self._left.get(request_id, why)
+                why = self._kept.get(request_id, why)
         except (FormatError, Stuck) as error:
             stays, why = True, str(error)
-            self._leave(request_id, why)
+            self._log_kept(request_id, why)
         except StoreError as error:
             if self._log.failure is not None:
                 raise
@@ -260,7 +260,7 @@ class Inbox:
             running.stream_id = stream.stream_id
             return answer
         except VersionUnknown as error:
-            self._leave(request_id, str(error))
+            self._log_kept(request_id, str(error))
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
         except FormatError as error:
             await self._prove_ownership()
@@ -305,7 +305,7 @@ class Inbox:
             state = self._log.state.streams.get(request.stream_id)
             if state is None or (state.account, state.name) != (request.account, request.stream):
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND) from None
-            self._leave(request.request_id, f"stream {request.account} > {request.stream}: {error}")
+            self._log_kept(request.request_id, f"stream {request.account} > {request.stream}: {error}")
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
         if found.stream_id != request.stream_id or not found.stored:
             raise ApiError(ApiErrors.STREAM_NOT_FOUND)
@@ -375,12 +375,12 @@ class Inbox:
         except StoreError as error:
             _log.debug("%s is deleted later: %s", key, error)  # the next poll finds the request, and its answer
 
-    def _leave(self, request_id: int, why: str) -> None:
+    def _log_kept(self, request_id: int, why: str) -> None:
         """Log why a request stays in the inbox, once for each reason."""
-        if self._left.get(request_id) != why:
-            if len(self._left) >= _LISTED_AT_ONCE:
-                self._left.clear()
-            self._left[request_id] = why
+        if self._kept.get(request_id) != why:
+            if len(self._kept) >= _LISTED_AT_ONCE:
+                self._kept.clear()
+            self._kept[request_id] = why
             _log.warning("request %016x stays in the inbox: %s", request_id, why)
 
     # --- abandoned runs -----------------------------------------------------------------------------------------------

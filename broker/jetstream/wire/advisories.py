@@ -14,8 +14,8 @@
     METRIC.CONSUMER.ACK                                     a sampled ack
 
 The subjects of STREAM events end with ``.<stream>``, those of CONSUMER events with ``.<stream>.<consumer>``.
-No event is built without subscribers. An event that reports a change of state is sent through the log's queue, like the
-answer to the request that made it, so an advisory never names a stream that a crash would lose.
+No event is built without subscribers. An event that reports a change of state is sent through the log's queue, like an
+answer of the API. So an advisory never names a stream that a crash would lose.
 
 Source: nats-server jetstream_events.go, jetstream_api.go sendJetStreamAPIAuditAdvisory; jsm.go schemas
 (jetstream/advisory/v1, metric/v1).

@@ -410,7 +410,7 @@ class World:
 
     def pull(self, consumer: Consumer, body: bytes | dict[str, Any] = b"", *, inbox: bytes = b"_INBOX.a",
              headers: bytes = b"") -> list[Delivered]:
-        """Send one pull request; returns what was sent at once."""
+        """Send one pull request; returns the messages sent at once."""
         payload = json.dumps(body).encode() if isinstance(body, dict) else body
         op = (b"$JS.API.CONSUMER.MSG.NEXT.S.C", inbox, len(headers), headers + payload)
         consumer.on_next([op], 0, 1, None, self.clock.now_ns())
@@ -419,14 +419,14 @@ class World:
 
     def ack(self, consumer: Consumer, *messages: Delivered, body: bytes = b"+ACK",
             reply: bytes = b"") -> list[Delivered]:
-        """Ack deliveries in one run; returns what was sent at once."""
+        """Ack deliveries in one run; returns the messages sent at once."""
         ops = [(m.reply, reply, 0, body) for m in messages]
         consumer.on_ack(ops, 0, len(ops), None, self.clock.now_ns())
         self.loop.settle()
         return self.bus.pop_sent()
 
     def pass_time(self, ns: int) -> list[Delivered]:
-        """Let time pass; returns what was sent meanwhile."""
+        """Let time pass; returns the messages sent meanwhile."""
         self.loop.advance(ns)
         return self.bus.pop_sent()
 

@@ -1,7 +1,7 @@
 """Consumers: the same pulls, pushes, acks and redeliveries on the real nats-server and on the broker.
 
-player.py describes the scenarios, and what is compared: deliveries, statuses to the byte, and what consumers and
-streams report after each step.
+player.py describes the scenarios and the compared results: deliveries, statuses to the byte, and the reports of
+consumers and streams after each step.
 """
 
 from __future__ import annotations

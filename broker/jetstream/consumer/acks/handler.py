@@ -1,7 +1,7 @@
 """Handles clients' answers to deliveries: acks and all other kinds.
 
-Owns what each kind of answer does to the ack state, and which answers get a reply. Also owns what ends pending acks
-without an answer: messages that left the stream, and messages that reached max_deliver.
+Owns the effect of each kind of answer on the ack state, and which answers get a reply. Also owns the end of pending
+acks without an answer, for messages that left the stream or reached max_deliver.
 Does not own: parsing (protocol), the state (AckState), when a reply is sent (the consumer: after the state is stored).
 
 A run of plain acks, the common case on a busy consumer, is parsed by one split each and applied in one call. So is a
@@ -99,7 +99,7 @@ class AckHandler:
         prefix = self._prefix
         every = self.policy == "all"
         fast = not self.sample_percent
-        if len(run) > 1 and (answers := self._alike(run, (_NAK, *_PLAIN) if fast else (_NAK,))) is not None:
+        if len(run) > 1 and (answers := self._split_alike(run, (_NAK, *_PLAIN) if fast else (_NAK,))) is not None:
             if run[0][3] == _NAK:
                 self._nak_run(answers)
             else:
@@ -217,7 +217,7 @@ class AckHandler:
             self._events.max_deliver(seq, self._acks.exhaust(seq))
         return bool(exhausted)
 
-    def _alike(self, run: Sequence[Msg], payloads: Sequence[bytes]) -> list[list[bytes]] | None:
+    def _split_alike(self, run: Sequence[Msg], payloads: Sequence[bytes]) -> list[list[bytes]] | None:
         """Split the subjects of a run of answers that are all alike: the consumer's names, and the numbers after them.
 
         Returns None unless all answers have the same payload, one of ``payloads``, and no headers or reply subjects.

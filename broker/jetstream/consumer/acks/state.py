@@ -1,8 +1,8 @@
 """The state of one consumer's deliveries: ack pending, floors, redelivery.
 
-Owns the numbers of ConsumerInfo that acks move (``delivered``, ``ack_floor``, ack pending, redelivered), the queue of
-messages to redeliver, and the net change of all that since it was last stored. It does not read messages, send
-anything or read a clock: every call gets the time and returns what to do.
+Owns the numbers of ConsumerInfo that acks change (``delivered``, ``ack_floor``, ack pending, redelivered), and the
+queue of messages to redeliver. Also owns the net change of this state since it was last stored. It does not read
+messages, send anything or read a clock: every call gets the time and returns the messages to act on.
 
     first delivery           +ACK, +TERM, removed                 ack_floor <= delivered <= stream last_seq
     ──────────────> pending ──────────────────────> gone          pending:  ack_floor < seq <= delivered
@@ -99,7 +99,7 @@ class AckState:
         self.last_active_ns = at_ns
         self.changed = True
 
-    def next_again(self, seqs: Iterable[int]) -> list[int]:
+    def next_counts(self, seqs: Iterable[int]) -> list[int]:
         """Return the delivery counts (2, 3, …) that queued ``seqs`` would have now; 1 for messages that were never
         sent."""
         unsent, counts = self._unsent, self.redelivered.get

@@ -1,9 +1,9 @@
 """The position of one consumer in its stream: the messages it gets next, and how many are pending.
 
-Owns the next sequence to deliver, the count of messages that are yet to be delivered for the first time
-(``num_pending``), and the list of a consumer that starts with the last message of each subject. Reads chunks from the
-stream and cuts columns from them. It never waits: for a chunk that is not in memory it returns a ``Loading``, which the
-caller awaits.
+Owns the next sequence to deliver, and the count of messages that are yet to be delivered for the first time
+(``num_pending``). Also owns the list of a consumer that starts with the last message of each subject. Reads chunks from
+the stream and cuts columns from them. It never waits: for a chunk that is not in memory it returns a ``Loading``, which
+the caller awaits.
 
     ....delivered........│next_seq .... counted│......... persisted_seq
                          └──── num_pending ────┘ + count()  brings ``counted`` up to persisted_seq

@@ -1,9 +1,9 @@
 """Moves messages of one consumer from its stream to its receivers, a run at a time.
 
-Owns the order of steps in one delivery: redeliveries before new messages, the limits that hold it back
-(max_ack_pending, requests, flow control, rate, a slow connection), one ``Deliveries`` batch per receiver, and only then
-the record of the messages that were actually sent. It never waits: ``run`` does a bounded amount of work and returns
-what to do next.
+Owns the order of steps in one delivery. Redeliveries come before new messages. Then the limits apply: max_ack_pending,
+requests, flow control, rate, a slow connection. Each receiver gets one ``Deliveries`` batch. Only messages that were
+actually sent are recorded as delivered. The loop never waits: ``run`` does a bounded amount of work and returns the
+next step.
 
 Source: nats-server consumer.go: loopAndGatherMsgs, getNextMsg, deliverMsg, didNotDeliver.
 """
@@ -114,9 +114,9 @@ class DeliveryLoop:
             if self._pending_bytes(turn) > _UNSENT_BYTES:
                 return Step(Verdict.LATER, None, mono_ns + _SLOW_NS)
             if acks.queue:
-                outcome = self._again(turn, wanted, now_ns, mono_ns)
+                outcome = self._redeliver(turn, wanted, now_ns, mono_ns)
             else:
-                outcome = self._new(turn, wanted, bytes_left, now_ns, mono_ns)
+                outcome = self._deliver_new(turn, wanted, bytes_left, now_ns, mono_ns)
             if isinstance(outcome, Step):
                 return outcome
             count, size = outcome
@@ -144,7 +144,7 @@ class DeliveryLoop:
         acks, again = self._acks, bool(self._acks.queue)
         return Supply(self._cursor.pending + again, len(acks.pending), not again, self.acked)
 
-    def _new(self, turn: Turn | None, wanted: int, bytes_max: int, now_ns: int,
+    def _deliver_new(self, turn: Turn | None, wanted: int, bytes_max: int, now_ns: int,
              mono_ns: int) -> Step | tuple[int, int]:
         """Deliver messages for the first time; returns how many, and about how many bytes."""
         cursor = self._cursor
@@ -178,13 +178,13 @@ class DeliveryLoop:
             self.sent_mono_ns = mono_ns
         return n, sum(map(len, msgs.bodies[:n]))
 
-    def _again(self, turn: Turn | None, wanted: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
+    def _redeliver(self, turn: Turn | None, wanted: int, now_ns: int, mono_ns: int) -> Step | tuple[int, int]:
         """Deliver from the redelivery queue, dropping messages that have left the stream or reached max_deliver."""
         acks, cursor = self._acks, self._cursor
         found = Gathering(cursor)
         counts: list[int] = []
         queued = list(islice(acks.queue, wanted))
-        for seq, count in zip(queued, acks.next_again(queued), strict=True):
+        for seq, count in zip(queued, acks.next_counts(queued), strict=True):
             if 0 < acks.max_deliver < count:
                 self._events.max_deliver(seq, acks.exhaust(seq))
                 continue

@@ -3,10 +3,15 @@
 Owns the queue and the exact status texts that end requests. It sends nothing: methods return the status messages to
 send, and ``share`` returns which request gets which messages.
 
-A request ends when its batch or its bytes are used up, at ``expires``, when its inbox has no subscriber any more, or,
-if it is a one-shot (``no_wait``), at the end of the stream. One message goes to the request at the head, which then
-moves to the tail: a single waiting request gets the whole run, several take turns message by message. The order
-(priority.py) decides which of them take part.
+A request ends
+
+- when its batch or its bytes are used up,
+- at ``expires``,
+- when its inbox has no subscriber any more,
+- at the end of the stream, if it is a one-shot (``no_wait``).
+
+One message goes to the request at the head, which then moves to the tail: a single waiting request gets the whole run,
+several take turns message by message. The order (priority.py) decides which of them take part.
 
 Source: nats-server consumer.go: nextWaiting, processWaiting, waitQueue.
 """

@@ -116,7 +116,7 @@ def test_flow_control_stops_and_resumes() -> None:
 
 
 def _flow(w: World, request: Delivered, headers: bytes = b"") -> list[Delivered]:
-    """Answer a flow control request; returns what was sent as a result."""
+    """Answer a flow control request; returns the messages sent as a result."""
     block = b"NATS/1.0\r\n" + headers + b"\r\n" if headers else b""
     w.bus.subscriptions[b"$JS.FC.S.C.*"]([(request.reply, b"", len(block), block)], 0, 1, None, w.clock.now_ns())
     w.loop.settle()
