@@ -14,8 +14,8 @@ def main() -> None:
     # Starting allocates much and frees little: collections would take a tenth of the time, most of it during imports.
     # `broker.runtime.process` enables them again, and `broker.cli` for the other commands.
     gc.disable()
-    # Until the broker handles it, SIGINT ends the process as it ends others, without a traceback; `broker.cli` lets the other
-    # commands be interrupted.
+    # Until the broker handles it, SIGINT ends the process as it ends others, without a traceback; `broker.cli` lets the
+    # other commands be interrupted.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from broker.cli import run
 

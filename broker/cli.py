@@ -1,10 +1,10 @@
-"""The command line: which command to run, and the errors if it cannot be run.
+"""The command line: runs the command that it names, and prints an error if that is impossible.
 
     exit status 0   after help, version and a clean end
-    exit status 1   for an unknown flag or word, a bad configuration, and anything else that keeps the broker from starting
+    exit status 1   after an unknown flag or word, a bad configuration, or another error that prevents a start
 
-nats-server ends with 0 after an unknown flag; otherwise these are its statuses. Each branch imports what it needs: the time
-to start is part of the contract.
+These are nats-server's statuses, except that it ends with 0 after an unknown flag. Each branch imports the modules that
+it needs: the time to start is part of the contract.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ __all__ = ["run"]
 
 _PROGRAM = "jetblock"
 _NATS_SERVER = "nats-server"
-"""Begins what nats-server says in the same case, about a configuration file: tools that check such files read these lines."""
+"""The first word of nats-server's lines about a configuration file: tools that check such files read these lines."""
 
 _SIGNALS = {"stop": signal.SIGKILL, "quit": signal.SIGINT, "term": signal.SIGTERM, "ldm": signal.SIGUSR2,
             "reopen": signal.SIGUSR1, "reload": signal.SIGHUP}
-# `stop` kills, as nats-server's does; what was acknowledged is in the store by then.
+# `stop` kills, as nats-server's does; acknowledged messages are in the store by then.
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command in the arguments after the program's name; returns the exit status."""
+    """Run the command in the arguments after the program's name; return the exit status."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # names in a store may be in any script, the terminal in ASCII
+            # Names in a store may be in any script, and the terminal may know ASCII only.
+            stream.reconfigure(errors="backslashreplace")
     try:
         status = _run(arguments)
         sys.stdout.flush()
@@ -58,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _drop_output() -> None:
-    """What the buffer of standard output holds would fail once more at the end of the process."""
+    """Discard the buffer of standard output, which would cause a second error at the end of the process."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -126,13 +127,14 @@ def _word(word: str) -> int:
     if word.lower() == "help":
         print(USAGE)
         return 0
-    near = did_you_mean(word, ("inspect", "fsck", "adopt", "cost", "copy", "backup", "restore", "migrate", "pipeline", "version",
+    near = did_you_mean(word, ("inspect", "fsck", "adopt", "cost", "copy", "backup", "restore", "migrate", "pipeline",
+                               "version",
                                "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 
 def _version() -> int:
-    # Launchers parse the first line; the second is for people.
+    # Programs that start a broker parse the first line; the second is for people.
     print(f"nats-server: v{NATS_SERVER_VERSION}\njetblock: v{__version__}")
     return 0
 
@@ -158,7 +160,7 @@ def _broker(line: CommandLine) -> int:
 
 
 def _send_signal(words: str) -> int:
-    """``NAME=PID`` or ``NAME=PIDFILE``."""
+    """Send the signal ``NAME=PID`` or ``NAME=PIDFILE``."""
     name, _, target = words.partition("=")
     number = _SIGNALS.get(name.lower())
     if number is None:

@@ -1,7 +1,7 @@
 """Users, their permissions, and accounts: plain values, valid by construction.
 
-A pattern is a subject with wildcards. Those for subscriptions may name a queue group, or a pattern of its names, after a
-space: "foo v1.*".
+A pattern is a subject with wildcards. A pattern for subscriptions may have a queue group, or a pattern for its name,
+after a space: "foo v1.*".
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from broker.access.sharing import Export, Import, SubjectMapping, without_repeti
 from broker.base.value import Value, fields
 from broker.protocol.subject import is_valid
 
-__all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMIT", "NO_LIMITS", "SYSTEM_ACCOUNT", "AccountLimits",
-           "AccountSettings", "NkeyUser", "OuterTrace", "Permissions", "ResponsePermission", "SubjectPermission", "User",
+__all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMIT", "NO_LIMITS", "SYSTEM_ACCOUNT",
+           "AccountLimits",
+           "AccountSettings", "NkeyUser", "OuterTrace", "Permissions", "ResponsePermission", "SubjectPermission",
+           "User",
            "split_pattern"]
 
 DEFAULT_ACCOUNT = "$G"
@@ -22,7 +24,7 @@ DEFAULT_ACCOUNT = "$G"
 SYSTEM_ACCOUNT = "$SYS"
 
 NO_LIMIT: Final = -1
-"""A limit that is none. In tokens, any other negative number allows nothing."""
+"""The number for "no limit". In tokens, any other negative number allows nothing."""
 
 CONNECTION_TYPES: Final = frozenset(
     {"STANDARD", "WEBSOCKET", "LEAFNODE", "LEAFNODE_WS", "MQTT", "MQTT_WS", "IN_PROCESS"})
@@ -39,19 +41,20 @@ class SubjectPermission(Value):
 
 
 class ResponsePermission(Value):
-    """How many responses to one message, and for how long; negative: no limit."""
+    """The number of responses to one message, and the time for them; negative: no limit."""
 
     max_msgs: int = 1
     expires_ns: int = 120_000_000_000
 
 
 class Permissions(Value):
-    """The permissions of one user, or the default ones of an account. Raises: ValueError for an invalid pattern."""
+    """The permissions of one user, or the default permissions of an account. Raises: ValueError for an invalid
+    pattern."""
 
     publish: SubjectPermission = SubjectPermission()
     subscribe: SubjectPermission = SubjectPermission()
     allow_responses: ResponsePermission | None = None
-    """Also permits publishing to the reply subjects of received messages; alone, it permits nothing else."""
+    """Permission to publish to the reply subjects of received messages, too; alone, it permits nothing else."""
 
     def __post_init__(self) -> None:
         for pattern in (*(self.publish.allow or ()), *self.publish.deny):
@@ -68,18 +71,18 @@ class User(Value, hidden=["password"]):
     password: str = ""
     account: str = DEFAULT_ACCOUNT
     permissions: Permissions | None = None
-    """None: the account's default permissions."""
+    """The user's permissions; None: the account's default permissions."""
 
     connection_types: frozenset[str] = frozenset()
     """The types of connection that this user may use; empty: all."""
 
     expires_at_ns: int | None = None
     proxy_required: bool = False
-    """Whether this user may come by trusted proxies only."""
+    """True if this user may connect through trusted proxies only."""
 
 
 class NkeyUser(Value):
-    """A user who signs in with the private part of a key; the public one, ``U…``, is the name."""
+    """A user who logs in with a private key; the public key, ``U…``, is the name."""
 
     nkey: str
     account: str = DEFAULT_ACCOUNT
@@ -89,7 +92,7 @@ class NkeyUser(Value):
 
 
 TIER: Final = "R1"
-"""The tier of all streams here: each has one owner, as on a nats-server streams without replicas have."""
+"""The tier of all streams: each has one owner, like a stream without replicas on nats-server."""
 
 
 class AccountLimits(Value):
@@ -107,14 +110,14 @@ class AccountLimits(Value):
     storage_max_stream_bytes: int = -1
     max_bytes_required: bool = False
     tiers: tuple[tuple[str, AccountLimits], ...] = ()
-    """Where claims have limits for each number of replicas: those of all. The limits above are then those of ``TIER``."""
+    """The limits for each number of replicas, if claims have them. The other fields are then the limits of ``TIER``."""
 
     def bytes_max(self, storage: str) -> int:
-        """The limit on all streams of one storage kind."""
+        """Return the limit on all streams of one storage kind."""
         return self.max_memory if storage == "memory" else self.max_storage
 
     def to_json(self) -> dict[str, int]:
-        """The ``limits`` member of account info."""
+        """Return the ``limits`` member of account info."""
         return {name: getattr(self, name) for name in fields(self) if name != "tiers"}
 
 
@@ -122,28 +125,29 @@ NO_LIMITS: Final = AccountLimits()
 
 
 class OuterTrace(Value):
-    """Where trace events go of messages that an outer trace (``traceparent``) samples, and how many percent of them."""
+    """The destination of trace events for messages with an outer trace (``traceparent``), and their share in
+    percent."""
 
     dest: str
     sampling: int = 100
 
 
 class AccountSettings(Value):
-    """A configured account. A limit of -1: none of its own."""
+    """A configured account. A limit of -1 means that the account has none."""
 
     name: str
     jetstream: AccountLimits | None = None
-    """Its JetStream limits; None: no JetStream."""
+    """The JetStream limits; None: no JetStream."""
 
     default_permissions: Permissions | None = None
     """The permissions of users without their own; None: everything is allowed."""
 
     name_tag: str = ""
-    """How logs and monitoring show it, if its name is a key."""
+    """The name that logs and monitoring show if the account's name is a key."""
 
     max_connections: int = -1
     max_subscriptions: int = -1
-    """Per connection."""
+    """The most subscriptions of one connection."""
 
     max_payload: int = -1
     exports: tuple[Export, ...] = ()
@@ -155,12 +159,12 @@ class AccountSettings(Value):
         object.__setattr__(self, "exports", without_repetitions(self.exports))
 
     def payload_bytes_max(self, server_max: int) -> int:
-        """Bytes of a message at most, headers included, where the server's max_payload is ``server_max``."""
+        """Return the most bytes of a message, headers included; ``server_max`` is the server's max_payload."""
         return server_max if self.max_payload == NO_LIMIT else min(server_max, self.max_payload)
 
 
 def split_pattern(text: str) -> tuple[bytes, bytes]:
-    """The subject of a pattern, and its queue group or b"". Raises: ValueError."""
+    """Return the subject of a pattern, and its queue group or b"". Raises: ValueError."""
     words = text.encode().split()
     if not 1 <= len(words) <= 2 or not all(map(is_valid, words)):
         raise ValueError(f"invalid subject {text!r} in permissions")

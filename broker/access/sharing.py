@@ -1,8 +1,8 @@
-"""Exports and imports between accounts, and mappings within one: plain values, and the constraints between them.
+"""Exports and imports between accounts, and mappings within one: plain values, and the rules between them.
 
-    an export   a stream (messages go out) or a service (requests come in) that other accounts may import
-    an import   a stream or service of another account, under a local subject
-    a mapping   messages published to one subject go to another
+    export    a stream (messages go out) or a service (requests come in) that other accounts may import
+    import    a stream or service of another account, under a local subject
+    mapping   messages published to one subject go to another subject
 
 Source: nats-server, server/accounts.go (checkStreamExportApproved, checkServiceImportsForCycles, AddWeightedMappings).
 """
@@ -18,29 +18,30 @@ from broker.base.value import Value
 from broker.protocol.subject import is_literal, is_valid, subset
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, numbered, unnumbered
 
-__all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "export_of", "import_problem", "imports_in_use",
+__all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "export_of", "import_problem",
+           "imports_in_use",
            "latency_problem", "local_subject", "mapping_problem", "sharing_problems", "without_repetitions"]
 
 _CYCLE_STEPS_MAX = 20_000
-"""Of one search for a cycle, past which it counts as found: accounts that share in many ways have very many paths."""
+"""The steps of one search for a cycle, past which one counts as found: some accounts have very many paths."""
 
 
 class Latency(Value):
-    """Where a service's latencies are published; ``sampling`` in percent; 0: if a request's headers ask for it."""
+    """The subject of a service's latencies, and their ``sampling`` in percent; 0: if a request's headers ask for it."""
 
     subject: str
     sampling: int = 100
 
 
 class Export(Value):
-    """``accounts`` None: public; () with a token: accounts with an activation token."""
+    """An exported stream or service. ``accounts``: None: public; (): accounts with an activation token."""
 
     kind: Literal["stream", "service"]
     subject: str
     accounts: tuple[str, ...] | None = None
     response_type: Literal["singleton", "stream", "chunked"] = "singleton"
     response_threshold_ns: int = 0
-    """0: nats-server's default of 2 minutes."""
+    """The time in which a response must come; 0: nats-server's default of 2 minutes."""
 
     latency: Latency | None = None
     account_token_position: int = 0
@@ -50,7 +51,7 @@ class Export(Value):
 
 
 class Import(Value):
-    """``subject`` is the exporting account's."""
+    """An imported stream or service; ``subject`` is the exporting account's."""
 
     kind: Literal["stream", "service"]
     account: str
@@ -62,33 +63,33 @@ class Import(Value):
     """The local prefix of a stream's subject."""
 
     share: bool = False
-    """Whether the service gets information about the requesting client."""
+    """True if the service gets information about the requesting client."""
 
     allow_trace: bool = False
     activated: bool = False
-    """Whether an activation token permits it, which was checked where the import was read."""
+    """True if an activation token permits the import; the reader of the import has checked the token."""
 
 
 class Destination(Value):
-    """The destination of a share of the messages."""
+    """A destination of a mapping, for a share of the messages."""
 
     subject: str
     weight: int = 100
-    """Percent."""
+    """The share in percent."""
 
     cluster: str = ""
-    """Only in the cluster of this name; "": in all."""
+    """The name of the cluster in which the destination counts; "": all clusters."""
 
 
 class SubjectMapping(Value):
-    """The share that the weights leave of 100 % stays at ``source``, unless that is a destination itself."""
+    """A mapping. If the weights sum up to less than 100 %, the rest keeps ``source``, unless that is a destination."""
 
     source: str
     destinations: tuple[Destination, ...]
 
 
 class Sharer(Protocol):
-    """An account."""
+    """The part of an account that sharing needs."""
 
     @property
     def name(self) -> str: ...
@@ -101,7 +102,7 @@ class Sharer(Protocol):
 
 
 def without_repetitions(exports: Sequence[Export]) -> tuple[Export, ...]:
-    """One export for each kind and subject: an export that repeats another adds to it, and never makes it public.
+    """Merge exports of one kind and subject: a repeated export adds accounts to the first, and never makes it public.
 
     Source: nats-server, server/accounts.go (addServiceExportWithResponseAndAccountPos, setExportAuth).
     """
@@ -128,7 +129,7 @@ def _added(before: Export, export: Export) -> Export:
 
 
 def mapping_problem(mapping: SubjectMapping) -> str:
-    """Why nats-server would refuse the destinations, apart from their functions; "": it would not."""
+    """Return why nats-server would refuse the destinations, apart from their functions; "": it would not."""
     seen = set()
     totals: dict[str, int] = {}
     for one in mapping.destinations:
@@ -148,12 +149,12 @@ def mapping_problem(mapping: SubjectMapping) -> str:
 
 
 def local_subject(one: Import) -> str:
-    """The importing account's subject: a destination that the exporting account's subject fills."""
+    """Return the importing account's subject: a destination with references to the exporting account's subject."""
     return one.to or (f"{one.prefix.removesuffix('.')}.{one.subject}" if one.prefix else one.subject)
 
 
 def _without_functions(subject: str) -> str:
-    """``{{partition(3, 1)}}`` may contain spaces and dots, which do not count in the subject."""
+    """Shorten functions such as ``{{partition(3, 1)}}``: their spaces and dots do not count in the subject."""
     before, opening, rest = subject.partition("{{")
     if not opening:
         return subject
@@ -162,7 +163,7 @@ def _without_functions(subject: str) -> str:
 
 
 def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
-    """The errors between the accounts' exports and imports: account, and why, in nats-server's words."""
+    """Return the errors between the accounts' exports and imports: account and reason, in nats-server's words."""
     by_name = {account.name: account for account in accounts}
     for kind in ("stream", "service"):
         for account in accounts:
@@ -183,7 +184,8 @@ def sharing_problems(accounts: Sequence[Sharer]) -> Iterator[tuple[str, str]]:
                     if account.name not in added:
                         added[account.name] = imports_in_use()
                     added[account.name].append(one)
-    # nats-server adds the imports of one account after those of another in any order: some cycles show in one order only.
+    # nats-server adds the imports of one account after those of another in any order: some cycles show in one order
+    # only.
     for account in accounts:
         imports = added.get(account.name, imports_in_use())
         for one in imports:
@@ -200,11 +202,12 @@ def _export_problems(account: Sharer, export: Export, accounts: Mapping[str, Sha
     if position and (position > len(tokens) or tokens[position - 1] != "*"):
         yield f'Error adding {export.kind} export "{export.subject}": sublist: invalid subject'
     elif export.latency is not None and (why := latency_problem(account.exports, export)):
-        yield f'Error adding service latency sampling for "{export.subject}" on subject "{export.latency.subject}": {why}'
+        yield (f'Error adding service latency sampling for "{export.subject}" on subject "{export.latency.subject}": '
+               f"{why}")
 
 
 def latency_problem(exports: Sequence[Export], export: Export) -> str:
-    """Why the latencies of ``export``, one of an account's ``exports``, cannot be published; "": they can."""
+    """Return why the latencies of ``export``, one of an account's ``exports``, cannot be published; "": they can."""
     if export.latency is None:
         return ""
     results = export.latency.subject
@@ -216,7 +219,7 @@ def latency_problem(exports: Sequence[Export], export: Export) -> str:
 
 def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
                    added: Mapping[str, ImportList[Import]]) -> str:
-    """Why ``account`` cannot import ``one`` beside the imports ``added`` already, by account; "": it can."""
+    """Return why ``account`` cannot import ``one`` beside the imports ``added`` already, by account; "": it can."""
     exporter = accounts.get(one.account)
     if exporter is None:
         return f'"{one.account}" account not defined for {one.kind} import'
@@ -225,7 +228,7 @@ def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
     if one.kind == "service" and not (is_valid(one.subject.encode()) and is_valid(here.encode())):
         return error + "sublist: invalid subject"
     if any(map(str.isspace, _without_functions(here))):
-        # On nats-server a stream's may; a line end would be read as the next operation by who receives it.
+        # nats-server permits it for a stream, but receivers would read a line end as the end of the operation.
         return error + "the local subject can not contain white space"
     if not _authorized(exporter, account.name, one):
         return f"{error}{one.kind} import not authorized"
@@ -243,23 +246,23 @@ def import_problem(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
 
 
 def imports_in_use() -> ImportList[Import]:
-    """An empty list of the imports of one account."""
+    """Return an empty list of imports of one account."""
     return ImportList(_subjects_here)
 
 
 def export_of(exporter: Sharer, one: Import) -> Export | None:
-    """The export that covers ``one``; one of the same subject precedes wider ones."""
+    """Return the export that covers ``one``; an export of the same subject precedes wider ones."""
     return next(iter(_exports_of(exporter, one)), None)
 
 
 def _exports_of(exporter: Sharer, one: Import) -> list[Export]:
-    """The export of the same subject, or else all wider ones."""
+    """Return the export of the same subject, or else all wider ones."""
     return exports_for(exporter.exports, one.kind, one.subject)
 
 
 def _authorized(exporter: Sharer, importer: str, one: Import) -> bool:
-    """Whether the exporting account permits this import. Where several wider exports cover it, nats-server asks any one of
-    them; here all must permit it."""
+    """Return whether the exporting account permits this import. Where several wider exports cover it, nats-server asks
+    any one of them; here all must permit it."""
     exports = _exports_of(exporter, one)
     return bool(exports) and all(_permits(export, importer, one) for export in exports)
 
@@ -274,7 +277,7 @@ def _permits(export: Export, importer: str, one: Import) -> bool:
 
 
 def _transform_problem(one: Import, here: str) -> str:
-    """Why the exporting account's subject cannot become the local one, or the reverse; "": it can."""
+    """Return why the exporting account's subject cannot become the local one, or the reverse; "": it can."""
     source = one.subject.encode()
     if is_literal(source) or here == one.subject:
         return ""
@@ -292,19 +295,21 @@ def _transform_problem(one: Import, here: str) -> str:
 _CYCLE = "import forms a cycle"
 
 
-def _forms_cycle(account: Sharer, one: Import, accounts: Mapping[str, Sharer], added: Mapping[str, ImportList[Import]]) -> bool:
-    """Whether what ``one`` imports comes, through other imports, from ``account`` itself."""
+def _forms_cycle(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
+                 added: Mapping[str, ImportList[Import]]) -> bool:
+    """Return whether what ``one`` imports comes, through other imports, from ``account`` itself."""
     looked_for = ([_subjects_here(one)] if one.kind == "service" else
                   [local_subject(one).encode(), one.subject.encode()])
-    return any(_cycle(accounts[one.account], subject, one.kind, {account.name}, accounts, added) for subject in looked_for)
+    return any(_cycle(accounts[one.account], subject, one.kind, {account.name}, accounts, added)
+               for subject in looked_for)
 
 
 def _cycle(account: Sharer, wanted: bytes, kind: str, visited: set[str], accounts: Mapping[str, Sharer],
            added: Mapping[str, ImportList[Import]]) -> bool:
-    """Whether ``account`` imports what collides with ``wanted`` from one of ``visited``, itself or further on.
+    """Return whether ``account`` imports what collides with ``wanted`` from one of ``visited``, itself or further on.
 
-    A search in depth, in which ``visited`` has the accounts on the way. nats-server goes on with those of other branches,
-    too, so that it refuses accounts that share with one another in several ways now and then.
+    A search in depth, in which ``visited`` has the accounts on the way. nats-server goes on with those of other
+    branches, too, so that it refuses accounts that share with one another in several ways now and then.
     """
     path: list[str] = []
     branches = [_leading_on(account, wanted, kind, added)]
@@ -327,17 +332,17 @@ def _cycle(account: Sharer, wanted: bytes, kind: str, visited: set[str], account
 
 def _leading_on(account: Sharer, wanted: bytes, kind: str,
                 added: Mapping[str, ImportList[Import]]) -> Iterator[tuple[str, str, bytes]]:
-    """The imports of ``account`` that collide with ``wanted``: importer, exporter, and what to look for there."""
+    """Return the imports of ``account`` that collide with ``wanted``: importer, exporter, and the subject there."""
     if kind == "stream" and not exports_for(account.exports, "stream", wanted.decode()):
         return
     imports = added.get(account.name)
     for one in imports.colliding(kind, wanted) if imports is not None else ():
-        # A service's requests go on under the exporter's subject, a stream's messages arrive under the local one.
+        # Requests to a service are sent under the exporter's subject; messages of a stream arrive under the local one.
         here = _subjects_here(one)
         yield account.name, one.account, here if subset(here, wanted) else wanted
 
 
 def _subjects_here(one: Import) -> bytes:
-    """The importing account's subjects, as a pattern."""
+    """Return the importing account's subjects as a pattern."""
     here = local_subject(one).encode()
     return here if is_literal(one.subject.encode()) else unnumbered(here)

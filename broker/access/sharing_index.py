@@ -1,6 +1,6 @@
 """Finds exports and imports by their subjects, for accounts with thousands of them.
 
-Does not own: what must hold between them (sharing).
+Does not own the rules between them (``sharing``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _INDEXES_MAX: Final = 256
 
 
 class _ExportIndex(Generic[E]):
-    """The exports of one account; those of one kind and subject in order."""
+    """An index of one account's exports."""
 
     def __init__(self, exports: Sequence[E]) -> None:
         self.exports = exports
@@ -53,7 +53,7 @@ class _ExportIndex(Generic[E]):
             self._trees[export.kind].add(export.subject.encode(), export.subject)
 
     def find(self, kind: str, subject: str) -> list[E]:
-        """The exports of the same subject, or else all wider ones."""
+        """Return the exports of the same subject, or else all wider ones."""
         same = self._same.get((kind, subject))
         if same is not None:
             return same
@@ -62,12 +62,13 @@ class _ExportIndex(Generic[E]):
                 for export in exports] if wider else []
 
     def covered(self, export: E, subject: str) -> bool:
-        """Whether ``export``, or one of its kind before it, has ``subject`` or a wider one."""
+        """Return whether ``export``, or one of its kind before it, has ``subject`` or a wider one."""
         last = self._numbers[id(export)]
-        return any(self._numbers[id(self._same[export.kind, one][0])] <= last for one in self._wider(export.kind, subject))
+        return any(self._numbers[id(self._same[export.kind, one][0])] <= last
+                   for one in self._wider(export.kind, subject))
 
     def _wider(self, kind: str, subject: str) -> set[str]:
-        """The subjects of exports that contain ``subject``, itself among them."""
+        """Return the subjects of exports that contain ``subject``, itself among them."""
         wanted = subject.encode()
         return {one for one in self._trees[kind].overlapping(wanted) if subset(wanted, one.encode())}
 
@@ -76,12 +77,13 @@ _indexes: dict[int, _ExportIndex[_Export]] = {}
 
 
 def exports_for(exports: Sequence[E], kind: str, subject: str) -> list[E]:
-    """Return the exports of this kind with the same subject, or else those with a wider one; ``exports`` never change."""
+    """Return the exports of this kind with the same subject, or else those with a wider one; ``exports`` never
+    change."""
     return _index(exports).find(kind, subject)  # type: ignore[return-value]
 
 
 def is_covered(exports: Sequence[E], export: E, subject: str) -> bool:
-    """Whether ``export``, one of ``exports``, or one of its kind before it, has ``subject`` or a wider one."""
+    """Return whether ``export``, one of ``exports``, or one of its kind before it, has ``subject`` or a wider one."""
     return _index(exports).covered(export, subject)
 
 
@@ -95,7 +97,8 @@ def _index(exports: Sequence[_Export]) -> _ExportIndex[_Export]:
 
 
 class ImportList(Generic[I]):
-    """Imports of one account, in the order in which they were added. ``here``: the local subjects of one, as a pattern."""
+    """Imports of one account, in the order in which they were added. ``here``: the local subjects of one, as a
+    pattern."""
 
     def __init__(self, here: Callable[[I], bytes]) -> None:
         self._here = here
@@ -106,7 +109,7 @@ class ImportList(Generic[I]):
         self._end: int | None = None
 
     def before(self, one: I) -> ImportList[I]:
-        """The same imports, among which ``colliding`` finds those only that were added before ``one``."""
+        """Return the same imports, of which ``colliding`` finds only those added before ``one``."""
         earlier = copy(self)
         earlier._end = self._numbers[one]
         return earlier
@@ -122,15 +125,16 @@ class ImportList(Generic[I]):
         self._trees[one.kind].add(one.subject.encode() if one.kind == "service" else here, one)
 
     def same_subject(self, one: I) -> I | None:
-        """The first import of the same subject of the same account."""
+        """Return the first import of the same subject of the same account."""
         return self._by_subject.get((one.kind, one.account, one.subject))
 
     def same_place(self, one: I, here: bytes) -> I | None:
-        """The first import from the same account that arrives under ``here``."""
+        """Return the first import from the same account that arrives under ``here``."""
         return self._by_here.get((one.kind, one.account, here))
 
     def colliding(self, kind: str, wanted: bytes) -> list[I]:
-        """The imports that collide with ``wanted``: services by the exporter's subject, streams by the local one."""
+        """Return the imports that collide with ``wanted``: services by the exporter's subject, streams by the local
+        one."""
         numbers, end = self._numbers, self._end
         found = sorted(set(self._trees[kind].overlapping(wanted)), key=numbers.__getitem__)
         return found if end is None else [one for one in found if numbers[one] < end]

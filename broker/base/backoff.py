@@ -1,4 +1,4 @@
-"""How long to wait before each retry of something that keeps failing."""
+"""Delays before the retries of a call that fails repeatedly."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Backoff:
         """Delays returned since the last ``reset``."""
 
     def next(self) -> float:
-        """The delay before the next retry. Jitter makes it shorter, by half at most."""
+        """Return the delay before the next retry. Jitter makes it shorter, by half at most."""
         delay = min(self._most, self._first * 2.0 ** min(self.tries, 16))
         self.tries += 1
         return delay if self._rng is None else delay * (0.5 + self._rng.random() / 2)
 
     def reset(self) -> None:
-        """Begin with ``first`` again: something succeeded."""
+        """Begin with ``first`` again, after a success."""
         self.tries = 0

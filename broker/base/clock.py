@@ -3,13 +3,13 @@
 Three clocks, never mixed:
 
     wall        Unix UTC; may leap. Stamps messages and drives expiry.
-    monotonic   Time since an arbitrary start, the time during which the machine was suspended included; never goes back.
+    monotonic   Time since an arbitrary start, with the time of a suspend of the machine; never goes back.
                 Measures waits and time-outs.
-    outside     The monotonic clock, and in addition each leap forward of the wall clock or the store's clock. A virtual
-                machine that was paused notices the pause by nothing else. Measures leases: other machines went on meanwhile.
+    outside     The monotonic clock, plus each leap forward of the wall clock or the store's clock. Only such a leap
+                shows that a virtual machine was paused. Measures leases, because other machines were not paused.
 
-Timers of an event loop are a fourth kind: they stand still during a suspend, so they may fire late by the rest of their delay.
-Whatever must be right is compared with one of the clocks above.
+Timers of an event loop are a fourth kind. They stop during a suspend, so they may fire late by the rest of their delay.
+Code that must be exact compares the time with one of the clocks above.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from typing import Protocol
 
 __all__ = ["Clock", "GuardedClock", "SystemClock"]
 
-_monotonic_ns: Callable[[], int] = partial(time.clock_gettime_ns, getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) \
+_monotonic_ns: Callable[[], int] = partial(time.clock_gettime_ns,
+                                           getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) \
     if hasattr(time, "clock_gettime_ns") else time.monotonic_ns
-"""Linux: CLOCK_MONOTONIC stands still while the machine is suspended, CLOCK_BOOTTIME does not."""
+"""The monotonic clock. On Linux, CLOCK_MONOTONIC stops while the machine is suspended, and CLOCK_BOOTTIME does not."""
 
 
 class Clock(Protocol):
     """The clocks in nanoseconds."""
 
     def now_ns(self) -> int:
-        """Wall time, Unix UTC; may go back or leap ahead."""
+        """Return the wall time, Unix UTC; it may go back or leap ahead."""
 
     def monotonic_ns(self) -> int:
-        """Time since an arbitrary start; never goes back."""
+        """Return the time since an arbitrary start; it never goes back."""
 
     def outside_ns(self) -> int:
-        """Time since an arbitrary start, at least as much as any clock shows to have passed; never goes back."""
+        """Return the time since an arbitrary start by the fastest of the clocks; it never goes back."""
 
 
 class SystemClock:
@@ -48,39 +49,40 @@ class SystemClock:
 
 
 class GuardedClock:
-    """The machine's clocks; the wall clock is believed only while a second source agrees with it.
+    """The machine's clocks; the wall clock is trusted only while a second source agrees with it.
 
-    The second source is the store's own clock (``witness``), or, where it has none, the last good pair of the wall and the
-    monotonic clock. While they differ by more than ``APART_NS``, ``now_ns`` continues from
-    the last good pair, and nothing expires or is forgotten (``trusted`` is False). Where no wall clock was good yet, since the
-    machine started with a wrong one, it continues from the store's; once the wall clock agrees with that, a leap of the store's
-    own is not followed.
+    The second source is the store's own clock (``witness``). If the store has none, it is the last pair of wall and
+    monotonic time at which the two agreed. While wall clock and second source differ by more than ``APART_NS``,
+    ``now_ns`` continues from that pair, and nothing expires (``trusted`` is False). If the machine started with a wrong
+    wall clock, ``now_ns`` continues from the store's clock. Once the wall clock has agreed with the store's, later
+    leaps of the store's clock are not followed.
 
     Without this, a clock that is ten years ahead for one second would empty every stream with a ``max_age``.
     """
 
     APART_NS = 60_000_000_000
 
-    def __init__(self, wall_ns: Callable[[], int] = time.time_ns, monotonic_ns: Callable[[], int] = _monotonic_ns) -> None:
+    def __init__(self, wall_ns: Callable[[], int] = time.time_ns,
+                 monotonic_ns: Callable[[], int] = _monotonic_ns) -> None:
         self.monotonic_ns = monotonic_ns
         self.witness: Callable[[], int | None] = lambda: None
-        """The store's clock, UTC now; None: it has none, or has not told yet."""
+        """Returns the time of the store's clock, UTC; None: it has none, or no response had a time yet."""
         self._wall_ns = wall_ns
         self._base_ns = wall_ns() - monotonic_ns()
         self._wall_leaps = _Leaps(_WALL_BACK_NS, 0.0)
         self._store_leaps = _Leaps(_STORE_BACK_NS, _STORE_DRIFT)
         self._confirmed = False
-        """Whether the store's clock has ever agreed."""
+        """True if the store's clock has ever agreed with the wall clock."""
         self._follows_store = False
-        """Whether the time goes on from what the store's clock was."""
-        self._doubted = False
-        """Whether the store's clock disagreed when it was last asked."""
+        """True if ``now_ns`` continues from a time of the store's clock."""
+        self._differs = False
+        """True if the store's clock differed when it was last compared."""
 
     def now_ns(self) -> int:
         elapsed_ns = self.monotonic_ns()
         wall_ns = self._wall_ns()
         apart_ns = wall_ns - self._base_ns - elapsed_ns
-        if -self.APART_NS <= apart_ns <= self.APART_NS and not self._doubted:
+        if -self.APART_NS <= apart_ns <= self.APART_NS and not self._differs:
             # Follows small corrections, but never a leap beyond the bound.
             self._base_ns += apart_ns
             return wall_ns
@@ -89,47 +91,47 @@ class GuardedClock:
 
     def outside_ns(self) -> int:
         monotonic_ns = self.monotonic_ns()
-        self._wall_leaps.look(self._wall_ns(), monotonic_ns)
+        self._wall_leaps.compare(self._wall_ns(), monotonic_ns)
         store_ns = self.witness()
         if store_ns is not None:
-            self._store_leaps.look(store_ns, monotonic_ns)
+            self._store_leaps.compare(store_ns, monotonic_ns)
         return monotonic_ns + self._wall_leaps.sum_ns + self._store_leaps.sum_ns
 
     @property
     def trusted(self) -> bool:
-        """Whether the wall clock agrees with the second source at this moment."""
+        """Return whether the wall clock agrees with the second source at this moment."""
         return self._trust(self._wall_ns(), self.monotonic_ns())
 
     @property
     def apart_ns(self) -> int:
-        """How far the wall clock is ahead of the second source."""
+        """The time by which the wall clock is ahead of the second source."""
         witness_ns = self.witness()
         return self._wall_ns() - (self._base_ns + self.monotonic_ns() if witness_ns is None else witness_ns)
 
     def _trust(self, wall_ns: int, elapsed_ns: int) -> bool:
         witness_ns = self.witness()
         if witness_ns is None:
-            self._doubted = False
+            self._differs = False
             return abs(wall_ns - self._base_ns - elapsed_ns) <= self.APART_NS
-        self._doubted = abs(wall_ns - witness_ns) > self.APART_NS
-        if not self._doubted:
+        self._differs = abs(wall_ns - witness_ns) > self.APART_NS
+        if not self._differs:
             # A leap that the store's clock confirms is one of the machine, as when it was suspended.
             self._base_ns, self._confirmed = wall_ns - elapsed_ns, True
         elif not self._confirmed:
             if self._follows_store and abs(wall_ns - self._base_ns - elapsed_ns) <= self.APART_NS:
-                self._confirmed = True  # it agrees with what the store's was: now that one is wrong
+                self._confirmed = True  # it agrees with the store's earlier time, so the store's clock is wrong now
             else:
                 self._base_ns, self._follows_store = witness_ns - elapsed_ns, True
-        return not self._doubted
+        return not self._differs
 
 
 class _Leaps:
-    """Measures by how much another clock has leapt ahead of the monotonic one, in sum.
+    """Sums up the leaps of another clock ahead of the monotonic one.
 
-    An answer with the store's time may arrive late, and servers of one store may disagree, so the store's clock seems to go
-    back and forth. Only what exceeds the furthest lead so far is a leap. A clock that is behind that lead by more than
-    ``back_ns`` was set back, and leaps count from there. With ``drift``, the lead shrinks by that part of the time: the clocks
-    of two machines may run apart.
+    A response with the store's time may arrive late, and servers of one store may differ, so the store's clock seems to
+    go back and forth. Only a lead beyond the longest lead so far is a leap. A clock that is behind that lead by more
+    than ``back_ns`` was set back, and leaps count from there. With ``drift``, the lead shrinks by that part of the
+    time: the clocks of two machines may run apart.
     """
 
     __slots__ = ("_at_ns", "_back_ns", "_drift", "_lead_ns", "sum_ns")
@@ -141,7 +143,7 @@ class _Leaps:
         self._lead_ns: int | None = None
         self._at_ns = 0
 
-    def look(self, other_ns: int, monotonic_ns: int) -> None:
+    def compare(self, other_ns: int, monotonic_ns: int) -> None:
         """Compare the two clocks as they are now."""
         lead_ns = other_ns - monotonic_ns
         if self._lead_ns is None:
@@ -157,6 +159,6 @@ class _Leaps:
 
 _WALL_BACK_NS = 1_000_000_000
 _STORE_BACK_NS = 1_800_000_000_000
-"""S3 and its clones refuse requests that were signed more than 15 minutes ago or ahead: of two servers that accept ours, one may
-be half an hour ahead of the other."""
+"""S3 and its clones refuse requests that were signed more than 15 minutes ago or ahead: of two servers that accept
+ours, one may be half an hour ahead of the other."""
 _STORE_DRIFT = 0.001

@@ -1,16 +1,16 @@
 """File descriptors: how many this process may have open, and how many of them connections must leave free.
 
-A store on a directory opens a file for each put, and a store in a bucket may open a connection. If idle clients held all
-descriptors, no message could be stored and no log file or configuration could be opened. So listeners accept nothing
-while the lowest free descriptor lies in the reserve:
+A store on a directory opens a file for each put, and a store in a bucket may open a connection. If idle clients held
+all descriptors, no message could be stored and no log file or configuration could be opened. So listeners accept
+nothing while the lowest free descriptor lies in the reserve:
 
     0                                     limit - reserve          limit - ¾ reserve          limit
     ├── clients ────────────────────────────────┤                          │                    │
     ├── monitoring ────────────────────────────────────────────────────────┤                    │
     └── the store, logs, certificates, configuration ──────────────────────────────────────────┘
 
-The kernel always assigns the lowest free number, so a connection can never get a descriptor of the reserve, and one ``dup``
-shows whether the next one would. The limit is read each time, because ``prlimit`` can change it.
+The kernel always assigns the lowest free number, so a connection can never get a descriptor of the reserve, and one
+``dup`` shows whether the next one would. The limit is read each time, because ``prlimit`` can change it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Final
 __all__ = ["is_free_for_connections", "open_files_max", "raise_limit", "reserved"]
 
 _RESERVED: Final = 64
-"""Enough for 32 connections to a bucket, or 16 threads and 4 puts of a directory, and what else is opened at a time."""
+"""Enough for 32 connections to a bucket, or for 16 threads and 4 puts of a directory, and for files besides."""
 
 _RESERVED_SHARE: Final = 4
-"""If the limit is low, the reserve takes one in this many descriptors."""
+"""The reserve is at most one in this many descriptors."""
 
 _MONITORING_SHARE: Final = 4
 """This part of the reserve is for monitoring, so that health checks are answered while clients are not accepted."""
@@ -42,18 +42,18 @@ def raise_limit() -> None:
 
 
 def open_files_max() -> int:
-    """The number of descriptors that this process may have now."""
+    """Return the number of descriptors that this process may have now."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return soft if soft != resource.RLIM_INFINITY else 1 << 30
 
 
 def reserved(most: int) -> int:
-    """How many of ``most`` descriptors clients leave free."""
+    """Return the number of descriptors, of ``most``, that clients leave free."""
     return min(_RESERVED, most // _RESERVED_SHARE)
 
 
 def is_free_for_connections(any_descriptor: int, *, monitoring: bool = False) -> bool:
-    """Whether the next descriptor is outside the reserve. Args: ``any_descriptor`` is an open one.
+    """Return whether the next descriptor is outside the reserve. Args: ``any_descriptor`` is an open one.
 
     Raises: OSError (EMFILE) if there is none at all.
     """

@@ -6,7 +6,7 @@ __all__ = ["StartError", "StoreInUse"]
 
 
 class StartError(Exception):
-    """Why the broker cannot start, or cannot continue; names the cause and the remedy. The process ends with status 1."""
+    """The broker cannot start or continue. The text has cause and remedy; the process ends with status 1."""
 
 
 class StoreInUse(StartError):

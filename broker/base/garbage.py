@@ -1,14 +1,15 @@
 """Garbage collection in small steps: a full collection of a large heap would stop the loop for a second.
 
 Python's collector visits every container object again whenever the heap has grown by a quarter: 0.1 s for a million. A
-broker has millions that stay: entries of blocks, subjects, cached messages. So those that have outlived some young
-collections are examined once and then set aside for good (``gc.freeze``), a few ten thousand at a time.
+broker has millions of objects that stay: entries of blocks, subjects, cached messages. So the objects that have
+survived some young collections are examined once and then excluded from later collections (``gc.freeze``), a few ten
+thousand at a time.
 
-What is set aside and dies in a cycle later would never be found. So objects must not die in cycles: a connection breaks its
-own when it closes (``tests/server/test_memory_of_connections.py``), since strangers decide how many come. Streams and
-consumers, whose parts refer to each other, are reported as they close (``discarded``). So are connections, for what else may
-keep one. When too many of these are still there, everything is examined, which takes long, if possible while there is little
-to do.
+An excluded object that later dies in a cycle would never be found, so objects must not die in cycles. A connection
+breaks its cycles when it closes (``tests/server/test_memory_of_connections.py``), because strangers decide how many
+connections come. Streams and consumers, whose parts refer to each other, are reported when they close (``discarded``),
+and so are connections. If too many discarded objects are in memory, all objects are examined, which takes long: if
+possible, while the process has little to do.
 """
 
 from __future__ import annotations
@@ -26,29 +27,29 @@ _log = logging.getLogger(__name__)
 
 _EVERY_S: Final = 0.02
 _YOUNG_COLLECTIONS: Final = 5
-"""Collections of the middle generation until its survivors are set aside. Each leaves some 7000 objects at most."""
+"""Collections of the middle generation before its survivors are frozen. Each leaves some 7000 objects at most."""
 _NEVER: Final = 1 << 30
 _IDLE_EVERY: Final = 500
-"""Steps between two looks at what was discarded: 10 s."""
+"""Steps between two checks of the discarded objects: 10 s."""
 _IDLE_SHARE: Final = 0.05
 """Share of a core below which the process has little to do."""
 _DISCARDED_IDLE: Final = 500
-"""Discarded things that are worth a full collection while there is little to do; 10 KB each."""
+"""Discarded objects that are worth a full collection while the process is idle; 10 KB each."""
 _DISCARDED_MAX: Final = 10_000
-"""… and whatever there is to do."""
+"""Discarded objects that are worth a full collection at any time."""
 
 _discarded: set[weakref.ref[object]] = set()
 
 
 def discarded(thing: object) -> None:
-    """Nobody needs ``thing`` any more, but it may be part of a cycle."""
+    """Report that ``thing`` is not needed any more, but may be part of a cycle."""
     _discarded.add(weakref.ref(thing, _discarded.discard))
 
 
 class Collector:
-    """Collects this process's garbage while it runs; ``stop`` gives collection back to Python.
+    """Collects the process's garbage until ``stop``, which returns to Python's own collector.
 
-    Attributes: ``steps``, ``full``: collections so far of survivors alone, and of everything.
+    Attributes: ``steps`` counts collections of survivors, ``full`` collections of all objects.
     """
 
     def __init__(self, *, every_s: float = _EVERY_S, idle_every: int = _IDLE_EVERY) -> None:
@@ -56,12 +57,13 @@ class Collector:
         self._every_s, self._idle_every = every_s, idle_every
         self._timer: asyncio.TimerHandle | None = None
         self._thresholds = gc.get_threshold()
-        self._until_look = self._idle_every
-        self._looked_s = 0.0
+        self._until_check = self._idle_every
+        self._checked_s = 0.0
         self._worked_s = 0.0
 
     def start(self) -> None:
-        """Set aside what was made until now, unexamined; from now on collect in steps. Again: set aside what was made since."""
+        """Freeze all present objects, unexamined, and collect in steps from now on. A second call freezes the objects
+        made since the first."""
         if self._timer is not None:
             gc.freeze()
             return
@@ -70,7 +72,7 @@ class Collector:
         gc.set_threshold(*self._thresholds[:2], _NEVER)
         gc.enable()
         gc.freeze()
-        self._looked_s, self._worked_s = time.monotonic(), time.process_time()
+        self._checked_s, self._worked_s = time.monotonic(), time.process_time()
         self._timer = self._loop.call_later(self._every_s, self._step)
 
     def stop(self) -> None:
@@ -86,15 +88,15 @@ class Collector:
             gc.collect()
             gc.freeze()
             self.steps += 1
-        self._until_look -= 1
-        if self._until_look <= 0:
-            self._until_look = self._idle_every
-            self._look()
+        self._until_check -= 1
+        if self._until_check <= 0:
+            self._until_check = self._idle_every
+            self._check_discarded()
 
-    def _look(self) -> None:
+    def _check_discarded(self) -> None:
         now_s, worked_s = time.monotonic(), time.process_time()
-        idle = worked_s - self._worked_s < _IDLE_SHARE * (now_s - self._looked_s)
-        self._looked_s, self._worked_s = now_s, worked_s
+        idle = worked_s - self._worked_s < _IDLE_SHARE * (now_s - self._checked_s)
+        self._checked_s, self._worked_s = now_s, worked_s
         if len(_discarded) >= (_DISCARDED_IDLE if idle else _DISCARDED_MAX):
             self._collect_all(now_s)
 

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 
-__all__ = ["ZERO_TIME", "ZERO_TIME_NS", "format_duration", "format_time", "format_times", "parse_duration", "parse_time"]
+__all__ = ["ZERO_TIME", "ZERO_TIME_NS", "format_duration", "format_time", "format_times", "parse_duration",
+           "parse_time"]
 
 ZERO_TIME = "0001-01-01T00:00:00Z"
 """Go's zero time, which stands for "none"."""
@@ -31,11 +32,12 @@ _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "μs": 1_000, "ms": 1_000_000, "s"
 _PART = re.compile(r"([0-9]*)(\.[0-9]*)?([^.0-9]*)")
 _INT64_MAX = (1 << 63) - 1
 _TEXT_MAX = 128
-"""No duration needs more characters. Go has no such bound, but here a long text from a client would block the event loop."""
+"""No duration needs more characters. Go has no such bound, but here a long text from a client would block the event
+loop."""
 
 
 def parse_duration(text: str) -> int:
-    """``300ms``, ``-1.5h``, ``2h45m`` or ``0`` in nanoseconds.
+    """Parse ``300ms``, ``-1.5h``, ``2h45m`` or ``0``; return nanoseconds.
 
     Raises: ValueError in the words of Go's time.ParseDuration.
     """
@@ -70,7 +72,7 @@ def parse_duration(text: str) -> int:
 
 
 def _part_of(scale: int, digits: str) -> int:
-    """The fraction ``.digits`` of ``scale``, computed in floating point as Go does, so that both read the same."""
+    """Return the fraction ``.digits`` of ``scale``, computed in floating point as Go does, for the same result."""
     value, divisor = 0, 1.0
     for digit in digits:
         if value > _INT64_MAX // 10 or value * 10 + int(digit) > _INT64_MAX + 1:
@@ -81,13 +83,14 @@ def _part_of(scale: int, digits: str) -> int:
 
 
 def _quote(text: str) -> str:
-    """In quotes, with every byte that is not printable ASCII escaped."""
-    return '"' + "".join(f"\\x{byte:02x}" if byte < 0x20 or byte >= 0x7F else f"\\{chr(byte)}" if byte in b'"\\' else chr(byte)
+    """Return the text in quotes, with every byte that is not printable ASCII escaped."""
+    return '"' + "".join(f"\\x{byte:02x}" if byte < 0x20 or byte >= 0x7F else f"\\{chr(byte)}" if byte in b'"\\'
+                         else chr(byte)
                          for byte in text.encode("utf-8", "surrogatepass")) + '"'
 
 
 def format_duration(ns: int) -> str:
-    """``2m0s``, ``1.5s``, ``100ms``, ``0s``."""
+    """Format nanoseconds as ``2m0s``, ``1.5s``, ``100ms`` or ``0s``."""
     if ns == 0:
         return "0s"
     sign, ns = ("-", -ns) if ns < 0 else ("", ns)
@@ -106,7 +109,7 @@ def _decimal(value: int, unit: int) -> str:
 
 
 def format_time(at_ns: int) -> str:
-    """RFC 3339 in UTC, without trailing zeros of the nanoseconds; ``ZERO_TIME`` for an instant outside the calendar."""
+    """Format an instant as RFC 3339 in UTC, without trailing zeros; ``ZERO_TIME`` for one outside the calendar."""
     seconds, ns = divmod(at_ns, 1_000_000_000)
     try:
         whole = _whole(seconds)
@@ -117,7 +120,7 @@ def format_time(at_ns: int) -> str:
 
 
 def format_times(instants: Sequence[int]) -> list[bytes]:
-    """``format_time`` of each, for messages that were stored together: many share an instant, nearly all their second."""
+    """Format instants of messages that were stored together: many share the instant, and nearly all the second."""
     texts: list[bytes] = []
     before, text, second, whole = None, b"", None, b""
     for at_ns in instants:
@@ -136,7 +139,7 @@ _SECONDS = range(0, _LAST_TIME_NS // 1_000_000_000)
 
 @lru_cache(maxsize=1024)
 def _whole(seconds: int) -> str:
-    """Messages are stored, and read, close to each other."""
+    """Format whole seconds. The cache helps because messages of one second are stored and read together."""
     at = datetime.fromtimestamp(seconds, UTC)
     return f"{at.year:04d}-{at.month:02d}-{at.day:02d}T{at.hour:02d}:{at.minute:02d}:{at.second:02d}"
 

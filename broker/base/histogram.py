@@ -1,4 +1,4 @@
-"""Counts of durations by size, for monitoring: observing one is an addition, summing up is left to who looks."""
+"""Counts of durations by size, for monitoring: an observation is one addition, and the reader computes sums."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ __all__ = ["Histogram"]
 
 
 class Histogram:
-    """``counts[i]`` durations up to ``bounds[i]`` seconds and above the bound before; the last count has no bound."""
+    """A histogram: ``counts[i]`` durations up to ``bounds[i]`` seconds and above the bound before; the last count has
+    no bound."""
 
     __slots__ = ("bounds", "counts", "sum_s")
 

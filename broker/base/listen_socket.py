@@ -1,7 +1,7 @@
 """An address that is bound before clients may connect to it, and that later accepts connections.
 
-A broker that finds its port in use only after taking the shard has ended the previous owner for nothing. So the port is
-bound first: no other process can take it then, and clients are refused, as by a standby.
+If a broker took the shard and then found its port in use, it would have ended the previous owner for nothing. So the
+port is bound first: then no other process can take it, and clients are refused, as by a standby.
 
 A listener accepts no connection while its descriptor would come from the reserve (``descriptors``): connections then
 wait in the kernel's queue, and are accepted in order once others have closed. asyncio's own servers cannot do that. On
@@ -30,19 +30,19 @@ log = logging.getLogger(__name__)
 
 _PAUSE_S: Final = 0.01
 _PAUSE_S_MAX: Final = 0.25
-"""The pause between two looks for a free descriptor, doubled each time. A look takes two system calls."""
+"""The pause between two checks for a free descriptor, doubled each time. A check takes two system calls."""
 
 _LOG_EVERY_S: Final = 60.0
-"""While connections come and go at the limit, the log says so this often."""
+"""The interval of log lines while the process is at the limit."""
 
 _OF_ONE_CONNECTION: Final = frozenset((
     errno.ECONNABORTED, errno.EPERM, errno.EPROTO, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN,
     errno.EHOSTUNREACH, errno.ENOPROTOOPT, errno.EOPNOTSUPP))
-"""Errors of ``accept`` that concern a connection which is gone already, or which a firewall refuses."""
+"""Errors of ``accept`` about a connection that has ended already, or that a firewall refuses."""
 
 
 class Bound:
-    """Sockets on every address of one host name. ``port`` is the actual one."""
+    """Bound sockets on every address of one host name. ``port`` is the port that they have."""
 
     def __init__(self, sockets: list[socket.socket]) -> None:
         self._sockets = sockets
@@ -50,7 +50,7 @@ class Bound:
 
     @classmethod
     async def at(cls, host: str, port: int) -> Bound:
-        """Args: host "" for all addresses; port 0 for any that is free.
+        """Bind. Args: host "" for all addresses; port 0 for any free port.
 
         Raises: OSError, UnicodeError: the host is unknown, or the address is not available.
         """
@@ -78,7 +78,7 @@ class Bound:
         return cls(sockets)
 
     def listen(self, backlog: int) -> list[socket.socket]:
-        """Listen; the sockets are the caller's from here on.
+        """Listen, and return the sockets, which the caller owns from then on.
 
         Raises: OSError if another process, which had bound the address at the same time, was faster; all are closed.
         """
@@ -102,8 +102,8 @@ class Bound:
 class Listener:
     """Accepts connections at the addresses of a ``Bound``, from its creation on until ``close``.
 
-    Args: ``what`` names these connections in the log, as in "client". ``monitoring``: they may use a part of the reserve.
-        ``ssl_context``, with ``handshake_seconds`` for a handshake: TLS by asyncio.
+    Args: ``what`` names these connections in the log, as in "client"; ``monitoring`` lets them use a part of the
+        reserve; ``ssl_context``, with ``handshake_seconds`` for a handshake, selects asyncio's TLS.
     Raises: OSError if another process that had bound the address at the same time was faster.
     """
 
@@ -139,7 +139,8 @@ class Listener:
         self._loop.add_reader(listening.fileno(), self._accept, listening)
 
     def _accept(self, listening: socket.socket, pause_s: float = _PAUSE_S) -> None:
-        """Accept one connection: the loop calls this again while there are more, and to try costs more than a turn."""
+        """Accept one connection. The loop calls this again while more wait; a try that finds none costs more than a
+        turn."""
         try:
             if not is_free_for_connections(listening.fileno(), monitoring=self._monitoring):
                 self._pause(listening, pause_s, os.strerror(errno.EMFILE))
@@ -156,7 +157,7 @@ class Listener:
             task = self._loop.create_task(self._open(accepted))
             self._opening.add(task)
             task.add_done_callback(self._opening.discard)
-        self._go_on(listening)
+        self._watch_again(listening)
 
     async def _open(self, accepted: socket.socket) -> None:
         try:
@@ -169,17 +170,18 @@ class Listener:
         """Let connections wait in the kernel's queue for a while."""
         if listening not in self._timers:
             self._loop.remove_reader(listening.fileno())
-        self._timers[listening] = self._loop.call_later(pause_s, self._accept, listening, min(2 * pause_s, _PAUSE_S_MAX))
+        self._timers[listening] = self._loop.call_later(pause_s, self._accept, listening,
+                                                        min(2 * pause_s, _PAUSE_S_MAX))
         now_s = time.monotonic()
         if self._logged_s is None or now_s - self._logged_s >= _LOG_EVERY_S:
             self._logged_s, self._pausing = now_s, True
             most = open_files_max()
-            log.error("Temporary %s Accept Error (%s): connections wait until others close; this process may open %d files, "
-                      "and the last %d are kept for the store, the logs and the configuration", self._what, why.lower(), most,
-                      reserved(most))
+            log.error("Temporary %s Accept Error (%s): connections wait until others close; this process may open %d "
+                      "files, and the last %d are kept for the store, the logs and the configuration",
+                      self._what, why.lower(), most, reserved(most))
 
-    def _go_on(self, listening: socket.socket) -> None:
-        """Watch a socket again that was paused."""
+    def _watch_again(self, listening: socket.socket) -> None:
+        """Watch a socket again if it was paused."""
         if self._timers.pop(listening, None) is None:
             return
         self._watch(listening)

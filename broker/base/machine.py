@@ -9,9 +9,10 @@ __all__ = ["memory_bytes"]
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """Memory available to this process: the machine's, or the lowest limit of its control groups and their parents.
+    """Return the memory of the machine, or the lowest limit of the process's control groups and their parents, in
+    bytes.
 
-    0 if the system does not say. ``root``: another root for /proc and /sys, for tests.
+    0 if the system does not report it. ``root`` replaces / as the parent of /proc and /sys, for tests.
     """
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -21,7 +22,7 @@ def memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _group_bounds(root: Path) -> list[int]:
-    """The limits of the process's control groups, innermost first; version 2, or the memory controller of version 1."""
+    """Return the memory limits of the process's control groups (version 1 or 2), innermost first."""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:  # not Linux

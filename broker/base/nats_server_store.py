@@ -1,7 +1,7 @@
-"""Recognises the ``store_dir`` of a nats-server, in which jetblock finds none of its own objects.
+"""Recognises the ``store_dir`` of a nats-server, which jetblock cannot read as a store.
 
-    DIR/jetstream/ACCOUNT/streams/STREAM/meta.inf      DIR is the server's store_dir; a DIR that is named jetstream holds the
-    DIR/ACCOUNT/streams/STREAM/meta.inf                accounts itself
+    DIR/jetstream/ACCOUNT/streams/STREAM/meta.inf      DIR is the server's store_dir
+    DIR/ACCOUNT/streams/STREAM/meta.inf                DIR is the folder jetstream in it
 
 Source: nats-server, server/jetstream.go (the layout of its directories).
 """
@@ -20,7 +20,7 @@ _KEY = "meta.key"
 
 
 class NatsServerStore(NamedTuple):
-    """store_dir: what the server was started with. streams: names by account. encrypted: whether a key is needed to read it."""
+    """A nats-server's streams. streams: their names by account. encrypted: whether reading them takes a key."""
 
     store_dir: Path
     streams: dict[str, list[str]]
@@ -29,12 +29,13 @@ class NatsServerStore(NamedTuple):
     def __str__(self) -> str:
         number = sum(map(len, self.streams.values()))
         first = next(iter(self.streams.values()))[0]
-        return f"{self.store_dir} is the store_dir of a nats-server, with {number} stream{'s' * (number != 1)} ({first}" + (
-            ", …)" if number > 1 else ")")
+        return (f"{self.store_dir} is the store_dir of a nats-server, with {number} stream{'s' * (number != 1)} "
+                f"({first}"
+                + (", …)" if number > 1 else ")"))
 
 
 def find_store_dir(directory: str | os.PathLike[str]) -> NatsServerStore | None:
-    """The nats-server's store in ``directory``; None if there is none, or one without streams."""
+    """Return the nats-server's store in ``directory``; None if there is none, or one without streams."""
     path = Path(directory).absolute()
     outer = path.parent if path.name == _FOLDER and not (path / _FOLDER).is_dir() else path
     streams: dict[str, list[str]] = {}

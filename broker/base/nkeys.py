@@ -1,4 +1,4 @@
-"""NKeys: Ed25519 keys as text that shows what they are for, ``UDXU4RCS…`` for a user, and signatures by them.
+"""NKeys: Ed25519 keys as text that begins with their kind, such as ``UDXU4RCS…`` for a user, and their signatures.
 
     text   base32 of   kind (1 byte)   key (32 bytes)   CRC-16 of both (2 bytes, little-endian)
     seed   base32 of   'S' and kind (2 bytes)   seed (32 bytes)   CRC-16
@@ -33,12 +33,12 @@ _BASE64: Final = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 
 
 def public_key(kind: str, key: bytes) -> str:
-    """The text of the public key ``key``."""
+    """Return the text of the public key ``key``."""
     return _text(bytes([_PREFIXES[kind]]) + key)
 
 
 def raw_key(text: str, kind: str = "") -> bytes:
-    """The 32 bytes of a public key, of ``kind`` if given. Raises: ValueError."""
+    """Return the 32 bytes of a public key, of ``kind`` if given. Raises: ValueError."""
     raw = _raw(text)
     if raw is None or len(raw) != 33 or raw[0] not in _PREFIXES.values() or (kind and raw[0] != _PREFIXES[kind]):
         raise ValueError("nkeys: invalid public key")
@@ -46,7 +46,7 @@ def raw_key(text: str, kind: str = "") -> bytes:
 
 
 def is_public_key(text: str, kind: str) -> bool:
-    """Whether ``text`` is a public key of ``kind``."""
+    """Return whether ``text`` is a public key of ``kind``."""
     try:
         raw_key(text, kind)
     except ValueError:
@@ -55,7 +55,7 @@ def is_public_key(text: str, kind: str) -> bool:
 
 
 def verify(public: str, message: bytes, signature: bytes) -> bool:
-    """Whether ``signature`` of ``message`` is by the private part of ``public``."""
+    """Return whether ``signature`` of ``message`` is by the private part of ``public``."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -67,7 +67,7 @@ def verify(public: str, message: bytes, signature: bytes) -> bool:
 
 
 class KeyPair:
-    """A key that signs. Made from 32 secret bytes, which no representation shows."""
+    """A key that signs, made from 32 secret bytes, which ``repr`` leaves out."""
 
     def __init__(self, kind: str, secret: bytes) -> None:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -79,7 +79,7 @@ class KeyPair:
 
     @classmethod
     def of_seed(cls, seed: str) -> KeyPair:
-        """The pair of the seed ``S…``. Raises: ValueError, which does not show it."""
+        """Return the pair of the seed ``S…``. Raises: ValueError, without the seed in its text."""
         raw = _raw(seed)
         if raw is None or len(raw) != 34 or raw[0] & 0xF8 != _SEED:
             raise ValueError("nkeys: invalid seed")
@@ -94,7 +94,7 @@ class KeyPair:
 
 
 class CurveKeyPair:
-    """A key (X25519) that seals messages for one reader, who knows by that who sent them.
+    """An X25519 key that encrypts messages for one reader, and proves to that reader who sent them.
 
         "xkv1"   nonce (24 bytes)   XSalsa20-Poly1305 box
 
@@ -108,13 +108,13 @@ class CurveKeyPair:
         self.public = public_key(CURVE, bytes(self._key.public_key))
 
     def seal(self, message: bytes, reader: str) -> bytes:
-        """Raises: ValueError if ``reader`` is no public curve key."""
+        """Encrypt ``message`` for ``reader``. Raises: ValueError if ``reader`` is no public curve key."""
         from nacl.public import Box, PublicKey
 
         return _SEALED + bytes(Box(self._key, PublicKey(raw_key(reader, CURVE))).encrypt(message))
 
     def open(self, sealed: bytes, sender: str) -> bytes:
-        """Raises: ValueError if ``sender`` did not seal it for this key."""
+        """Decrypt a message. Raises: ValueError if ``sender`` did not seal it for this key."""
         from nacl.exceptions import CryptoError
         from nacl.public import Box, PublicKey
 
@@ -127,18 +127,18 @@ class CurveKeyPair:
 
 
 def seed_text(kind: str, secret: bytes) -> str:
-    """The text of the seed with these 32 bytes."""
+    """Return the text of the seed with these 32 bytes."""
     prefix = _PREFIXES[kind]
     return _text(bytes([_SEED | prefix >> 5, (prefix & 31) << 3]) + secret)
 
 
 def encode_base64url(data: bytes) -> str:
-    """URL-safe base64 without padding."""
+    """Encode as URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
 def decode_base64url(text: str) -> bytes:
-    """The opposite; line ends are ignored, as Go's decoder does. Raises: ValueError."""
+    """Decode URL-safe base64 without padding; line ends are ignored, as by Go's decoder. Raises: ValueError."""
     text = text.replace("\r", "").replace("\n", "")
     if not _BASE64URL.fullmatch(text):
         raise ValueError("illegal base64 data")
@@ -146,7 +146,7 @@ def decode_base64url(text: str) -> bytes:
 
 
 def decode_signature(text: str) -> bytes:
-    """A signature in URL-safe or standard base64. Raises: ValueError."""
+    """Decode a signature in URL-safe or standard base64. Raises: ValueError."""
     try:
         return decode_base64url(text)
     except ValueError:
@@ -160,7 +160,7 @@ def _text(raw: bytes) -> str:
 
 
 def _raw(text: str) -> bytes | None:
-    """What ``text`` encodes, without the checksum; None if that is wrong."""
+    """Decode ``text`` and remove the checksum; None if the checksum is wrong."""
     try:
         raw = base64.b32decode(text + "=" * (-len(text) % 8))
     except ValueError:

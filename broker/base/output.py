@@ -17,7 +17,7 @@ _CELL_MAX = 60
 
 
 def size(value: int) -> str:
-    """Bytes with a unit; at most three digits from 1 KiB."""
+    """Format bytes with a unit; at most three digits from 1 KiB on."""
     if value < 1024:
         return f"{value} B"
     number = float(value)
@@ -29,12 +29,12 @@ def size(value: int) -> str:
 
 
 def count(value: int) -> str:
-    """A number with its thousands separated."""
+    """Format a number with its thousands separated."""
     return f"{value:,}".replace(",", " ")
 
 
 def when(at_ns: int) -> str:
-    """Unix ns as UTC, to the millisecond; "-" for 0, which means none."""
+    """Format Unix ns as UTC, to the millisecond; "-" for 0, which means none."""
     if not at_ns:
         return "-"
     try:
@@ -45,8 +45,7 @@ def when(at_ns: int) -> str:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as JSON. Bytes become text if they are printable UTF-8 (line ends and tabs allowed), else
-    {"base64": …}."""
+    """Return ``value`` as JSON values. Bytes become text if they are printable UTF-8, otherwise {"base64": …}."""
     if isinstance(value, bytes):
         try:
             text = value.decode()
@@ -63,7 +62,7 @@ def plain(value: Any) -> Any:
 
 
 def printable(value: Any) -> str:
-    """One line of text for a cell."""
+    """Return one line of text for a cell."""
     if isinstance(value, bytes):
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, dict) and list(value) == ["base64"]:
@@ -80,7 +79,7 @@ def printable(value: Any) -> str:
 
 
 class Table:
-    """Rows in aligned columns, numbers to the right. Flushed page by page, so a long table is never held in memory."""
+    """Rows in aligned columns, numbers to the right. ``flush`` it page by page, so that it needs little memory."""
 
     def __init__(self, columns: Sequence[str], right: Iterable[str] = (), *, indent: int = 0) -> None:
         self._columns = columns
@@ -91,7 +90,7 @@ class Table:
         self._indent = " " * indent
 
     def add(self, *cells: Any) -> None:
-        """One row."""
+        """Add a row."""
         assert len(cells) == len(self._columns)
         self._rows.append([printable(cell) for cell in cells])
 
@@ -99,7 +98,7 @@ class Table:
         return len(self._rows)
 
     def flush(self) -> list[str]:
-        """The lines of the rows added since the last call; the first call begins with the heading."""
+        """Return the lines of the rows added since the last call; the first call begins with the heading."""
         for row in self._rows:
             self._widths = [max(width, len(cell)) for width, cell in zip(self._widths, row, strict=True)]
         lines = [] if self._headed else [self._line([column.upper() for column in self._columns])]
@@ -115,7 +114,7 @@ class Table:
 
 
 def outline(value: Any, indent: int = 0) -> list[str]:
-    """Nested values as indented lines: maps as ``name: value``, lists of flat maps as tables."""
+    """Return nested values as indented lines: maps as ``name: value``, lists of flat maps as tables."""
     space = " " * indent
     lines: list[str] = []
     if isinstance(value, Mapping):

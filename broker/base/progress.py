@@ -1,4 +1,4 @@
-"""How far a long command has come: a bar on a terminal, a line from time to time elsewhere; always on standard error."""
+"""The progress of a long command on standard error: a bar on a terminal, a line from time to time elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BAR_CELLS = 24
 
 
 class Progress:
-    """Shows the last thing it was told, at most ten times a second on a terminal and every five seconds elsewhere."""
+    """Shows the last call's progress, at most ten times a second on a terminal and every five seconds elsewhere."""
 
     def __init__(self, out: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
         self._out = out if out is not None else sys.stderr
@@ -30,7 +30,7 @@ class Progress:
         self._drawn = False
 
     def begin(self) -> None:
-        """A new piece of work: rates count from here."""
+        """Begin a new piece of work: rates count from here."""
         self._began = self._now()
 
     def show(self, what: str, done: int, of: int) -> None:
@@ -62,7 +62,7 @@ class Progress:
         self.show(f"{count(objects)}{whole} objects", done, of)
 
     def line(self, text: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         self.clear()
         print(printable(text), file=self._out, flush=True)
 

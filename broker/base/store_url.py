@@ -1,4 +1,4 @@
-"""The URL of a store: its parts, and what to write in place of a text that is none.
+"""The URL of a store: its parts, and a proposal in place of a text that is none.
 
     file://DIR              a directory; everything after the slashes is its path, which may be relative
     s3://BUCKET[/PREFIX]    a bucket, or the part of it below PREFIX; the rest comes from the AWS_* environment
@@ -14,14 +14,18 @@ from typing import NamedTuple
 __all__ = ["StoreUrl", "has_scheme", "hidden", "parse_store_url", "proposal"]
 
 _BUCKET = re.compile(r"[a-z0-9A-Z][a-z0-9A-Z._-]{1,62}\Z")
-_SCHEME = re.compile(r"(s3|s3a|s3n|file|memory|https?|nats|tls|wss?|[a-z][a-z0-9+.-]*(?=://)):(/*)(.*)", re.IGNORECASE | re.DOTALL)
+_SCHEME = re.compile(r"(s3|s3a|s3n|file|memory|https?|nats|tls|wss?|[a-z][a-z0-9+.-]*(?=://)):(/*)(.*)",
+                     re.IGNORECASE | re.DOTALL)
 """A known scheme, also if the slashes after it are missing; or any other one with both slashes."""
 _FORMS = "file://DIR, s3://BUCKET/PREFIX or memory://"
 
 
 class StoreUrl(NamedTuple):
-    """scheme: ``file``, ``s3`` or ``memory``. where: the directory, or the bucket. prefix: of the keys, "" or without a
-    slash at either end."""
+    """A parsed URL.
+
+    scheme: ``file``, ``s3`` or ``memory``. where: the directory or the bucket. prefix: the prefix of keys, without a
+    slash at either end.
+    """
 
     scheme: str
     where: str
@@ -62,18 +66,18 @@ def parse_store_url(url: str) -> StoreUrl:
 
 
 def hidden(url: str) -> str:
-    """The URL without its part before an ``@``."""
+    """Return the URL without its part before an ``@``."""
     scheme, colon, rest = url.rpartition("://")
     return f"{scheme}{colon}…@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
 def has_scheme(text: str) -> bool:
-    """Whether a text is a URL, or was meant as one, such as ``s3:/bucket``; otherwise it is a path."""
+    """Return whether a text is a URL, or was meant as one, such as ``s3:/bucket``; otherwise it is a path."""
     return _SCHEME.match(text) is not None
 
 
 def proposal(text: str) -> str:
-    """The URL that ``text``, which is no URL of a store, was probably meant to be; never one with credentials."""
+    """Return the URL that was probably meant by ``text``, which is no URL of a store; never with credentials."""
     found = _SCHEME.match(text)
     if found is None:
         path = os.path.expanduser(text)

@@ -8,7 +8,7 @@ __all__ = ["did_you_mean", "nearest"]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word most similar to ``word``, ignoring case; "" if none is similar."""
+    """Return the known word most similar to ``word``, ignoring case; "" if none is similar."""
     from difflib import get_close_matches  # imported only after a mistake
 
     names = {name.lower(): name for name in known}
@@ -17,6 +17,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """``; did you mean WORD?`` to end a message with, or ""."""
+    """Return ``; did you mean WORD?`` as the end of a message, or ""."""
     near = nearest(word, known)
     return f"; did you mean {near}?" if near else ""

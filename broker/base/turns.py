@@ -15,7 +15,8 @@ T = TypeVar("T")
 async def in_turns(steps: Generator[None, None, T], lock: asyncio.Lock | None = None) -> T:
     """Run ``steps`` to the end, with a turn of the loop after each step, and return their result.
 
-    Args: ``lock`` is held for each step and the turn after it: of all work with one lock, only one makes a step in a turn.
+    Args: ``lock`` is held for each step and the turn after it: of all work with one lock, only one makes a step in a
+    turn.
     """
     while True:
         async with lock or nullcontext():

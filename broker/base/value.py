@@ -1,9 +1,9 @@
 """``Value``: an immutable record; the annotations of its class are its fields.
 
-It is written and behaves as a frozen dataclass. A dataclass compiles six methods for its class when its module is imported, which
-takes half a millisecond: thirty of them were a tenth of a start. Here the methods are written once, and read the names of the
-fields from the class. Creating an instance takes longer than a dataclass's generated code: types with an instance for each
-message or request remain dataclasses.
+It is written and behaves as a frozen dataclass. A dataclass compiles six methods for its class when its module is
+imported, which takes half a millisecond: thirty of them were a tenth of a start. Here the methods are written once, and
+read the names of the fields from the class. Creating an instance takes longer than a dataclass's generated code: types
+with an instance for each message or request remain dataclasses.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REQUIRED: Final = object()
 
 @dataclass_transform(frozen_default=True)
 class Value:
-    """The base of immutable records. A default is shared by all instances, so it must be immutable, too.
+    """The base class of immutable records. A default is shared by all instances, so it must be immutable, too.
 
     Fields are not inherited. ``hidden`` names the fields that ``repr`` leaves out, such as secrets.
     """
@@ -47,7 +47,7 @@ class Value:
         self.__post_init__()
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with other values for some fields. Raises: TypeError for an unknown field."""
+        """Return a copy with other values for some fields. Raises: TypeError for an unknown field."""
         return type(self)(**{**self.__dict__, **changes})
 
     def __post_init__(self) -> None:
@@ -71,7 +71,7 @@ class Value:
 
 
 def fields(of: Value | type[Value]) -> tuple[str, ...]:
-    """The names of the fields, in order."""
+    """Return the names of the fields, in order."""
     return of.__match_args__
 
 

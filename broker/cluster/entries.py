@@ -1,15 +1,15 @@
-"""The entries of a shard's log, seen by their headers alone: both taking a shard and waiting for it need an epoch's end.
+"""Finds the end of an epoch by the headers of its log's entries, for taking a shard and for waiting for it.
 
     present      1 1 1 1 … 1 1 1 | 0 1 0 0 S 0 …      before the end all are segments; at the end nothing, or a seal;
                                end                     less than W beyond it there may be orphans, and seals of takers
 
-The end is mostly near: the first numbers are looked at one by one, several headers at once. Then it is found by doubling
-steps, and by narrowing down: some ten round trips for a million segments. That is sound because no writer begins number
-n + W before n landed: a segment at p means that all up to p - W existed when its put began. The last W before the highest
-segment found are looked at one by one.
+The end is mostly near, so the first numbers are read one by one, several headers at once. After that, the end is found
+by doubling steps and by narrowing down, in some ten round trips for a million segments. This is sound because no writer
+begins number n + W before n is stored: if there is a segment at p, all numbers up to p - W existed when its put began.
+The last W numbers before the highest segment found are read one by one.
 
-A standby asks for as long as it runs, and finds one heartbeat of an idle owner each time: it asks ``gently``, for fewer
-headers in more round trips, since each is a paid request.
+A standby searches for as long as it runs, and each time finds one heartbeat of an idle owner. So it searches
+``gently``, with fewer headers in more round trips, because each request costs money.
 
 A number may be missing because it was swept, not because it was never put; then there is a checkpoint beyond it. A
 caller that must know lists the checkpoints afterwards.
@@ -31,18 +31,19 @@ from broker.storage.put import StoreRetry
 __all__ = ["BATCH", "end_of_segments", "entries", "expect_entry", "proof_of"]
 
 BATCH = 32
-"""Headers asked for at once."""
+"""Headers requested at the same time."""
 _PROBES = 16
-"""The same while the end may still be far away."""
+"""Headers requested at the same time while the end may be far away."""
 _NEAR = (1, BATCH)
-"""How many numbers are looked at one by one, in one round trip after the other, before those far away."""
+"""The numbers that are read one by one in each of the first round trips, before the doubling steps."""
 _GENTLE_PROBES = 4
 _GENTLE_NEAR = (1, 1, 3, 9, 18)
 
 
 async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position, retry: StoreRetry, *,
                           gently: bool = False) -> tuple[int, ObjectHeader | None]:
-    """The lowest number from ``first`` on that has no segment, and the header of the seal there; None: there is no entry.
+    """The lowest number from ``first`` on that has no segment, and the header of the seal there; None: there is no
+    entry.
 
     Raises: Corrupt for an entry that cannot be read: it is never taken for a missing one.
     """
@@ -52,7 +53,7 @@ async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position
             if not _is_segment(header):
                 return number, header
             number += 1
-    # low is a segment, high is not; 0: not known.
+    # There is a segment at low, and none at high; high 0: not known.
     probes = _GENTLE_PROBES if gently else _PROBES
     low, high, exponent = number - 1, 0, 0
     while not high:
@@ -64,7 +65,7 @@ async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position
         low, high = await _narrowed(store, paths, epoch, low, high, range(low + step, high, step), retry)
     number = max(number, low - PUTS_IN_FLIGHT_MAX + 1)
     while True:
-        # A live owner may have put the number that was missing by now.
+        # A live owner may have put the missing number in the meantime.
         beyond = number + BATCH if number > high else min(number + BATCH, high + 1)
         for header in await entries(store, paths, epoch, range(number, beyond), retry):
             if not _is_segment(header):
@@ -74,7 +75,7 @@ async def end_of_segments(store: ObjectStore, paths: ShardPaths, first: Position
 
 async def _narrowed(store: ObjectStore, paths: ShardPaths, epoch: int, low: int, high: int, between: Iterable[int],
                     retry: StoreRetry) -> tuple[int, int]:
-    """``low`` and ``high`` after looking at the numbers ``between``, ascending; ``high`` 0: not known."""
+    """Narrow ``low`` and ``high`` by reading the numbers ``between``, ascending; ``high`` 0: not known."""
     between = list(between)
     for number, header in zip(between, await entries(store, paths, epoch, between, retry), strict=True):
         if _is_segment(header):
@@ -87,7 +88,7 @@ async def _narrowed(store: ObjectStore, paths: ShardPaths, epoch: int, low: int,
 
 async def entries(store: ObjectStore, paths: ShardPaths, epoch: int, numbers: Iterable[int], retry: StoreRetry
                   ) -> list[ObjectHeader | None]:
-    """The headers of log entries, all asked for at once; None for a number without an entry.
+    """Read the headers of log entries, all at the same time; None for a number without an entry.
 
     Raises: Corrupt for an entry that cannot be read: it is never taken for a missing one.
     """
@@ -104,7 +105,7 @@ async def entries(store: ObjectStore, paths: ShardPaths, epoch: int, numbers: It
 
 
 async def proof_of(store: ObjectStore, paths: ShardPaths, missing: Position, retry: StoreRetry) -> str | None:
-    """The name of a later entry that proves that the one at ``missing`` had landed; None: there is none."""
+    """Return the key of a later entry which proves that ``missing`` had an entry; None: there is none."""
     async def proof(later: Position) -> str | None:
         key = paths.log(later)
         try:
@@ -113,14 +114,15 @@ async def proof_of(store: ObjectStore, paths: ShardPaths, missing: Position, ret
             return None
         return key if proves(data, later, missing) else None
 
-    # Its opening lands before an epoch's owner begins another put.
+    # An owner begins no other put before its opening is stored.
     last = missing.number + (PUTS_IN_FLIGHT_MAX if missing.number else 1)
-    found = await asyncio.gather(*[proof(Position(missing.epoch, number)) for number in range(missing.number + 1, last + 1)])
+    found = await asyncio.gather(*[proof(Position(missing.epoch, number))
+                                   for number in range(missing.number + 1, last + 1)])
     return next((key for key in found if key is not None), None)
 
 
 def expect_entry(header: ObjectHeader, position: Position, key: str) -> ObjectHeader:
-    """``header``, read from ``key``. Raises: Corrupt when it belongs to something else than this log entry."""
+    """Return ``header``, read from ``key``. Raises: Corrupt if it is not the header of this log entry."""
     if header.position != position or header.kind not in (ObjectKind.SEGMENT, ObjectKind.SEAL):
         raise Corrupt(key, "header", 8, f"it holds the bytes of {header.name}")
     return header

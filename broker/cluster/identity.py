@@ -1,4 +1,4 @@
-"""A broker's identity among brokers: a name that its restarts share, and a nonce that only this process run has."""
+"""The identity of a broker: a name that its restarts share, and a nonce that only this process run has."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class Identity(NamedTuple):
 
     @classmethod
     def make(cls, server_name: str | None, rng: random.Random) -> Identity:
-        """The configured server name, else the host's name and a part of the nonce: only a configured name can say that
-        two process runs are one broker. ``rng`` must differ between process runs."""
+        """Make the identity of this process run. ``rng`` must differ between process runs.
+
+        The name is the configured one, or else the host's name and a part of the nonce: only a configured name says
+        that two process runs are one broker.
+        """
         nonce = rng.randbytes(NONCE_BYTES)
         return cls(server_name or f"{socket.gethostname()} {nonce.hex()[:8]}", nonce)

@@ -1,7 +1,7 @@
-"""What the openings of a shard's log say: where the epochs before them ended.
+"""Reads the openings of a shard's log, which have the ends of the epochs before them.
 
-Once an epoch is opened, the ends of those before it stand for good. Whoever takes the shard believes them, and looks for no end
-in those logs again: an entry that the store has lost would look like one.
+Once an epoch is opened, the ends of the epochs before it never change. A taker uses these ends and does not search
+those logs again: an entry that the store has lost would look like an end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["known_ends"]
 
 
 async def known_ends(store: ObjectStore, paths: ShardPaths, epochs: Sequence[int], retry: StoreRetry) -> dict[int, int]:
-    """The first number past each epoch that one of ``epochs`` was opened after; of those that were never opened, 0.
+    """Return the ends that the openings of ``epochs`` name, by epoch; 0: the epoch was never opened.
 
     Raises: Corrupt for an opening that cannot be read; VersionUnknown; StoreError.
     """
@@ -35,7 +35,7 @@ async def known_ends(store: ObjectStore, paths: ShardPaths, epochs: Sequence[int
 
 
 async def _opening(store: ObjectStore, paths: ShardPaths, epoch: int, retry: StoreRetry) -> Opening | None:
-    """The opening of ``epoch``; None if it has none, so far or ever."""
+    """Return the opening of ``epoch``; None if it has none yet, or never will."""
     position, asked = Position(epoch, 0), HEAD_BYTES
     key = paths.log(position)
     while True:

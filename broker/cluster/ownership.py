@@ -1,24 +1,25 @@
 """Taking a shard: claim, seal, list checkpoints again, opening. Safety rests on put-if-absent alone, never on time.
 
     claim     put epochs/<e+1>; if it exists, the next one. An epoch belongs to one process run, for ever.
-    seal      every epoch below, used or not, from the newest checkpoint's on: at its first missing number. An old
-              owner's put of that number fails from then on; since it acknowledges in log order, it never does so again.
-    again     a checkpoint beyond a seal means that the number was swept, not missing: seal again from that checkpoint
-    opening   log/<e>-0 names the owner of the epoch and the ends of the earlier ones, and makes the epoch part of the log
-    replay    is the caller's (``storage.read.recovery``), and comes last: nothing in the earlier epochs can change then
+    seal      every epoch below, used or not, from the newest checkpoint's on, at its first missing number. From then on
+              an old owner's put of that number fails; it acknowledges in log order, so it never acknowledges again.
+    again     a checkpoint beyond a seal shows that the number was swept, not missing: seal again from that checkpoint
+    opening   log/<e>-0 names the owner of the epoch and the ends of earlier epochs, and makes the epoch part of the log
+    replay    is the caller's (``storage.read.recovery``), and comes last: the earlier epochs cannot change any more
 
-The ends of epochs before an opened one are in its opening (``openings``). Otherwise sealing is a walk by puts: if a segment
-has the number, try the next; if a seal has it, use that. To save puts, the end is first looked for by headers (``entries``),
-in a few round trips however long the log is, and the put begins at the first missing number. At a number that was skipped
-the put would have been refused, so the outcome is the same. A number that is missing because the store has lost its segment
-is not sealed, as far as later entries show that (``_expect_end``). From claim to opening a standby has no other sign that
-the taker is alive, so nothing in between may take long: epochs are sealed concurrently.
+The opening of an epoch has the ends of the epochs before it (``openings``). Every other end is found by puts: if a
+segment has the number, the next number is tried; if a seal has it, that is the end. To save puts, headers are read
+first (``entries``), which takes a few round trips for a log of any length, and the first put is at the first missing
+number. A put at a skipped number would have been refused, so the outcome is the same. If later entries show that the
+store has lost the segment at a missing number, that number is not sealed (``_expect_end``). Between claim and opening,
+standbys have no other sign that the taker is alive. So this must not take long, and epochs are sealed concurrently.
 
-A live, busy owner (two copies of one configuration) may win the race for the next number again and again, so after two
-losses a seal is placed some numbers ahead of it. Whatever it put beyond the epoch's end never existed, as always.
+A live, busy owner (two copies of one configuration) may win the race for the next number again and again. So after two
+losses a seal is put some numbers ahead of it. As always, everything beyond the epoch's end never existed.
 
-What is *stored* is safe without time; what is *answered* is not: an owner reads from memory for T after its last put that
-landed. So a taker serves at once only if no such lease can still run, else T after its seals landed (``_leases_over``).
+Stored messages are safe without time. Answers are not: an owner reads from memory for T after its last stored put. So a
+taker serves at once only if no such lease can be running, and otherwise T after its seals are stored
+(``_leases_over``).
 
 Claims and seals are never deleted: put-if-absent remembers only what still exists.
 """
@@ -43,16 +44,20 @@ from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import COPYING, ShardPaths, parse
 from broker.storage.put import Fenced, StoreRetry, key_taken_error, put_ours
 
-__all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claim", "newest_claimant", "positions", "seal_at",
+__all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claim", "newest_claimant", "positions",
+           "seal_at",
            "sealer_of", "take_shard"]
 
 _RACES_LOST = 2
-"""Numbers lost to a live owner before a seal is placed ahead of it."""
+"""The numbers lost to a live owner before a seal is put ahead of it."""
 
 
 class Watched(NamedTuple):
-    """What a standby saw last. epoch: the newest one claimed, 0: none. number: the first in its log that was missing, or a
-    seal. silent: nothing was put for T; otherwise a short cut ended the wait."""
+    """The end of the log when a standby's wait ended.
+
+    epoch: the newest claimed epoch, 0: none. number: the first number of its log without an entry, or with a seal.
+    silent: no entry came for T; otherwise a short cut ended the wait.
+    """
 
     epoch: int
     number: int
@@ -60,13 +65,16 @@ class Watched(NamedTuple):
 
 
 class Overtaken(Fenced):
-    """Another broker has claimed an epoch since we looked: nothing is ours, and there is a new owner to wait for."""
+    """Another broker has claimed an epoch since the wait ended: we own nothing, and must wait for the new owner."""
 
 
 class Taken(NamedTuple):
-    """epoch: now ours. ends: the end of each earlier epoch from the checkpoint's on. began_ns: when, by the outside
-    clock, the put of the opening began; the lease counts from then. serve_from_ns: nothing may be answered before then, by
-    the monotonic clock, because the deposed owner may still answer; 0: it cannot."""
+    """A shard that was taken.
+
+    epoch: our epoch. ends: the end of each earlier epoch from the checkpoint's on. began_ns: the time, by the outside
+    clock, at which the put of the opening began; the lease counts from then. serve_from_ns: the time, by the monotonic
+    clock, before which nothing may be answered because the former owner may answer; 0: it cannot.
+    """
 
     epoch: int
     ends: dict[int, int]
@@ -76,11 +84,12 @@ class Taken(NamedTuple):
 
 async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
                watched: Watched | None = None, lease_ns: int = 0) -> Taken:
-    """Make this process run the owner of the shard; when this returns, the owner before it is fenced.
+    """Make this process run the owner of the shard, and fence the owner before it.
 
-    If cancelled or failed it leaves a claim, seals, perhaps an opening: the next taker copes with all three.
+    A call that fails or is cancelled leaves a claim, seals, perhaps an opening: the next taker handles all three.
     Args: watched is what the wait for ``lease_ns``, T, ended with; None if a lock replaces the lease.
-    Raises: Overtaken, before anything is put, if an epoch beyond ``watched`` is claimed; Fenced if one later than ours is;
+    Raises: Overtaken, before anything is put, if an epoch beyond ``watched`` is claimed; Fenced if one later than ours
+    is;
         Corrupt, naming the object; Transient; StoreRefused.
     """
     retry = StoreRetry(store, clock, rng)
@@ -104,13 +113,13 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
 
 async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, int], me: Identity, retry: StoreRetry,
                        watched: Watched) -> bool:
-    """Whether no owner of the epochs just sealed can still answer.
+    """Return whether no owner of the epochs just sealed can still answer from its lease.
 
-    Looks at the epochs from the newest down. It skips those that were never opened, and those under our own name: giving
-    both processes one name says that the earlier has ended. The first other epoch decides: its lease is over if its log
-    is where it was T ago, or if its owner sealed it, which is the last thing an owner does. The older epochs are then
-    over as well: they were sealed before this one was opened, and no owner seals its own epoch, or cuts a root in it,
-    before the leases below it are over.
+    The epochs are checked from the newest down. Those that were never opened do not count, nor do those under our own
+    name: an operator who gives two processes one name says that the earlier one has ended. The first other epoch
+    decides. Its lease is over if its log has not grown for T, or if its owner sealed it, which an owner does last. The
+    leases of older epochs are then over, too: these epochs were sealed before this one was opened, and no owner seals
+    its own epoch, or puts a root in it, before the leases below it are over.
     """
     opened = [Position(epoch, end) for epoch, end in sorted(ends.items(), reverse=True) if end]
     if watched.silent and opened and opened[0].epoch == watched.epoch and opened[0].number <= watched.number:
@@ -145,11 +154,11 @@ async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, retry: Sto
 
 
 async def newest_claim(store: ObjectStore, paths: ShardPaths, newest: Position, retry: StoreRetry) -> int:
-    """The highest epoch claimed, 0: none. ``newest`` is a checkpoint's position."""
+    """Return the highest claimed epoch, 0: none. ``newest`` is the position of the newest checkpoint."""
     # Claims are never deleted, so those from the checkpoint's epoch on are the last ones.
     after = paths.epoch(newest.epoch - 1) if newest.epoch else ""
     epoch = max([newest.epoch, *(claim.epoch for claim in await positions(store, paths.epochs, after, retry))])
-    # If the store has lost the newest claim, its log tells. Claiming that epoch again would give it two writers.
+    # The log shows a newer epoch if the store has lost its claim. Claiming that epoch again would give it two writers.
     while epoch < EPOCH_MAX and (await entries(store, paths, epoch + 1, [0], retry))[0] is not None:
         epoch += 1
     return epoch
@@ -157,7 +166,7 @@ async def newest_claim(store: ObjectStore, paths: ShardPaths, newest: Position, 
 
 async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Identity, retry: StoreRetry
                       ) -> dict[int, int]:
-    """End every epoch below ``epoch`` from the newest checkpoint's on; returns where each ends."""
+    """End every epoch below ``epoch``, from the newest checkpoint's on; return the end of each."""
     newest = await newest_checkpoint(store, paths, retry)
     while True:
         if newest.epoch >= epoch:
@@ -167,8 +176,9 @@ async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Ide
                   for e in range(max(1, newest.epoch), epoch)]
         known = await known_ends(store, paths, range(newest.epoch + 1, epoch), retry)
         if (end := known.get(newest.epoch)) is not None and end <= newest.number:
-            # No owner puts such a root: it is of a number that landed, and an end is one that did not.
-            raise Corrupt(paths.checkpoint(newest), "header", 8, f"epoch {newest.epoch} ended at number {end}, before it")
+            # No owner puts such a root: its number was stored, and the number of an end was not.
+            raise Corrupt(paths.checkpoint(newest), "header", 8,
+                          f"epoch {newest.epoch} ended at number {end}, before it")
         ends: dict[int, int] = {}
         for at in range(0, len(firsts), BATCH):
             batch = firsts[at:at + BATCH]
@@ -181,9 +191,10 @@ async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Ide
         newest = again
 
 
-async def _seal_epoch(store: ObjectStore, paths: ShardPaths, first: Position, known: int | None, epoch: int, me: Identity,
+async def _seal_epoch(store: ObjectStore, paths: ShardPaths, first: Position, known: int | None, epoch: int,
+                      me: Identity,
                       retry: StoreRetry) -> int:
-    """The number at which an epoch ends: ``known``, or that of a seal, which is ours unless there was one."""
+    """Seal an epoch, unless it has a seal. Returns: the number at which it ends; ``known`` is that number or None."""
     if known is not None:
         end = Position(first.epoch, known)
         [header] = await entries(store, paths, end.epoch, [end.number], retry)
@@ -197,19 +208,21 @@ async def _seal_epoch(store: ObjectStore, paths: ShardPaths, first: Position, kn
             return number
         await _expect_end(store, paths, Position(first.epoch, number), retry)
         if lost >= _RACES_LOST:
-            # A live owner can keep winning this race; placing a seal ahead of it ends the race, since it acknowledges in
-            # order. The epoch still ends at the first number that the owner has not used by then.
+            # A live owner can keep winning this race; placing a seal ahead of it ends the race, since it acknowledges
+            # in order. The epoch still ends at the first number that the owner has not used by then.
             await _put_seal(store, paths, Position(first.epoch, number + (1 << lost)), epoch, me, retry, number - 1)
-        if await _put_seal(store, paths, Position(first.epoch, number), epoch, me, retry, number - 1) == ObjectKind.SEAL:
+        if await _put_seal(store, paths, Position(first.epoch, number), epoch, me, retry,
+                           number - 1) == ObjectKind.SEAL:
             return number
         lost += 1
         first = Position(first.epoch, number)
 
 
 async def _expect_end(store: ObjectStore, paths: ShardPaths, end: Position, retry: StoreRetry) -> None:
-    """Make sure that ``end``, a number without an entry, never had one: a seal there would be the end of all that follows.
+    """Make sure that ``end``, a number without an entry, never had one: a seal there would be the end of all that
+    follows.
 
-    If a later entry proves that it had landed, the store has lost it, unless it was swept. Raises: Corrupt.
+    If a later entry proves that there was one, the store has lost it, unless it was swept. Raises: Corrupt.
     """
     later = await proof_of(store, paths, end, retry)
     if later is None:
@@ -230,18 +243,19 @@ async def _is_being_copied(store: ObjectStore, epoch: int, retry: StoreRetry) ->
 
 async def seal_at(store: ObjectStore, paths: ShardPaths, position: Position, epoch: int, me: Identity, clock: Clock,
                   rng: random.Random) -> ObjectKind:
-    """Put a seal at ``position`` as the owner of ``epoch``; returns the kind of the entry there, SEAL or SEGMENT.
+    """Put a seal at ``position`` as the owner of ``epoch``; return the kind of the entry there, SEAL or SEGMENT.
 
-    A clean stop does this at the first number of our own epoch that was never used, once all before it have landed.
+    A clean stop puts it at the first unused number of its own epoch, after all segments before it are stored.
     """
     return await _put_seal(store, paths, position, epoch, me, StoreRetry(store, clock, rng), position.number - 1)
 
 
 async def _put_seal(store: ObjectStore, paths: ShardPaths, position: Position, epoch: int, me: Identity,
-                    retry: StoreRetry, landed: int) -> ObjectKind:
-    """Args: landed is the number up to which all are known to have landed; below 0: none is."""
+                    retry: StoreRetry, stored_up_to: int) -> ObjectKind:
+    """Put a seal. Args: stored_up_to: all entries up to this number are known to be stored; below 0: none is."""
     key = paths.log(position)
-    seal = [Seal(position, me.name, epoch, me.nonce, retry.clock.now_ns(), landed if landed >= 0 else None).encode()]
+    seal = [Seal(position, me.name, epoch, me.nonce, retry.clock.now_ns(),
+                 stored_up_to if stored_up_to >= 0 else None).encode()]
     holder = await retry.call(lambda: put_ours(store, key, seal, me.nonce), f"put {key}")
     if holder is None:
         return ObjectKind.SEAL
@@ -249,19 +263,19 @@ async def _put_seal(store: ObjectStore, paths: ShardPaths, position: Position, e
 
 
 async def newest_checkpoint(store: ObjectStore, paths: ShardPaths, retry: StoreRetry) -> Position:
-    """The position of the newest root; (0, 0) when there is none."""
+    """Return the position of the newest root; (0, 0) if there is none."""
     found = await positions(store, paths.checkpoints, "", retry)
     return found[-1] if found else Position(0, 0)
 
 
 async def newest_claimant(store: ObjectStore, paths: ShardPaths, retry: StoreRetry) -> str:
-    """The name of the broker that claimed the highest epoch; "" if there is none or it cannot be read."""
+    """Return the name of the broker that claimed the highest epoch; "" if there is none or it cannot be read."""
     epoch = await newest_claim(store, paths, await newest_checkpoint(store, paths, retry), retry)
     return await _claimant(store, paths, epoch, retry)
 
 
 async def _claimant(store: ObjectStore, paths: ShardPaths, epoch: int, retry: StoreRetry) -> str:
-    """The name of the broker that claimed ``epoch``; "" if it cannot be read."""
+    """Return the name of the broker that claimed ``epoch``; "" if it cannot be read."""
     key = paths.epoch(epoch)
     try:
         return Claim.decode(await retry.call(lambda: store.get(key), f"get {key}"), epoch).owner
@@ -270,13 +284,13 @@ async def _claimant(store: ObjectStore, paths: ShardPaths, epoch: int, retry: St
 
 
 async def positions(store: ObjectStore, prefix: str, after: str, retry: StoreRetry) -> list[Position]:
-    """The positions in the keys below ``prefix``, ascending; a claim's number is 0."""
+    """Return the positions in the keys below ``prefix``, ascending; a claim's number is 0."""
     found = await retry.call(lambda: store.list(prefix, after), f"list {prefix}")
     return [key.position for info in found if (key := parse(info.key)) is not None and key.position is not None]
 
 
 async def sealer_of(store: ObjectStore, key: str, retry: StoreRetry) -> str:
-    """The name of the broker that put the seal at ``key``; "" if it cannot be read."""
+    """Return the name of the broker that put the seal at ``key``; "" if it cannot be read."""
     parsed = parse(key)
     assert parsed is not None
     assert parsed.position is not None
@@ -285,13 +299,13 @@ async def sealer_of(store: ObjectStore, key: str, retry: StoreRetry) -> str:
 
 
 async def _sealed_by_owner(store: ObjectStore, paths: ShardPaths, end: Position, retry: StoreRetry) -> bool:
-    """Whether the seal at ``end`` comes from a clean stop."""
+    """Return whether the seal at ``end`` comes from a clean stop."""
     seal = await _seal(store, paths.log(end), end, retry)
     return seal is not None and seal.sealer_epoch == end.epoch
 
 
 async def _seal(store: ObjectStore, key: str, position: Position, retry: StoreRetry) -> Seal | None:
-    """The seal at ``key``; None if it cannot be read."""
+    """Return the seal at ``key``; None if it cannot be read."""
     try:
         return Seal.decode(await retry.call(lambda: store.get(key), f"get {key}"), position)
     except (NotFound, FormatError):

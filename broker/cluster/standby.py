@@ -1,22 +1,23 @@
-"""When to try to take a shard. A wrong guess costs a take-over, never a message: that is what seals are for.
+"""The wait of a standby for the moment to take a shard. A wrong guess costs a take-over, never a message: seals fence.
 
-On S3 the log is the lease: an idle owner puts an empty segment every T/3; a standby asks for the next number and the next
-epoch every T/6, and up to every T/24 if the owner puts more than that. The wait for T begins at the look that saw the last
-entry, which is up to a pause later than its put: the busier the owner, the sooner a standby takes over. T itself is not
-shortened, because the owner may answer for as long.
+On S3 the log is the lease: an idle owner puts an empty segment every T/3; a standby asks for the next number and the
+next epoch every T/6, and up to every T/24 if the owner puts more than that. The wait for T begins at the poll that
+found the last entry, up to one pause after its put: the busier the owner, the sooner a standby takes over. T itself is
+never shortened, because the owner may answer for that long.
 
     it takes over                   when
     at once                         there is no owner; or the last one sealed its own epoch (a clean stop);
                                     or the last claim is under our own configured name (a restart)
-    otherwise                       nothing new was seen for T, by its own monotonic clock
+    otherwise                       no new entry was found for T, by its own monotonic clock
 
-The wait returns what it saw (``Watched``), since an owner may wake up after the last look, and the short cuts consider
-the last claim alone: ``ownership.take_shard`` compares, and delays its first answer if another lease may still run.
+The wait returns the end of the log that it saw (``Watched``). An owner may wake up after the last poll, and the short
+cuts consider the last claim alone, so ``ownership.take_shard`` compares, and delays its first answer if another lease
+may run.
 
-A look counts from when it began, so one whose answers are old (a process that was stopped, a silent store) does not prove
-silence. And a store that did not answer us may not have answered the owner either: T starts again.
+A poll counts from its beginning, so old answers (of a process that was stopped, or a slow store) do not prove silence.
+A store that did not answer us may not have answered the owner either: then T starts again.
 
-On a directory a lock decides: taken by flock and held for life, even while the process is paused.
+On a directory a lock decides: flock takes it, and the process holds it for life, even while it is paused.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ from broker.storage.put import StoreRetry
 __all__ = ["LEASE_NS", "LOCK_POLL_NS", "wait_for_lease", "wait_for_lock"]
 
 LEASE_NS = 15_000_000_000
-"""T."""
+"""T, the lease."""
 LOCK_POLL_NS = 100_000_000
-_LOOKS = 6
-"""In T, while the log grows slowly."""
-_LOOKS_MAX = 24
-_ENTRIES_A_LOOK = 3
-"""How many new entries a look should find: then the looks cost about a sixth of what the owner's puts do."""
+_POLLS = 6
+"""The polls within T, while the log grows slowly."""
+_POLLS_MAX = 24
+_ENTRIES_A_POLL = 3
+"""The new entries that a poll should find: then polls cost about a sixth of the owner's puts."""
 _MARGIN_NS = 1_000_000
 """Timers may fire a little early."""
 
@@ -57,7 +58,7 @@ def _nothing() -> None:
 
 
 async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable[[], object] = _nothing) -> StoreLock:
-    """The shard's lock, once no other process holds it. Raises: StoreRefused if locks do not work here."""
+    """Return the shard's lock as soon as no other process holds it. Raises: StoreRefused if locks do not work here."""
     assert store.try_lock is not None
     folder = paths.prefix.rstrip("/")
     waiting = False
@@ -73,10 +74,11 @@ async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable
 async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
                          lease_ns: int = LEASE_NS, on_wait: Callable[[], object] = _nothing, *,
                          silence_ns: int | None = None) -> Watched:
-    """Return when taking the shard may be tried: its log has not grown for ``silence_ns``, or one of the short cuts holds.
+    """Return when taking the shard may be tried: its log has not grown for ``silence_ns``, or one of the short cuts
+    holds.
 
-    Args: lease_ns is T, which sets how often to look; silence_ns is T by default, longer after attempts that failed.
-    Raises: Corrupt, StoreRefused. Transient errors are waited out: a store that cannot be read cannot be taken.
+    Args: lease_ns is T, which sets the interval of polls; silence_ns is T by default, and longer after failed attempts.
+    Raises: Corrupt, StoreRefused. After a Transient error the wait continues: a store that fails cannot be taken.
     """
     watch = _Watch(store, paths, me, StoreRetry(store, clock, rng))
     silence_ns = silence_ns or lease_ns
@@ -87,11 +89,11 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
         began_ns = clock.monotonic_ns()
         since_ns, last_ns = began_ns - last_ns, began_ns
         try:
-            grew = await watch.look()
+            grew = await watch.poll()
             if watch.free:
                 return watch.seen(silent=False)
             if not grew and began_ns - seen_at_ns >= silence_ns:
-                # The number we wait for may have been swept since the last look: then there is a checkpoint beyond it.
+                # The awaited number may have been swept since the last poll: then there is a checkpoint beyond it.
                 if not await watch.skip_to_checkpoint():
                     _log.info("standby: %s has put nothing for %.1f s: taking %s%s", watch.owner or "another broker",
                               (clock.monotonic_ns() - seen_at_ns) / 1e9, store.url, f"/{paths.prefix}")
@@ -112,27 +114,27 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
 
 
 def _pause_ns(lease_ns: int, found: int, since_ns: int) -> int:
-    """How long to wait until the next look, after one that ``found`` new entries, put within ``since_ns``."""
-    usual_ns = lease_ns // _LOOKS
-    return min(usual_ns, max(lease_ns // _LOOKS_MAX, _ENTRIES_A_LOOK * since_ns // found)) if found else usual_ns
+    """Return the pause until the next poll, after one that ``found`` new entries, put within ``since_ns``."""
+    usual_ns = lease_ns // _POLLS
+    return min(usual_ns, max(lease_ns // _POLLS_MAX, _ENTRIES_A_POLL * since_ns // found)) if found else usual_ns
 
 
 class _Watch:
-    """What a standby knows about the end of the log."""
+    """The end of the log as a standby knows it."""
 
     def __init__(self, store: ObjectStore, paths: ShardPaths, me: Identity, retry: StoreRetry) -> None:
         self.free = False
         self.owner = ""
         self.found = 0
-        """How many new entries the last look found in the log of an epoch that was known before."""
+        """The new entries that the last poll found in the log of an epoch that was known before."""
         self._store = store
         self._paths = paths
         self._me = me
         self._retry = retry
         self._next: Position | None = None
 
-    async def look(self) -> bool:
-        """Whether anything is new since the last look."""
+    async def poll(self) -> bool:
+        """Read the end of the log; return whether it has changed since the last poll."""
         store, paths, retry = self._store, self._paths, self._retry
         grew = False
         self.found = 0
@@ -163,11 +165,11 @@ class _Watch:
         return grew
 
     def seen(self, *, silent: bool) -> Watched:
-        """How far the log reached at the last look."""
+        """Return the end of the log at the last poll."""
         return Watched(*(self._next or Position(0, 0)), silent)
 
     async def skip_to_checkpoint(self) -> bool:
-        """Whether there is a checkpoint at or beyond the number we wait for; then the watch continues behind it."""
+        """Return whether there is a checkpoint at or beyond the awaited number; then the wait continues after it."""
         newest = await newest_checkpoint(self._store, self._paths, self._retry)
         if self._next is not None and newest >= self._next:
             self._next = _after(newest)
@@ -188,7 +190,7 @@ class _Watch:
             return ""  # the store has lost the claim
 
     async def _sealed_by_owner(self, position: Position) -> bool:
-        """Whether the owner of the epoch put the seal there."""
+        """Return whether the owner of the epoch put the seal there."""
         try:
             data = await self._get(self._paths.log(position))
         except NotFound:

@@ -1,4 +1,4 @@
-"""Values of command-line options, for argparse's ``type``: an error says what the value must be."""
+"""Parsers of command-line options for argparse's ``type``; their errors describe valid values."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _T = TypeVar("_T")
 
 
 def duration_ns(text: str) -> int:
-    """``15s``, ``250ms``, ``1m30s`` or a number of seconds, in nanoseconds."""
+    """Parse ``15s``, ``250ms``, ``1m30s`` or a number of seconds; return nanoseconds."""
     return _parsed(parse_duration_ns, text)
 
 
 def seconds(text: str) -> float:
-    """As ``duration_ns``, in seconds."""
+    """Parse a duration like ``duration_ns``; return seconds."""
     return duration_ns(text) / 1e9
 
 
 def bytes_number(text: str) -> int:
-    """``4MiB``, ``64k`` or a number of bytes."""
+    """Parse ``4MiB``, ``64k`` or a number of bytes."""
     return _parsed(parse_size, text)
 
 
 def natural(text: str) -> int:
-    """A whole number that is not negative."""
+    """Parse a whole number that is not negative."""
     if not (text.isascii() and text.isdigit()):
         raise ArgumentTypeError(f"invalid value {text!r}: it must be a whole number, 0 or more")
     return int(text)

@@ -15,17 +15,17 @@ from broker.config.syntax import Value
 __all__ = ["digest"]
 
 _AS_GO = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"})
-"""Go escapes these in JSON, which they can only be in within strings."""
+"""The characters that Go escapes in JSON; they can only occur within strings."""
 
 
 def digest(top: Value) -> str:
-    """The digest, with the name of its algorithm."""
+    """Return the digest, with the name of its algorithm."""
     text = json.dumps(_plain(top), ensure_ascii=False, separators=(",", ":"), sort_keys=True).translate(_AS_GO)
     return "sha256:" + hashlib.sha256(f"{text}\n".encode()).hexdigest()
 
 
 def _plain(value: Value) -> Any:
-    """The value without its places."""
+    """Return the value without its places."""
     inner = value.value
     if isinstance(inner, dict):
         return {key: _plain(item) for key, item in inner.items()}

@@ -1,7 +1,7 @@
 """Settings from the environment: ``JETBLOCK_<NAME>``, by pydantic-settings.
 
-pydantic-settings takes about 0.15 s to import, as long as the rest of the start-up, and nearly every client test
-starts a broker, so it is imported only if there is such a variable.
+pydantic-settings takes about 0.15 s to import, as long as the rest of a start. Nearly every client test starts a
+broker, so it is imported only if there is such a variable.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OTHERS = ("JETBLOCK_TEST_", "JETBLOCK_BENCH_")
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings in ``environ``, by path; an empty variable counts as unset.
+    """Return the settings in ``environ``, by path; an empty variable counts as unset.
 
     Raises: ConfigError with a line for each variable that is unknown or has an invalid value.
     """

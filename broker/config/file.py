@@ -1,8 +1,11 @@
-"""From a parsed configuration file to settings, or to a list of all its errors.
+"""Turns a parsed configuration file into settings, or into a list of all its errors.
 
-Strict: an unknown key is refused, as by nats-server; a key that nats-server knows and jetblock does not support is
-refused with the reason, never ignored. The few that would have no effect here are accepted and noted in the log. Keys
-are case-insensitive, as in nats-server. A key that a ``$variable`` refers to may have any name.
+    an unknown key                                            refused, as by nats-server
+    a key of nats-server that jetblock does not support       refused, with the reason
+    a key of nats-server that would have no effect here       accepted, with a line in the log
+    a key that a ``$variable`` refers to                      accepted under any name
+
+Keys are case-insensitive, as in nats-server.
 """
 
 from __future__ import annotations
@@ -28,7 +31,8 @@ __all__ = ["address", "read_file"]
 
 _BY_KEY: dict[str, Setting] = {key: setting for setting in settings_table() for key in setting.keys}
 
-_SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorization", "authorization", "jetblock", "jetstream",
+_SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorization", "authorization", "jetblock",
+                       "jetstream",
                        "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store"})
 
 
@@ -63,7 +67,7 @@ def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str])
 
 
 def address(value: Any) -> tuple[str | None, int]:
-    """``4222``, ``localhost:4222``, ``[::1]:-1`` or ``:4222`` as host (None: not given) and port."""
+    """Parse ``4222``, ``localhost:4222``, ``[::1]:-1`` or ``:4222``; return host (None: not given) and port."""
     if isinstance(value, int) and not isinstance(value, bool):
         return None, kinds.port(value)
     if not isinstance(value, str):
@@ -208,7 +212,7 @@ class _Meaning:
             self.wrong(value, f"jetstream must be a block, enabled or disabled, not {shown(value)}")
 
     def feature_flags(self, value: Value) -> None:
-        """nats-server takes any flag, and logs those that it does not have."""
+        """Read feature flags. Like nats-server, accept any flag, and log the unknown ones."""
         if not isinstance(value.value, dict):
             self.wrong(value, "feature_flags must be a block: feature_flags { … }")
             return
@@ -262,7 +266,7 @@ class _Meaning:
             self.wrong(value, f"{key} needs a certificate: cert_file: …, key_file: …")
 
     def certificates(self, value: Value, path: str = "tls.certificates") -> None:
-        """A list of certificate and key files."""
+        """Read a list of certificate and key files."""
         pairs = []
         for row in value.value if isinstance(value.value, list) else [value]:
             files = {key.lower(): file.value for key, file in row.value.items()} if isinstance(row.value, dict) else {}
@@ -312,7 +316,8 @@ class _Meaning:
         "resolver_preload": preload, "resolver_pinned_accounts": pinned_accounts,
         "authorization.auth_callout": callout, "authorization.auth_hook": callout,
         "proxies": proxies, "accounts": accounts, "mappings": mappings, "maps": mappings,
-        "feature_flags": feature_flags, "jetstream": jetstream, "jetstream.enabled": enabled, "jetstream.enable": enabled,
+        "feature_flags": feature_flags, "jetstream": jetstream, "jetstream.enabled": enabled,
+        "jetstream.enable": enabled,
         "jetstream.disabled": disabled, "jetstream.disable": disabled,
         "store_dir": store_dir, "storedir": store_dir, "jetstream.store_dir": store_dir,
         "jetstream.storedir": store_dir, "jetstream.store": store_dir, "jetblock.store": store,
@@ -322,17 +327,17 @@ class _Meaning:
 
 
 _OLD_NAMES = {"root", "roots", "root_operator", "root_operators"}
-"""Never suggested: nobody who writes ``prot`` means an operator."""
+"""Names that are never suggested: nobody who writes ``prot`` means an operator."""
 
 
 def _known_in(section: str) -> set[str]:
-    """The accepted keys of a section: suggestions for a misspelled one."""
+    """Return the accepted keys of a section, as suggestions for a misspelled one."""
     known = (key.rpartition(".") for key in (*_BY_KEY, *_SECTIONS, *NO_EFFECT, *_Meaning.SPECIAL))
     return {name for above, _, name in known if above == section} - _OLD_NAMES
 
 
 def _as_written(setting: Setting, value: Value) -> Any:
-    """The value in the form that its kind takes.
+    """Return the value in the form that its kind takes.
 
     ``10m`` is ten million in the language but ten minutes as a duration, and a password of digits keeps its leading
     zeros: both use the literal.

@@ -1,4 +1,4 @@
-"""What a configuration file set: the result of ``broker.config.file``, which a start without a file does not import."""
+"""The result of reading a file (``broker.config.file``, which a start without a file does not import)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class FileSettings:
     """Store URL by the place in the file that names it."""
     jetstream: bool | None = None
     authorization: bool = False
-    """Whether there is an ``authorization`` block, even an empty one."""
+    """True if there is an ``authorization`` block, even an empty one."""
 
     notices: list[str] = field(default_factory=list)
     digest: str = ""
-    """Changes with the contents."""
+    """A hash of the contents."""

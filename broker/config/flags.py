@@ -1,4 +1,4 @@
-"""The command line, read as nats-server reads it: one dash or two, ``-x v`` or ``-x=v``, ended by the first other word.
+"""Parses the command line by nats-server's rules: one dash or two, ``-x v`` or ``-x=v``, up to the first other word.
 
 Source: Go's package flag; nats-server main.go and server/opts.go ConfigureOptions.
 """
@@ -88,7 +88,8 @@ FLAGS: dict[str, str] = {
     "ports_file_dir": "process.ports_file_dir", "l": "logging.file", "log": "logging.file",
     "T": "logging.times", "logtime": "logging.times", "logtime_utc": "logging.utc",
     "log_size_limit": "logging.size_limit", "log-format": "logging.format", "log_format": "logging.format",
-    "D": "logging.debug", "debug": "logging.debug", "V": "logging.trace", "trace": "logging.trace", "VV": "logging.trace",
+    "D": "logging.debug", "debug": "logging.debug", "V": "logging.trace", "trace": "logging.trace",
+    "VV": "logging.trace",
     "max_traced_msg_len": "logging.max_traced_msg_len",
     "js": "jetstream.enabled", "jetstream": "jetstream.enabled", "store": "storage.url",
     "user": "auth.user", "pass": "auth.password", "auth": "auth.token",
@@ -110,7 +111,8 @@ _REFUSED: dict[str, str] = {
     **dict.fromkeys(("s", "syslog", "r", "remote_syslog"), "is nothing that jetblock has: use --log"),
     "profile": "is nothing that jetblock has: it is not written in Go",
 }
-_SWITCHES = frozenset({"logging.times", "logging.utc", "logging.debug", "logging.trace", "jetstream.enabled", "tls.verify", "!test",
+_SWITCHES = frozenset({"logging.times", "logging.utc", "logging.debug", "logging.trace", "jetstream.enabled",
+                       "tls.verify", "!test",
                        "!print_config", "!help", "!version", "!debug_trace", "!tls"})
 _REFUSED_SWITCHES = frozenset({"help_tls", "s", "syslog"})
 
@@ -160,7 +162,7 @@ def read_flags(arguments: Sequence[str]) -> CommandLine:
             value = rest.pop(0)
         if target is None:
             raise ConfigError(f"--{name} {_REFUSED[name]}")
-        _take(line, name, target, value)
+        _set_flag(line, name, target, value)
     return line
 
 
@@ -169,7 +171,7 @@ def _nearest(name: str) -> str:
     return f"; did you mean {'--' if len(near) > 3 else '-'}{near}?" if near else ""
 
 
-def _take(line: CommandLine, name: str, target: str, value: str) -> None:
+def _set_flag(line: CommandLine, name: str, target: str, value: str) -> None:
     if target == "!debug_trace":
         line.values["logging.debug"] = line.values["logging.trace"] = _parsed(name, kinds.boolean, value)
     elif target in _SWITCHES and target.startswith("!"):

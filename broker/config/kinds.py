@@ -1,8 +1,8 @@
 """Converting one configured value from any source to the type of its setting.
 
-A file gives typed values (``128KB`` is already an int there), the environment and the command line give text. Each
-``Kind`` takes either and returns the setting's type, or raises ``ValueError`` with a reason that continues
-``<name> ``: "must be a duration such as 100ms …". The caller shows the value itself, so that secrets can be kept out.
+A file has typed values (``128KB`` is already an int there); the environment and the command line have text. A ``Kind``
+takes both and returns the setting's type, or raises ``ValueError`` with a text that continues ``<name> ``: "must be a
+duration such as 100ms …". The caller adds the value, unless it is a secret.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["DEFAULT_MAX_CONSUMERS", "SYNC_INTERVAL_NS", "Kind", "boolean", "boun
            "origins", "parse_duration_ns", "parse_size", "port", "size", "sync_interval", "text"]
 
 Kind = Callable[[Any], Any]
-"""Converts a configured value to the setting's value; ValueError says what it must be."""
+"""Converts a configured value to the setting's value. Raises: ValueError with a description of valid values."""
 
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _SIZE = re.compile(r"(-?\d+)\s*(?:([kmgtpe])(b|i|ib)?)?", re.IGNORECASE)
@@ -28,14 +28,14 @@ _INT64_MAX = (1 << 63) - 1
 _SHA256 = re.compile("[0-9a-f]{64}")
 _HANDSHAKE_FIRST_AUTO_NS = 50_000_000
 SYNC_INTERVAL_NS = 120_000_000_000
-"""nats-server's default."""
+"""nats-server's default of ``sync_interval``."""
 DEFAULT_MAX_CONSUMERS = 1000
 """nats-server's default for the consumers of a stream."""
 _FIELD_NAME = re.compile("[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 def parse_duration_ns(words: str) -> int:
-    """``300ms``, ``1h30m``, ``2`` (a bare number is seconds, as in old nats-server files) in nanoseconds."""
+    """Parse ``300ms``, ``1h30m`` or ``2`` (seconds, as in old nats-server files); return nanoseconds."""
     try:
         return parse_duration(f"{words}s" if _NUMBER.fullmatch(words) else words)
     except ValueError:
@@ -43,7 +43,7 @@ def parse_duration_ns(words: str) -> int:
 
 
 def parse_size(words: str) -> int:
-    """``128KB``, ``64MiB``, ``1k`` or plain bytes; k is 1000; kb, ki and kib are 1024, as in nats-server."""
+    """Parse ``128KB``, ``64MiB``, ``1k`` or plain bytes; k is 1000; kb, ki and kib are 1024, as in nats-server."""
     found = _SIZE.fullmatch(words)
     if not found:
         raise ValueError("must be a size such as 64MB, 128KiB or a number of bytes")
@@ -81,19 +81,19 @@ def bound(value: Any) -> int:
 
 
 def limit(value: Any) -> int:
-    """As ``bound``, but any negative number means no limit, as in nats-server's ``limits``."""
+    """A limit like ``bound``, but any negative number means no limit, as in nats-server's ``limits``."""
     number: int = integer()(value)
     return max(number, 0)
 
 
 def consumers(value: Any) -> int:
-    """A limit whose 0 means nats-server's default; negative: no limit."""
+    """A limit of consumers: 0 means nats-server's default, and a negative number no limit."""
     number: int = integer()(value)
     return number or DEFAULT_MAX_CONSUMERS
 
 
 def size(low: int | None = 0, high: int | None = None) -> Kind:
-    """A number of bytes; -1 where ``low`` allows it."""
+    """A number of bytes; -1 if ``low`` allows it."""
     def parse(value: Any) -> int:
         if isinstance(value, str):
             value = parse_size(value.strip())
@@ -117,7 +117,7 @@ def duration_ns(low_ns: int = 0, high_ns: int | None = None) -> Kind:
 
 
 def sync_interval(value: Any) -> int | None:
-    """``always``, which is None, or a duration; 0 is nats-server's default, as there."""
+    """``always``, which becomes None, or a duration; 0 means nats-server's default."""
     if isinstance(value, str) and value.strip().lower() == "always":
         return None
     try:
@@ -148,7 +148,7 @@ def boolean(value: Any) -> bool:
 
 
 def text(value: Any) -> str:
-    """Any text; numbers are kept as written, since a numeric password or name is rarely quoted."""
+    """Any text. Numbers keep their written form, because a numeric password or name is rarely quoted."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | float):
@@ -192,7 +192,7 @@ def fingerprints(value: Any) -> tuple[str, ...]:
 
 
 def handshake_first(value: Any) -> int | None:
-    """None: no; 0: yes; otherwise wait this many nanoseconds for a client that begins with it."""
+    """A handshake before INFO: None: no; 0: yes; otherwise the nanoseconds to wait for a client's handshake."""
     word = value.strip().lower() if isinstance(value, str) else value
     if word in (False, "false", "off"):
         return None
@@ -237,6 +237,7 @@ def header_fields(value: Any) -> tuple[tuple[str, str], ...]:
         if not isinstance(inner, str) or not _FIELD_NAME.fullmatch(key) or not inner.isprintable():
             raise ValueError(f"must be a block of header fields and their values; {key!r} is none")
         low = key.lower()
-        if low in ("host", "content-length", "connection", "upgrade", "nats-no-masking") or low.startswith("sec-websocket-"):
+        if low in ("host", "content-length", "connection", "upgrade",
+                   "nats-no-masking") or low.startswith("sec-websocket-"):
             raise ValueError(f'cannot have an invalid header "{key}"')
     return tuple(value.items())

@@ -1,4 +1,4 @@
-"""From the three sources to one ``Settings``: flags override environment overrides file; constraints between settings.
+"""Merges flags, environment and file, in this order of precedence, into one ``Settings``, and checks constraints.
 
     JetStream is on  with -js, --store, a `jetstream` block that is not disabled, or a store named in the environment
                      or in `jetblock { store }`; `-sd` alone only names the directory, in case the file enables it
@@ -42,16 +42,16 @@ __all__ = ["TEMPORARY_NOTICE", "load", "read_text", "settings_of_program"]
 
 TEMPORARY_NOTICE = ("Temporary storage directory used, data could be lost on system reboot; name one with --store_dir, "
                     "or a bucket with --store")
-"""Begins like nats-server's line."""
+"""A notice that begins like nats-server's line."""
 
 _SECOND = 1_000_000_000
 _SCHEMES = ("file", "s3", "memory")
 _DUPLICATE = "Duplicate 'store_dir' configuration"
-"""nats-server's words."""
+"""nats-server's words for an error."""
 
 
 def read_text(path: str) -> str:
-    """A file's text. Raises: OSError; UnicodeDecodeError."""
+    """Return a file's text. Raises: OSError; UnicodeDecodeError."""
     return Path(path).read_bytes().decode("utf-8")
 
 
@@ -66,7 +66,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
         raise InvalidFile(*empty)
     outer = read_environment(environ)
     values = values_with_flags({**file.values, **outer}, line)
-    _let_others_in(values, authorization=file.authorization)
+    _add_anonymous_user(values, authorization=file.authorization)
     _take_from_operator(values)
     values["storage.url"] = _store(line, outer, file)
     values["jetstream.enabled"] = _jetstream(line, outer, file)
@@ -77,12 +77,14 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
         if values.get("jetstream.server.max_memory", -1) < 0:
             # -1, no limit, if the system does not report its memory.
             values["jetstream.server.max_memory"] = memory_bytes() // 4 * 3 or -1
-    if masked := [setting_at(path).keys[0] for path, value in values.items() if value == MASK and setting_at(path).secret]:
+    if masked := [setting_at(path).keys[0] for path,
+                  value in values.items() if value == MASK and setting_at(path).secret]:
         raise ConfigError("\n".join(f"{key} {MASKED}" for key in masked))
     if values.get("storage.sync_interval_ns") is not None and not values["storage.url"].startswith("file:"):
         file.notices.append(f"sync_interval has no effect on {values['storage.url']}: it is for directories")
     if values.get("accounts.default_domains"):
-        file.notices.append("The option `default_js_domain` is a temporary backwards compatibility measure and will be removed")
+        file.notices.append("The option `default_js_domain` is a temporary backwards compatibility measure and will be "
+                            "removed")
     values["notices"], values["file"], values["digest"] = tuple(file.notices), line.config or "", file.digest
     settings = make_settings(values)
     if settings.tls.enabled and "auth.timeout_ns" not in values:
@@ -98,7 +100,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
 
 
 def settings_of_program(values: Mapping[str, Any]) -> Settings:
-    """The settings of a broker inside a program, by path: a text is read as in a configuration file, other values are taken.
+    """Return the settings of a broker inside a program, from values by path. A text is read as in a configuration file.
 
     Raises: ConfigError with one line per error.
     """
@@ -109,7 +111,8 @@ def settings_of_program(values: Mapping[str, Any]) -> Settings:
         if row is None:
             continue  # a value that is no setting, or no path at all, which make_settings refuses
         try:
-            if isinstance(value, str) or (type(value) is int and isinstance(row.default, int) and not path.endswith("_ns")):
+            if isinstance(value, str) or (type(value) is int and isinstance(row.default, int)
+                                          and not path.endswith("_ns")):
                 read[path] = row.kind(value)
             elif isinstance(row.default, bool | int | str) and type(value) is not type(row.default):
                 raise ValueError(f"must be of type {type(row.default).__name__}, or text as in a configuration file")
@@ -128,8 +131,8 @@ def _read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str]
     return read_file(path, environ, read)
 
 
-def _let_others_in(values: dict[str, Any], *, authorization: bool) -> None:
-    """If only the system account has users, all other clients are in the default account, as on nats-server."""
+def _add_anonymous_user(values: dict[str, Any], *, authorization: bool) -> None:
+    """Put all other clients into the default account if only the system account has users, as nats-server does."""
     users = values.get("auth.users", ())
     nkeys = values.get("auth.nkeys", ())
     system = values.get("accounts.system", SYSTEM_ACCOUNT)
@@ -140,7 +143,7 @@ def _let_others_in(values: dict[str, Any], *, authorization: bool) -> None:
 
 
 def _take_from_operator(values: dict[str, Any]) -> None:
-    """A single operator's token names the system account and the account server, unless the file does."""
+    """Take the system account and the account server from a single operator's token, unless the file names them."""
     tokens = values.get("operator.tokens", ())
     if len(tokens) != 1:
         return
@@ -165,7 +168,8 @@ def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
                                     f"{len(file.stores)}; keep one" for place in file.stores))
     if line.store_dir is not None and file.stores:
         [(place, url)] = file.stores.items()
-        raise InvalidFile(f"{place}: {_DUPLICATE}: --store_dir names {line.store_dir}, and the file {hidden(url)}; keep one")
+        raise InvalidFile(f"{place}: {_DUPLICATE}: --store_dir names {line.store_dir}, and the file {hidden(url)}; "
+                          f"keep one")
     if "storage.url" in line.values:
         return _store_url(line.values["storage.url"], "--store")
     if line.store_dir is not None:
@@ -183,17 +187,19 @@ def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
 
 
 def _store_url(url: str, where: str) -> str:
-    """The URL with a directory made absolute: the working directory may change, the store may not."""
+    """Return the URL with an absolute directory: the working directory may change, and the store must not."""
     if not url:
         raise ConfigError(f"{where} is empty; try file:///var/lib/jetblock or s3://bucket/prefix")
     scheme, mark, rest = url.partition("://")
     if not mark or scheme not in _SCHEMES:
-        raise ConfigError(f"{where} must be a URL with file://, s3:// or memory://, not {hidden(url)!r}; try {proposal(url)}")
+        raise ConfigError(f"{where} must be a URL with file://, s3:// or memory://, not {hidden(url)!r}; try "
+                          f"{proposal(url)}")
     if scheme == "file":
         if not rest:
             raise ConfigError(f"{where} names no directory; try file:///var/lib/jetblock")
         if rest.startswith("~"):
-            raise ConfigError(f"{where}: ~ is not replaced by the home directory here; write {os.path.expanduser(rest)}")
+            raise ConfigError(f"{where}: ~ is not replaced by the home directory here; write "
+                              f"{os.path.expanduser(rest)}")
         return "file://" + os.path.abspath(rest)
     if scheme == "s3" and not rest.strip("/"):
         raise ConfigError(f"{where} names no bucket; try s3://bucket/prefix")
@@ -212,7 +218,7 @@ def _jetstream(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> 
 
 
 def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Paths and reason for each set of contradicting settings."""
+    """Return the paths and the reason for each set of contradicting settings."""
     clients, auth, storage = settings.clients, settings.auth, settings.storage
     if settings.operator != OperatorSettings():
         # Imported only for operators: tokens are another tenth of what a start imports.
@@ -275,7 +281,7 @@ def _callout_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...
 
 
 def _domain_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """In nats-server's words (jetstream.go, validateJetStreamOptions)."""
+    """Check default domains, with nats-server's errors (jetstream.go, validateJetStreamOptions)."""
     configured = {account.name: account for account in settings.accounts.configured}
     here = ("accounts.default_domains",)
     for name, domain in settings.accounts.default_domains:
@@ -283,7 +289,8 @@ def _domain_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...]
             yield here, f'system account "{name}" can not be in default_js_domain'
         elif settings.operator.tokens:
             if not is_public_key(name, ACCOUNT):
-                yield here, f'default_js_domain contains account name "{name}", which is not a valid public account nkey'
+                yield here, (f'default_js_domain contains account name "{name}", which is not a valid public account '
+                             "nkey")
         elif name in configured:
             if domain and configured[name].jetstream is not None:
                 yield here, f'default_js_domain contains account name "{name}" with enabled JetStream'
@@ -305,5 +312,6 @@ def _accounts_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ..
         for account in accounts.configured:
             for export in account.exports:
                 if export.latency is not None:
-                    yield ("accounts.configured",), (f'Error adding service latency sampling for "{export.subject}": system '
+                    yield ("accounts.configured",
+                           ), (f'Error adding service latency sampling for "{export.subject}": system '
                                                      "account not setup")

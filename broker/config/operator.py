@@ -1,4 +1,4 @@
-"""Where account tokens come from, as a plain value."""
+"""The source of account tokens, as a plain value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ResolverSettings", "shown_url"]
 
 
 class ResolverSettings(Value, hidden=["url"]):
-    """``directory`` for full and cache, ``url`` for url."""
+    """A resolver. ``directory`` is for the kinds full and cache, ``url`` for the kind url."""
 
     kind: Literal["memory", "full", "cache", "url"]
     directory: str = ""
@@ -18,17 +18,17 @@ class ResolverSettings(Value, hidden=["url"]):
     allow_delete: bool = False
     hard_delete: bool = False
     limit: int = 0
-    """How many tokens the directory may have; 0: any number."""
+    """The most tokens in the directory; 0: no limit."""
 
     ttl_ns: int = 0
-    """How long an unused token stays in a cache; 0: for ever."""
+    """The time for which an unused token stays in a cache; 0: for ever."""
 
     timeout_ns: int = 2_000_000_000
-    """For one look-up."""
+    """The time-out of one look-up."""
 
 
 def shown_url(url: str, mask: str = "xxxxx") -> str:
-    """``url`` without the password that it may have; the default is Go's mask."""
+    """Return ``url`` with ``mask`` in place of a password; the default is Go's mask."""
     from urllib.parse import urlsplit  # takes 10 ms to import, and is rarely needed
 
     password = urlsplit(url).password

@@ -15,11 +15,11 @@ from broker.config.settings import ConfigError, Settings, TlsSettings
 __all__ = ["Contradiction", "tls_contradictions", "values_with_flags", "websocket_contradictions"]
 
 Contradiction = tuple[tuple[str, ...], str]
-"""Paths of settings, and why they contradict each other."""
+"""The paths of settings, and the reason why they contradict each other."""
 
 
 def values_with_flags(values: dict[str, Any], line: CommandLine) -> dict[str, Any]:
-    """``values`` with those of flags. TLS flags replace all of the file's, or disable TLS. Raises: ConfigError."""
+    """Add the values of flags. TLS flags replace the file's whole block, or disable TLS. Raises: ConfigError."""
     flags = [path for path in line.values if path.startswith("tls.")]
     if line.tls is False:
         return _without_tls({**values, **line.values})

@@ -1,12 +1,12 @@
-"""``Section``: a part of the settings, whose fields are rows of the table of settings, too.
+"""``Section``: a part of the settings. Its fields are also rows of the table of settings.
 
     class LoggingSettings(Section):
         debug: bool = setting(False, kinds.boolean, "Log debug lines.", "debug")     a row
-        tls: TlsSettings = section(TlsSettings(), "tls")                             a section: the names of its rows begin with tls
+        tls: TlsSettings = section(TlsSettings(), "tls")                             a section, with keys in tls
         times: bool = True                                                           a field that is not a setting
 
-An instance has plain values; the class keeps the rows, and the table is made from them when a reader needs all of it: only a
-start with a configuration file or variables in the environment does.
+An instance has plain values, and the class has the rows. The table is made from the rows when a reader needs all of
+them: only a start with a configuration file or with variables in the environment does.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Part = Literal["server", "log", "pid file"]
 
 
 class Setting(NamedTuple):
-    """One row of the table; in a section's class, names are relative to the section."""
+    """A row of the table; in a section's class, names are relative to the section."""
 
     path: str
-    """Its path in ``Settings``: ``clients.port``."""
+    """The path in ``Settings``: ``clients.port``."""
     default: Any
     kind: Kind
     about: str
-    """One sentence, with the unit."""
+    """A description in one sentence, with the unit."""
     keys: tuple[str, ...]
     """Dotted keys in a configuration file, the usual one first; none: the file sets it in another way, if at all."""
     variable: str
-    """Its environment variable; "": none."""
+    """The environment variable; "": none."""
     secret: bool = False
     reload: Part | None = None
     """The part that applies a new value while the broker runs; None: a new value needs a restart."""
@@ -50,11 +50,11 @@ class _Inner(NamedTuple):
 
     default: Section
     key: str
-    """The beginning of the names of its rows, in the section around it; "": none."""
+    """The beginning of its rows' keys, within the section around it; "": none."""
 
 
 class Section(Value):
-    """The base of sections. Secrets are not part of ``repr``."""
+    """The base class of sections. ``repr`` leaves secrets out."""
 
     rows: ClassVar[dict[str, Setting | _Inner]] = {}
     """The fields that are settings or sections, by name."""
@@ -81,12 +81,13 @@ def setting(default: Any, kind: Kind, about: str, *keys: str, variable: str | No
 
 
 def section(default: Section, key: str = "") -> Any:
-    """A field with a section, the names of whose rows begin with ``key``."""
+    """Declare a field that is a section; the keys of its rows begin with ``key``."""
     return _Inner(default, key)
 
 
 def rows_of(of: type[Section], path: str = "", key: str = "") -> Iterator[Setting]:
-    """All rows of a section, in order; ``path`` and ``key`` stand before their names, and end with a dot or are empty."""
+    """All rows of a section, in order; ``path`` and ``key`` stand before their names, and end with a dot or are
+    empty."""
     for name, row in of.rows.items():
         if isinstance(row, _Inner):
             yield from rows_of(type(row.default), f"{path}{name}.", _within(key, row))
@@ -95,7 +96,7 @@ def rows_of(of: type[Section], path: str = "", key: str = "") -> Iterator[Settin
 
 
 def row_at(of: type[Section], path: str) -> Setting:
-    """The row of one setting. Raises: KeyError."""
+    """Return the row of one setting. Raises: KeyError."""
     key = ""
     *sections, name = path.split(".")
     for one in sections:

@@ -1,14 +1,14 @@
-"""``Settings``: one nested value with everything an operator can set, with units, defaults and names.
+"""``Settings``: one nested value with all settings, and the names, units, defaults and reload rule of each.
 
-Each part of the broker takes its section as it is: ``ClientSettings``, ``AuthSettings``, ``StorageSettings``…. A field's
-name carries its unit (``commit_interval_ns``); in a file and in the environment the value does
-(``commit_interval: 20ms``, ``JETBLOCK_COMMIT_INTERVAL=20ms``). Unset text is "".
+Each part of the broker gets its section: ``ClientSettings``, ``AuthSettings``, ``StorageSettings``…. The name of a
+field has the unit (``commit_interval_ns``). In a file and in the environment the value has it (``commit_interval:
+20ms``, ``JETBLOCK_COMMIT_INTERVAL=20ms``). A text that is not set is "".
 
-``settings_table`` is made from the fields, and the readers of all sources share it: a new setting is one field here
-and nothing elsewhere. This module reads nothing and may be imported by every part; the readers are separate modules.
+``settings_table`` is made from the fields. The readers of all sources, the reload and docs/CONFIGURATION.md use it, so
+a new setting is one field here. This module reads nothing, and every part may import it.
 
-These are plain values: importing pydantic takes as long as the rest of the start-up, so it is imported only when
-there is an environment to read (see ``environment``).
+The values are plain classes: importing pydantic takes as long as the rest of the start, so ``environment`` imports it
+only if there are variables to read.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
 
 MASK = "[REDACTED]"
-"""The text that stands for a secret wherever settings are shown. No source of settings may have it as a value: it would be a
-password that everybody knows."""
+"""The text that replaces a secret wherever settings are shown. It is refused as a value: everybody would know it."""
 
 MASKED = f'is "{MASK}", which stands for a secret in what --print-config shows: write the secret itself'
-"""Replaces a secret where settings are shown."""
+"""The error text for a setting whose value is ``MASK``."""
 
 
 REMOVED: dict[str, str] = dict.fromkeys(
@@ -56,7 +55,7 @@ class ConfigError(Exception):
 
 
 class InvalidFile(ConfigError):
-    """A configuration file that nats-server would refuse, too, or one that lacks something that jetblock needs."""
+    """A configuration file that nats-server would refuse, too, or without something that jetblock needs."""
 
 
 class ClientSettings(Section):
@@ -65,7 +64,7 @@ class ClientSettings(Section):
     host: str = setting("0.0.0.0", kinds.text, "Address to listen on for clients.", "host", "net")
     port: int = setting(4222, kinds.port, "TCP port for clients; -1: any free one.", "port")
     listen: bool = True
-    """Whether there is a port at all: for programs that embed a broker. Not a setting."""
+    """True if there is a port; False only for a broker inside a program. No source can set it."""
     max_connections: int = setting(
         65_536, kinds.bound, "Client connections at once; 0 or -1: no bound.", "max_connections", "max_conn",
         reload="server")
@@ -73,8 +72,8 @@ class ClientSettings(Section):
         0, kinds.bound, "Subscriptions of one connection; 0 or -1: no bound.", "max_subscriptions", "max_subs",
         reload="server")
     max_sub_tokens: int = setting(
-        0, kinds.integer(0, 255), "Tokens of a subject that clients subscribe to; 0: no bound.",
-        "max_sub_tokens", "max_subscription_tokens", reload="server")
+        0, kinds.integer(0, 255), "Tokens of a subject that clients subscribe to; 0: no bound.", "max_sub_tokens",
+        "max_subscription_tokens", reload="server")
     max_payload: int = setting(
         MAX_PAYLOAD, kinds.size(1, 64 * MIB), "Bytes of one message, headers included.", "max_payload", reload="server")
     max_pending: int = setting(
@@ -82,18 +81,18 @@ class ClientSettings(Section):
     max_control_line: int = setting(
         MAX_CONTROL_LINE, kinds.size(64, MIB), "Bytes of one protocol line.", "max_control_line", reload="server")
     no_fast_producer_stall: bool = setting(
-        False, kinds.boolean, "Do not slow a publisher down for a receiver that is far behind: a receiver past "
-        "max_pending is cut off all the sooner.", "no_fast_producer_stall", reload="server")
+        False, kinds.boolean, "Do not slow a publisher down for a receiver that is far behind; such a receiver is cut "
+        "off sooner.", "no_fast_producer_stall", reload="server")
     ping_interval_ns: int = setting(
         2 * MINUTE, kinds.duration_ns(MS), "Time between pings to a silent client.", "ping_interval", reload="server")
-    ping_max: int = setting(2, kinds.integer(1), "Unanswered pings before a client counts as stale.", "ping_max",
-        reload="server")
+    ping_max: int = setting(
+        2, kinds.integer(1), "Unanswered pings before a client counts as stale.", "ping_max", reload="server")
     write_deadline_ns: int = setting(
         10 * SECOND, kinds.duration_ns(MS), "Longest time that a write to a client may make no progress.",
         "write_deadline", reload="server")
     write_timeout: str = setting(
-        "default", kinds.choice("default", "close", "retry"), "What becomes of a client past write_deadline: close, or retry: "
-        "it stays as long as it takes something; default: close.", "write_timeout")
+        "default", kinds.choice("default", "close", "retry"), "What happens to a client past write_deadline: close "
+        "disconnects it; retry keeps it as long as it reads something; default means close.", "write_timeout")
     lame_duck_duration_ns: int = setting(
         2 * MINUTE, kinds.duration_ns(MS), "Time over which a lame duck closes its clients.", "lame_duck_duration",
         reload="server")
@@ -104,48 +103,49 @@ class ClientSettings(Section):
         1000, kinds.integer(0), "Closed connections that `/connz?state=closed` lists; 0: none.", "max_closed_clients")
     no_header_support: bool = setting(False, kinds.boolean, "Offer no message headers.", "no_header_support")
     proxy_protocol: bool = setting(
-        False, kinds.boolean, "A proxy in front may tell a client's address, by the PROXY protocol, version 1 or 2; then "
-        "nobody else must be able to connect.", "proxy_protocol", reload="server")
+        False, kinds.boolean, "Accept the client's address from a proxy in front, by the PROXY protocol, version 1 or "
+        "2. Nobody else must be able to connect then.", "proxy_protocol", reload="server")
     allow_non_tls: bool = setting(
-        False, kinds.boolean, "With TLS: clients may come without it, too.", "allow_non_tls", reload="server")
+        False, kinds.boolean, "With TLS: accept clients without TLS, too.", "allow_non_tls", reload="server")
 
 
 class AuthSettings(Section):
-    """Who may connect."""
+    """The users and credentials of clients."""
 
     user: str = setting(
-        "", kinds.text, "User name asked of every client.", "authorization.user", "authorization.username",
+        "", kinds.text, "User name that every client must send.", "authorization.user", "authorization.username",
         reload="server", log_name="authorization username")
     password: str = setting(
-        "", kinds.text, "That user's password, or its bcrypt hash.", "authorization.password", "authorization.pass",
+        "", kinds.text, "Password of that user, or its bcrypt hash.", "authorization.password", "authorization.pass",
         secret=True, reload="server", log_name="authorization password")
     token: str = setting(
-        "", kinds.text, "Token asked of every client, or its bcrypt hash.", "authorization.token", secret=True,
+        "", kinds.text, "Token that every client must send, or its bcrypt hash.", "authorization.token", secret=True,
         reload="server", log_name="authorization token")
-    users: tuple[User, ...] = setting((), kinds.names, "Several users; from a file only.", variable="",
-        reload="server", log_name="authorization users")
+    users: tuple[User, ...] = setting(
+        (), kinds.names, "Several users; from a file only.", variable="", reload="server",
+        log_name="authorization users")
     nkeys: tuple[NkeyUser, ...] = setting(
-        (), kinds.names, "Users who sign in with a key; from a file only.", variable="",
-        reload="server", log_name="authorization nkey users")
+        (), kinds.names, "Users who sign in with a key; from a file only.", variable="", reload="server",
+        log_name="authorization nkey users")
     callout: CalloutSettings | None = setting(
-        None, kinds.text, "An authorization service that decides who may connect; from a file only.",
+        None, kinds.text, "Authorization service that decides which clients may connect; from a file only.",
         "authorization.auth_callout", "authorization.auth_hook", variable="")
     no_auth_user: str = setting(
-        "", kinds.text, "One of the users: who a client without credentials is.", "no_auth_user", reload="server")
+        "", kinds.text, "User, one of the users, of clients that send no credentials.", "no_auth_user", reload="server")
     proxy_required: bool = setting(
-        False, kinds.boolean, "Let the one user, or the clients with the token, come by trusted proxies only.",
+        False, kinds.boolean, "Accept the one user, or the clients with the token, from trusted proxies only.",
         "authorization.proxy_required", reload="server")
     trusted_proxies: tuple[str, ...] = setting(
-        (), kinds.names, "Public keys of proxies that say by a signature that a client comes through them: proxies "
-        "{ trusted: [ { key: … } ] }; from a file only.", "proxies", variable="",
-        reload="server", log_name="proxies trusted keys")
+        (), kinds.names, "Public keys of proxies that prove by a signature that a client comes through them: proxies { "
+        "trusted: [ { key: … } ] }; from a file only.", "proxies", variable="", reload="server",
+        log_name="proxies trusted keys")
     timeout_ns: int = setting(
-        2 * SECOND, kinds.duration_ns(MS), "Time a client has to log in.", "authorization.timeout",
+        2 * SECOND, kinds.duration_ns(MS), "Time that a client has to log in.", "authorization.timeout",
         variable="AUTH_TIMEOUT", reload="server")
 
     @property
     def names(self) -> frozenset[str]:
-        """The names of all users, public keys included."""
+        """The names and public keys of all users."""
         return frozenset(user.user for user in self.users) | {user.nkey for user in self.nkeys}
 
 
@@ -156,23 +156,25 @@ class AccountsSettings(Section):
         (), kinds.names, "Accounts besides `$G`, which is for users without one; from a file only.", variable="",
         reload="server", log_name="accounts")
     system: str = setting(
-        SYSTEM_ACCOUNT, kinds.text, "The account for events and requests of the server itself.",
-        "system_account", "system")
+        SYSTEM_ACCOUNT, kinds.text, "The account for events and requests of the server itself.", "system_account",
+        "system")
     no_system: bool = setting(
         False, kinds.boolean, "Have no system account.", "no_system_account", "no_system", "no_sys_acc")
     default_domains: tuple[tuple[str, str], ...] = setting(
-        (), kinds.texts, "The domain that requests to JetStream are for where they name none, by account: one without "
-        "JetStream of its own, which imports another's; from a file only.", "default_js_domain", variable="")
+        (), kinds.texts, "JetStream domain, by account, for requests that name none. It is for accounts without "
+        "JetStream that import another account's; from a file only.", "default_js_domain", variable="")
 
 
 class ResolverTlsSettings(Section):
     """TLS to the account server."""
 
     ca_file: str = setting(
-        "", kinds.text, "Certificates that the account server's is verified by, in PEM; unset: the system's.", "ca_file",
+        "", kinds.text, "Certificates that verify the account server's certificate, in PEM; unset: the system's.",
+        "ca_file", variable="")
+    cert_file: str = setting(
+        "", kinds.text, "Certificate chain that jetblock shows to the account server, in PEM.", "cert_file",
         variable="")
-    cert_file: str = setting("", kinds.text, "Certificate chain to show to it, in PEM.", "cert_file", variable="")
-    key_file: str = setting("", kinds.text, "Its private key in PEM.", "key_file", variable="")
+    key_file: str = setting("", kinds.text, "Private key of that certificate, in PEM.", "key_file", variable="")
     insecure: bool = setting(
         False, kinds.boolean, "Do not verify the account server's certificate.", "insecure", variable="")
     min_version: str = setting(
@@ -180,19 +182,19 @@ class ResolverTlsSettings(Section):
 
 
 class OperatorSettings(Section):
-    """Operator mode: users come with tokens, which accounts sign, whose tokens operators sign."""
+    """Operator mode: users log in with tokens that accounts sign; operators sign the tokens of accounts."""
 
     tokens: tuple[str, ...] = setting(
-        (), kinds.names, "Operators' tokens (JWT), or paths of files with them: users log in with tokens, and accounts come "
-        "from the resolver; from a file only.", "operator", "operators", "roots", "root", "root_operators", "root_operator",
-        variable="")
+        (), kinds.names, "Operators' tokens (JWT), or paths of files with them: users log in with tokens, and accounts "
+        "come from the resolver; from a file only.", "operator", "operators", "roots", "root", "root_operators",
+        "root_operator", variable="")
     trusted_keys: tuple[str, ...] = setting(
-        (), kinds.names, "Operators' public keys, in place of their tokens; from a file only.", "trusted_keys", "trusted",
-        variable="")
+        (), kinds.names, "Operators' public keys, in place of their tokens; from a file only.", "trusted_keys",
+        "trusted", variable="")
     resolver: ResolverSettings | None = setting(
-        None, kinds.text, "Where tokens of accounts come from: MEMORY, URL(https://…), or { type: full, dir: … }; from a file "
-        "only.", "resolver", "account_resolver", "accounts_resolver", variable="",
-        reload="server", log_name="account resolver")
+        None, kinds.text, "Source of accounts' tokens: MEMORY, URL(https://…), or { type: full, dir: … }; from a file "
+        "only.", "resolver", "account_resolver", "accounts_resolver", variable="", reload="server",
+        log_name="account resolver")
     resolver_tls: ResolverTlsSettings = section(ResolverTlsSettings(), "resolver_tls")
     preload: tuple[tuple[str, str], ...] = setting(
         (), kinds.names, "Tokens of accounts, by account; from a file only.", "resolver_preload", variable="",
@@ -201,8 +203,8 @@ class OperatorSettings(Section):
         (), kinds.names, "The only accounts whose users may connect, besides the system account's; from a file only.",
         "resolver_pinned_accounts", variable="", reload="server")
     default_sentinel: str = setting(
-        "", kinds.text, "Bearer token of clients that come without one; from a file only.", "default_sentinel",
-        variable="", reload="server", log_name="default sentinel")
+        "", kinds.text, "Bearer token for clients that send none; from a file only.", "default_sentinel", variable="",
+        reload="server", log_name="default sentinel")
 
     @property
     def enabled(self) -> bool:
@@ -217,33 +219,33 @@ class CertificateFiles(Value):
 
 
 class TlsSettings(Section):
-    """TLS on one port. Names of rows are relative to the section's, ``tls`` or a part of another block."""
+    """TLS on one port. The keys are relative to the block of the section, such as ``tls`` or ``websocket.tls``."""
 
     cert_file: str = setting("", kinds.text, "Certificate chain in PEM.", "cert_file", reload="server")
-    key_file: str = setting("", kinds.text, "Its private key in PEM.", "key_file", reload="server")
+    key_file: str = setting("", kinds.text, "Private key of the certificate, in PEM.", "key_file", reload="server")
     certificates: tuple[CertificateFiles, ...] = setting(
-        (), kinds.names, "Several certificates in place of one: a list of { cert_file, key_file }, of which a client gets "
-        "the first one for the name that it asks for; from a file only.", "certs", "certificates", variable="",
+        (), kinds.names, "Several certificates in place of one: a list of { cert_file, key_file }. A client gets the "
+        "first one for the name that it asks for; from a file only.", "certs", "certificates", variable="",
         reload="server")
     ca_file: str = setting(
-        "", kinds.text, "Certificates that clients' are verified by, in PEM; unset: the system's.", "ca_file",
+        "", kinds.text, "Certificates that verify clients' certificates, in PEM; unset: the system's.", "ca_file",
         reload="server")
-    verify: bool = setting(False, kinds.boolean, "Ask clients for a certificate, and verify it.", "verify",
-        reload="server")
+    verify: bool = setting(
+        False, kinds.boolean, "Ask clients for a certificate, and verify it.", "verify", reload="server")
     verify_and_map: bool = setting(
-        False, kinds.boolean, "Verify, and take the user from the certificate: an e-mail address, DNS name or URI of its "
-        "alternative names, or its subject.", "verify_and_map", reload="server")
+        False, kinds.boolean, "Verify clients' certificates, and take the user from them: from an e-mail address, DNS "
+        "name or URI of the alternative names, or from the subject.", "verify_and_map", reload="server")
     pinned_certs: tuple[str, ...] = setting(
-        (), kinds.fingerprints, "The only client certificates let in: SHA-256 of their public keys (DER), in hex.",
-        "pinned_certs", reload="server")
-    timeout_ns: int = setting(2 * SECOND, kinds.duration_ns(), "Time for the TLS handshake.", "timeout",
-        reload="server")
+        (), kinds.fingerprints, "Client certificates that are accepted, and no others: SHA-256 of their public keys "
+        "(DER), in hex.", "pinned_certs", reload="server")
+    timeout_ns: int = setting(
+        2 * SECOND, kinds.duration_ns(), "Time for the TLS handshake.", "timeout", reload="server")
     handshake_first_ns: int | None = setting(
-        None, kinds.handshake_first, "Handshake before INFO: true; auto or a duration: wait that long for a client that "
-        "begins one, then send INFO; false: INFO first.", "handshake_first", "first", "immediate",
-        variable="HANDSHAKE_FIRST", reload="server")
-    min_version: str = setting("1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version",
-        reload="server")
+        None, kinds.handshake_first, "Order of INFO and TLS handshake. true: the handshake is first; auto or a "
+        "duration: wait that long for a client's handshake, then send INFO; false: INFO is first.", "handshake_first",
+        "first", "immediate", variable="HANDSHAKE_FIRST", reload="server")
+    min_version: str = setting(
+        "1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version", reload="server")
     cipher_suites: tuple[str, ...] = setting(
         (), kinds.names, "Cipher suites of TLS 1.2, by their names in the standard; unset: OpenSSL's defaults.",
         "cipher_suites", reload="server")
@@ -251,10 +253,10 @@ class TlsSettings(Section):
         False, kinds.boolean, "Allow cipher suites that are known to be weak.", "allow_insecure_cipher_suites",
         reload="server")
     curve_preferences: tuple[str, ...] = setting(
-        (), kinds.names, "The one curve for key exchange: X25519, CurveP256, CurveP384 or CurveP521; unset: all of them.",
-        "curve_preferences", reload="server")
+        (), kinds.names, "The one curve for key exchange: X25519, CurveP256, CurveP384 or CurveP521; unset: all of "
+        "them.", "curve_preferences", reload="server")
     connection_rate_limit: int = setting(
-        0, kinds.integer(0), "TLS handshakes begun within a second; more are refused; 0: no bound.",
+        0, kinds.integer(0), "TLS handshakes that may begin within a second; more are refused; 0: no bound.",
         "connection_rate_limit", reload="server")
 
     @property
@@ -267,61 +269,63 @@ class WebSocketSettings(Section):
 
     port: int | None = setting(
         None, kinds.port, "TCP port for clients by WebSocket; unset: none; -1: any free one.", "port")
-    host: str = setting("0.0.0.0", kinds.text, "Address to listen on for them.", "host", "net")
+    host: str = setting("0.0.0.0", kinds.text, "Address to listen on for WebSocket clients.", "host", "net")
     tls: TlsSettings = section(TlsSettings(), "tls")
     no_tls: bool = setting(False, kinds.boolean, "Serve WebSocket without TLS.", "no_tls", reload="server")
     same_origin: bool = setting(
-        False, kinds.boolean, "Refuse browsers whose page comes from elsewhere.", "same_origin", reload="server")
+        False, kinds.boolean, "Refuse browsers whose page comes from another host or port.", "same_origin",
+        reload="server")
     allowed_origins: tuple[str, ...] = setting(
-        (), kinds.origins, "Refuse browsers whose page comes from none of these, such as http://host:port.",
+        (), kinds.origins, "Refuse browsers whose page comes from none of these origins, such as http://host:port.",
         "allowed_origins", "allowed_origin", "allow_origins", "allow_origin", "origins", "origin", reload="server")
     compression: bool = setting(
-        False, kinds.boolean, "Compress for clients that offer permessage-deflate.", "compression", "compress",
+        False, kinds.boolean, "Compress messages for clients that offer permessage-deflate.", "compression", "compress",
         reload="server")
     handshake_timeout_ns: int = setting(
-        2 * SECOND, kinds.duration_ns(MS), "Time to ask for WebSocket.", "handshake_timeout", reload="server")
+        2 * SECOND, kinds.duration_ns(MS), "Time that a client has to ask for WebSocket.", "handshake_timeout",
+        reload="server")
     ping_interval_ns: int | None = setting(
-        None, kinds.duration_ns(MS), "Time between pings to a silent client; unset: as for the others.",
+        None, kinds.duration_ns(MS), "Time between pings to a silent client; unset: as for other clients.",
         "ping_interval", reload="server")
     username: str = setting(
-        "", kinds.text, "User name asked of these clients, in place of what is asked of others.",
+        "", kinds.text, "User name that WebSocket clients must send, in place of authorization.user.",
         "authorization.user", "authorization.username", variable="USER", reload="server")
     password: str = setting(
-        "", kinds.text, "That user's password, or its bcrypt hash.", "authorization.password", "authorization.pass",
+        "", kinds.text, "Password of that user, or its bcrypt hash.", "authorization.password", "authorization.pass",
         secret=True, reload="server")
     token: str = setting(
-        "", kinds.text, "Token asked of these clients, or its bcrypt hash.", "authorization.token", secret=True,
-        reload="server")
+        "", kinds.text, "Token that WebSocket clients must send, or its bcrypt hash.", "authorization.token",
+        secret=True, reload="server")
     auth_timeout_ns: int | None = setting(
-        None, kinds.duration_ns(MS), "Time to log in; unset: as for the others.", "authorization.timeout",
+        None, kinds.duration_ns(MS), "Time to log in; unset: as for other clients.", "authorization.timeout",
         variable="AUTH_TIMEOUT", reload="server")
     no_auth_user: str = setting(
-        "", kinds.text, "One of the users: who a client without credentials is here.", "no_auth_user", reload="server")
+        "", kinds.text, "User, one of the users, of WebSocket clients that send no credentials.", "no_auth_user",
+        reload="server")
     jwt_cookie: str = setting("", kinds.text, "Cookie with a JWT.", "jwt_cookie", reload="server")
     user_cookie: str = setting("", kinds.text, "Cookie with a user name.", "user_cookie", reload="server")
     pass_cookie: str = setting("", kinds.text, "Cookie with a password.", "pass_cookie", reload="server")
     token_cookie: str = setting("", kinds.text, "Cookie with a token.", "token_cookie", reload="server")
     headers: tuple[tuple[str, str], ...] = setting(
-        (), kinds.header_fields, "Header fields of the answer that begins a connection; from a file only.", "headers",
-        variable="", reload="server")
+        (), kinds.header_fields, "Header fields of the HTTP response that begins a connection; from a file only.",
+        "headers", variable="", reload="server")
 
 
 class MonitoringSettings(Section):
     """The monitoring pages."""
 
     port: int | None = setting(
-        None, kinds.port, "TCP port of the monitoring pages; unset: none; -1: any free one.",
-        "http_port", "monitor_port")
+        None, kinds.port, "TCP port of the monitoring pages; unset: none; -1: any free one.", "http_port",
+        "monitor_port")
     https_port: int | None = setting(
         None, kinds.port, "TCP port of the monitoring pages by HTTPS, with the certificate of `tls`, in place of "
         "http_port; unset: none; -1: any free one.", "https_port")
-    host: str = setting(
-        "", kinds.text, "Address of the monitoring pages; unset: as for clients.", variable="HTTP_HOST")
+    host: str = setting("", kinds.text, "Address of the monitoring pages; unset: as for clients.", variable="HTTP_HOST")
     base_path: str = setting("/", kinds.text, "Path under which the monitoring pages are served.", "http_base_path")
 
 
 class LoggingSettings(Section):
-    """What is logged, and where."""
+    """The log: its lines and its file."""
 
     debug: bool = setting(False, kinds.boolean, "Log debugging lines.", "debug", reload="log")
     trace: bool = setting(False, kinds.boolean, "Log each protocol line.", "trace", "trace_verbose", reload="log")
@@ -332,13 +336,13 @@ class LoggingSettings(Section):
         reload="log")
     file: str = setting("", kinds.text, "File for the log; unset: standard error.", "log_file", "logfile", reload="log")
     size_limit: int = setting(
-        0, kinds.size(0), "Bytes of the log file past which it is set aside under a name with the time, and a new one begins; "
-        "0: never.", "log_size_limit", "logfile_size_limit", reload="log")
+        0, kinds.size(0), "Bytes of the log file past which it is renamed with the time, and a new one begins; 0: "
+        "never.", "log_size_limit", "logfile_size_limit", reload="log")
     max_num: int = setting(
-        0, kinds.integer(0), "Log files kept, the present one included; 0: all.", "log_max_num", "logfile_max_num",
-        reload="log")
+        0, kinds.integer(0), "Log files that are kept, the current one included; 0: all.", "log_max_num",
+        "logfile_max_num", reload="log")
     format: str = setting(
-        "text", kinds.choice("text", "json"), "How log lines are written: text, as nats-server's, or json.",
+        "text", kinds.choice("text", "json"), "Format of log lines: text, as nats-server writes them, or json.",
         "jetblock.log_format", reload="log")
     times: bool = setting(True, kinds.boolean, "Begin each log line with the time.", "logtime", reload="log")
     utc: bool = setting(False, kinds.boolean, "Log times in UTC, not local time.", "logtime_utc", reload="log")
@@ -347,9 +351,8 @@ class LoggingSettings(Section):
 class ProcessSettings(Section):
     """Files that inform other programs about the process."""
 
-    pid_file: str = setting("", kinds.text, "File that gets the process id.", "pid_file", "pidfile", reload="pid file")
-    ports_file_dir: str = setting(
-        "", kinds.text, "Directory that gets a file naming the ports in use.", "ports_file_dir")
+    pid_file: str = setting("", kinds.text, "File for the process id.", "pid_file", "pidfile", reload="pid file")
+    ports_file_dir: str = setting("", kinds.text, "Directory for a file that names the ports in use.", "ports_file_dir")
 
 
 class ServerLimits(Section):
@@ -357,23 +360,24 @@ class ServerLimits(Section):
 
     max_memory: int = setting(
         -1, kinds.size(-1), "Bytes of all messages in `storage: memory` streams; beyond that, publishes are refused "
-        "(10023). -1: three quarters of the memory of machine or container.",
-        "jetstream.max_memory_store", "jetstream.max_mem_store", "jetstream.max_mem")
+        "(10023). -1: three quarters of the memory of machine or container.", "jetstream.max_memory_store",
+        "jetstream.max_mem_store", "jetstream.max_mem")
     max_storage: int = setting(
         -1, kinds.size(-1), "Bytes of all messages in stored streams, past which publishes to them are refused "
         "(10023); -1: no bound.", "jetstream.max_file_store", "jetstream.max_file")
     max_ack_pending: int = setting(
-        0, kinds.limit, "Highest max_ack_pending a consumer may ask for; 0 or -1: no bound.",
+        0, kinds.limit, "Highest max_ack_pending that a consumer may ask for; 0 or -1: no bound.",
         "jetstream.limits.max_ack_pending", variable="JETSTREAM_MAX_ACK_PENDING")
     max_request_batch: int = setting(
-        0, kinds.limit, "Largest batch of one pull request; 0 or -1: no bound.",
-        "jetstream.limits.max_request_batch", variable="JETSTREAM_MAX_REQUEST_BATCH")
+        0, kinds.limit, "Largest batch of one pull request; 0 or -1: no bound.", "jetstream.limits.max_request_batch",
+        variable="JETSTREAM_MAX_REQUEST_BATCH")
     duplicate_window_ns: int = setting(
-        0, kinds.duration_ns(), "Longest duplicate_window a stream may ask for; 0: no bound.",
+        0, kinds.duration_ns(), "Longest duplicate_window that a stream may ask for; 0: no bound.",
         "jetstream.limits.duplicate_window", variable="JETSTREAM_DUPLICATE_WINDOW")
     default_max_consumers: int = setting(
-        DEFAULT_MAX_CONSUMERS, kinds.consumers, "Consumers of a stream, where neither the stream nor its account has a limit; 0: "
-        "1000; -1: no bound.", "jetstream.limits.default_max_consumers", variable="JETSTREAM_DEFAULT_MAX_CONSUMERS")
+        DEFAULT_MAX_CONSUMERS, kinds.consumers, "Consumers of a stream, if neither the stream nor its account has a "
+        "limit; 0: 1000; -1: no bound.", "jetstream.limits.default_max_consumers",
+        variable="JETSTREAM_DEFAULT_MAX_CONSUMERS")
     batch_max_inflight_per_stream: int = setting(
         0, kinds.limit, "Batches that may be open in one stream; 0: 50 atomic and 1000 fast-ingest batches.",
         "jetstream.limits.batch.max_inflight_per_stream", variable="JETSTREAM_BATCH_MAX_INFLIGHT_PER_STREAM")
@@ -384,16 +388,16 @@ class ServerLimits(Section):
         0, kinds.limit, "Messages of an atomic batch; 0: 1000.", "jetstream.limits.batch.max_msgs",
         variable="JETSTREAM_BATCH_MAX_MSGS")
     batch_timeout_ns: int = setting(
-        0, kinds.duration_ns(), "A batch to which nothing is added for this long is dropped; 0: 10 seconds.",
+        0, kinds.duration_ns(), "Time without a new message after which an open batch is dropped; 0: 10 seconds.",
         "jetstream.limits.batch.timeout", variable="JETSTREAM_BATCH_TIMEOUT")
 
     def bytes_max(self, storage: str) -> int:
-        """The limit on all streams of one storage kind, "memory" or "file"."""
+        """Return the limit on all streams of one storage kind, "memory" or "file"."""
         return self.max_memory if storage == "memory" else self.max_storage
 
 
 class JetStreamSettings(Section):
-    """JetStream, except where and how it stores."""
+    """JetStream, without its storage."""
 
     enabled: bool = setting(False, kinds.boolean, "Offer JetStream.", variable="JETSTREAM")
     domain: str = setting("", kinds.text, "JetStream domain.", "jetstream.domain", variable="JETSTREAM_DOMAIN")
@@ -401,111 +405,113 @@ class JetStreamSettings(Section):
         True, kinds.boolean, "Refuse API requests with unknown fields.", "jetstream.strict",
         variable="JETSTREAM_STRICT")
     js_ack_fc_v2: bool = setting(
-        False, kinds.boolean, "Send reply subjects of deliveries and flow control with domain and account in them; both "
+        False, kinds.boolean, "Put domain and account into the reply subjects of deliveries and flow control; both "
         "formats are always answered.", "feature_flags.js_ack_fc_v2", variable="FEATURE_FLAGS_JS_ACK_FC_V2")
     overlapping_streams: bool = setting(
-        False, kinds.boolean, "Let streams of one account have subjects in common: each keeps a message, and the one created "
-        "first sends the PubAck, unless Nats-Expected-Stream names another.", "jetblock.overlapping_streams")
+        False, kinds.boolean, "Let streams of one account have subjects in common: each stores a message, and the one "
+        "that was created first sends the PubAck, unless Nats-Expected-Stream names another.",
+        "jetblock.overlapping_streams")
     request_queue_limit: int = setting(
-        10_000, kinds.integer(1), "API requests that may wait at once; more are dropped.", "jetstream.request_queue_limit")
+        10_000, kinds.integer(1), "API requests that may wait at once; more are dropped.",
+        "jetstream.request_queue_limit")
     info_queue_limit: int = setting(
-        0, kinds.integer(0), "The same for requests that only ask for names, lists or information; 0: as request_queue_limit.",
-        "jetstream.info_queue_limit")
+        0, kinds.integer(0), "Waiting requests that only ask for names, lists or information; more are dropped; 0: as "
+        "request_queue_limit.", "jetstream.info_queue_limit")
     server: ServerLimits = section(ServerLimits())
 
     def feature_flags(self) -> dict[str, bool]:
-        """All feature flags of nats-server, as its pages show them; most are about clusters and have no effect here."""
+        """Return all feature flags of nats-server for its pages; most are about clusters and have no effect here."""
         return {"js_ack_fc_v2": self.js_ack_fc_v2, "js_api_reply_v2": False, "js_raft_delete_range": True,
                 "js_snapshot_sources": False}
 
 
 class StorageSettings(Section):
-    """Where streams are kept, and how their log is written."""
+    """The store, and how logs are written to it."""
 
     url: str = setting(
-        "", kinds.text, "Where streams are kept: file:///dir, s3://bucket/prefix or memory://; unset: a temporary "
+        "", kinds.text, "Place of the streams: file:///dir, s3://bucket/prefix or memory://; unset: a temporary "
         "directory.", "jetblock.store")
     s3_endpoint: str = setting(
-        "", kinds.text, "URL of the S3 service; unset: AWS_ENDPOINT_URL, else AWS.",
-        "jetstream.object_store.endpoint", variable="S3_ENDPOINT")
+        "", kinds.text, "URL of the S3 service; unset: AWS_ENDPOINT_URL, else AWS.", "jetstream.object_store.endpoint",
+        variable="S3_ENDPOINT")
     s3_region: str = setting(
-        "", kinds.text, "Region; unset: from the usual AWS settings.", "jetstream.object_store.region",
+        "", kinds.text, "S3 region; unset: from the usual AWS settings.", "jetstream.object_store.region",
         variable="S3_REGION")
     s3_access_key_id: str = setting(
-        "", kinds.text, "Access key; unset: the usual AWS credential chain.",
-        "jetstream.object_store.access_key_id", variable="S3_ACCESS_KEY_ID", secret=True)
+        "", kinds.text, "Access key; unset: the usual AWS credential chain.", "jetstream.object_store.access_key_id",
+        variable="S3_ACCESS_KEY_ID", secret=True)
     s3_secret_access_key: str = setting(
-        "", kinds.text, "Its secret.", "jetstream.object_store.secret_access_key", variable="S3_SECRET_ACCESS_KEY",
-        secret=True)
+        "", kinds.text, "Secret of the access key.", "jetstream.object_store.secret_access_key",
+        variable="S3_SECRET_ACCESS_KEY", secret=True)
     commit_interval_ns: int | None = setting(
-        None, kinds.duration_ns(0, 10 * SECOND), "Least time between the beginnings of two puts of a log, full "
-        "segments excepted; unset: 0 for a directory, 20ms for S3, where each put is paid for.",
-        "jetblock.commit_interval")
+        None, kinds.duration_ns(0, 10 * SECOND), "Least time between the beginnings of two puts of a log, except for "
+        "full segments; unset: 0 for a directory, 20ms for S3, where each put costs money.", "jetblock.commit_interval")
     sync_interval_ns: int | None = setting(
-        None, kinds.sync_interval, "On a directory: how often what was acknowledged is synced to the disk, which is what a power "
-        "cut may take; unset, or always: before it is acknowledged.", "jetstream.sync_interval", "jetstream.sync")
+        None, kinds.sync_interval, "On a directory: the interval at which acknowledged messages are synced to the "
+        "disk; a power cut may lose the messages of one interval. Unset, or always: they are synced before they are "
+        "acknowledged.", "jetstream.sync_interval", "jetstream.sync")
     segment_bytes: int = setting(
         4 * MIB, kinds.size(64 * KIB, 64 * MIB), "Raw bytes at which a segment is full and is put at once.",
         "jetblock.segment_bytes")
     puts_in_flight: int = setting(
-        4, kinds.integer(1, 16), "Segments of one log on their way to the store at once, 1 to 16.",
+        4, kinds.integer(1, 16), "Segments of one log that are put at the same time, 1 to 16.",
         "jetblock.puts_in_flight")
     tail_bytes_max: int = setting(
-        256 * MIB, kinds.size(MIB), "Bytes sequenced but not yet stored, in all; past it publishers wait, then are "
-        "refused.", "jetblock.tail_bytes_max")
+        256 * MIB, kinds.size(MIB), "Bytes of all messages that are sequenced and not yet stored; past it publishers "
+        "wait, and are then refused.", "jetblock.tail_bytes_max")
     cache_bytes: int = setting(
-        64 * MIB, kinds.size(0), "Bytes of blocks kept in memory for readers; up to a quarter more for what is read "
-        "ahead for them.", "jetblock.cache_bytes")
+        64 * MIB, kinds.size(0), "Bytes of blocks in memory for readers; up to a quarter more for blocks that are read "
+        "ahead.", "jetblock.cache_bytes")
     cache_directory: str = setting(
-        "", kinds.text, "A folder on a local disk where what was read from a bucket is kept for later reads, until the "
+        "", kinds.text, "Folder on a local disk that keeps what was read from a bucket for later reads, until the "
         "broker stops; unset: none.", "jetblock.cache_directory")
     cache_directory_bytes: int = setting(
-        10 * GIB, kinds.size(64 * MIB), "Bytes that it may take.", "jetblock.cache_directory_bytes")
+        10 * GIB, kinds.size(64 * MIB), "Bytes of that folder at most.", "jetblock.cache_directory_bytes")
     reserve_bytes: int = setting(
-        16 * MIB, kinds.size(0), "Room kept in a directory or bucket, so that purges and deletes can be stored when it is "
-        "full; at most a sixteenth of a disk. 0: none.", "jetblock.reserve")
+        16 * MIB, kinds.size(0), "Room kept in a directory or bucket, so that purges and deletes can be stored when it "
+        "is full; at most a sixteenth of a disk. 0: none.", "jetblock.reserve")
     lease_ns: int = setting(
         15 * SECOND, kinds.duration_ns(100 * MS), "On S3: time without a sign of life after which a standby takes "
         "over, and an owner that could not write stops answering.", "jetblock.lease")
     put_timeout_ns: int = setting(
-        5 * SECOND, kinds.duration_ns(50 * MS), "Longest time for one request to the store before it is tried again.",
+        5 * SECOND, kinds.duration_ns(50 * MS), "Longest time for one request to the store before it is retried.",
         "jetblock.put_timeout")
     reader_grace_ns: int = setting(
-        10 * MINUTE, kinds.duration_ns(0), "Time for which the store keeps objects that nothing names any more, unless it is full: "
-        "Spark queries that planned to read them need it.", "jetblock.reader_grace")
+        10 * MINUTE, kinds.duration_ns(0), "Time for which the store keeps objects that nothing names any more, unless "
+        "it is full: Spark queries that planned to read them need it.", "jetblock.reader_grace")
     inbox_interval_ns: int = setting(
-        60 * SECOND, kinds.duration_ns(0), "How often the broker looks for requests to let staged messages join a stream, one "
-        "listing each time; 0: only when it is asked to.", "jetblock.inbox_interval")
+        60 * SECOND, kinds.duration_ns(0), "Interval at which the broker checks for requests to adopt staged messages, "
+        "with one listing each; 0: only on request.", "jetblock.inbox_interval")
     staged_grace_ns: int = setting(
-        24 * 60 * MINUTE, kinds.duration_ns(MINUTE), "How long staged messages stay in the store that no request names.",
-        "jetblock.staged_grace")
+        24 * 60 * MINUTE, kinds.duration_ns(MINUTE), "Time for which staged messages stay in the store if no request "
+        "names them.", "jetblock.staged_grace")
     compaction: bool = setting(
-        True, kinds.boolean, "Whether small and half-dead blocks are merged into larger objects in the background.",
+        True, kinds.boolean, "Merge small and half-dead blocks into larger objects in the background.",
         "jetblock.compaction")
     compaction_bytes_per_second: int = setting(
-        16 * MIB, kinds.size(64 * KIB), "Bytes that compaction reads and writes in a second, at most.",
+        16 * MIB, kinds.size(64 * KIB), "Bytes that compaction reads and writes in a second at most.",
         "jetblock.compaction_bytes_per_second")
     compaction_cpu: int = setting(
-        20, kinds.integer(1, 100), "Share of one core that compaction takes, at most, in percent.",
+        20, kinds.integer(1, 100), "Share of one core that compaction uses at most, in percent.",
         "jetblock.compaction_cpu")
     scrub_interval_ns: int = setting(
-        7 * 24 * 60 * MINUTE, kinds.duration_ns(), "How often all stored objects are read and checked in the background, from one "
-        "beginning to the next; 0: never.", "jetblock.scrub_interval")
+        7 * 24 * 60 * MINUTE, kinds.duration_ns(), "Interval at which all stored objects are read and checked in the "
+        "background, from one beginning to the next; 0: never.", "jetblock.scrub_interval")
     scrub_bytes_per_second: int = setting(
-        MIB, kinds.size(KIB), "Bytes that are read in a second for that, at most; an object counts as "
-        "64 KiB at least.", "jetblock.scrub_bytes_per_second")
+        MIB, kinds.size(KIB), "Bytes that this check reads in a second at most; an object counts as at least 64 KiB.",
+        "jetblock.scrub_bytes_per_second")
     compression: str = setting(
-        "zstd", kinds.choice("zstd", "none"), "How blocks are compressed: zstd or none.", "jetblock.compression")
+        "zstd", kinds.choice("zstd", "none"), "Compression of blocks: zstd or none.", "jetblock.compression")
 
 
 class Settings(Section, hidden=["notices", "file", "digest"]):
-    """The broker's settings. Made by ``broker.config.load``; tests make their own with keyword arguments."""
+    """The broker's settings. ``broker.config.load`` makes them; tests make their own with keyword arguments."""
 
     server_name: str = setting(
-        "", kinds.name, "The server's name, shown to clients and naming it as a store's owner; unset: made up.",
+        "", kinds.name, "Name of the server, shown to clients, and of the owner of a store; unset: a name is made up.",
         "server_name")
-    server_tags: tuple[str, ...] = setting((), kinds.names, "Words that describe this server.", "server_tags",
-        reload="server", log_name="tags")
+    server_tags: tuple[str, ...] = setting(
+        (), kinds.names, "Words that describe this server.", "server_tags", reload="server", log_name="tags")
     server_metadata: tuple[tuple[str, str], ...] = setting(
         (), kinds.texts, "Names and values that describe this server; from a file only.", "server_metadata",
         variable="", reload="server", log_name="metadata")
@@ -521,14 +527,14 @@ class Settings(Section, hidden=["notices", "file", "digest"]):
     jetstream: JetStreamSettings = section(JetStreamSettings())
     storage: StorageSettings = section(StorageSettings())
     notices: tuple[str, ...] = ()
-    """Log lines about settings that have no effect, or are risky. Not a setting."""
+    """Log lines about settings that have no effect, or are risky. No source can set it."""
     file: str = ""
-    """The configuration file that was read; "": none. Not a setting."""
+    """The configuration file that was read; "": none. No source can set it."""
     digest: str = ""
-    """Changes with the contents of the configuration file; "" without one. Not a setting."""
+    """A hash of the configuration file's contents; "" without a file. No source can set it."""
 
     def __getitem__(self, path: str) -> Any:
-        """The value of one row of the table."""
+        """Return the value of the setting at ``path``."""
         found: Any = self
         for name in path.split("."):
             found = getattr(found, name)
@@ -536,7 +542,7 @@ class Settings(Section, hidden=["notices", "file", "digest"]):
 
 
 def make_settings(values: Mapping[str, Any], base: Settings | None = None) -> Settings:
-    """``base``, or the defaults, overridden by ``values``, which are by path. Raises: ConfigError for an unknown path."""
+    """Return ``base``, or the defaults, with ``values`` by path in it. Raises: ConfigError for an unknown path."""
     made: Settings = _replaced(base or Settings(), values)
     return made
 
@@ -556,7 +562,8 @@ def _replaced(section: Section, values: Mapping[str, Any], above: str = "") -> A
         if dot:
             inner.setdefault(name, {})[rest] = value
         elif isinstance(before, Section) and type(value) is not type(before):
-            raise ConfigError(f"{above + path} is a section: set one of its settings, such as {above + path}.{fields(before)[0]}")
+            raise ConfigError(f"{above + path} is a section: set one of its settings, such as "
+                              f"{above + path}.{fields(before)[0]}")
         else:
             own[name] = value
     own |= {name: _replaced(getattr(section, name), below, f"{above}{name}.") for name, below in inner.items()}
@@ -564,7 +571,7 @@ def _replaced(section: Section, values: Mapping[str, Any], above: str = "") -> A
 
 
 def default_store_url() -> str:
-    """The store when JetStream is on and none is named: beside nats-server's own default."""
+    """Return the URL of the store if JetStream is on and no store is named; it is beside nats-server's default."""
     import tempfile
 
     return f"file://{Path(tempfile.gettempdir(), 'nats', 'jetblock')}"
@@ -572,10 +579,10 @@ def default_store_url() -> str:
 
 @cache
 def settings_table() -> tuple[Setting, ...]:
-    """Every setting, in the order of ``Settings``."""
+    """Return the rows of all settings, in the order of ``Settings``."""
     return tuple(rows_of(Settings))
 
 
 def setting_at(path: str) -> Setting:
-    """One row of the table, without making the others. Raises: KeyError."""
+    """Return one row of the table, without making the others. Raises: KeyError."""
     return row_at(Settings, path)

@@ -1,6 +1,6 @@
-"""The settings as a configuration file that can be read back, secrets masked: what ``--print-config`` prints.
+"""Writes the settings as a configuration file that can be read back, with masked secrets, for ``--print-config``.
 
-Everything in effect is written, including defaults; unset values are left out.
+The file has every value in effect, including defaults; it leaves unset values out.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from broker.config.settings import MASK, ResolverTlsSettings, Setting, Settings,
 __all__ = ["show"]
 
 _Block = dict[str, Any]
-"""Keys to values as written, to lists of them, or to nested blocks."""
+"""A map from keys to values as they are written, to lists of values, or to nested blocks."""
 
 _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"})
 
 
 def show(settings: Settings) -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     top: _Block = {}
     for setting in settings_table():
         value = settings[setting.path]
@@ -36,7 +36,8 @@ def show(settings: Settings) -> str:
             continue
         if setting.path.startswith("websocket.tls.") and not settings.websocket.tls.enabled:
             continue
-        if setting.path.startswith("operator.resolver_tls.") and settings.operator.resolver_tls == ResolverTlsSettings():
+        if (setting.path.startswith("operator.resolver_tls.")
+                and settings.operator.resolver_tls == ResolverTlsSettings()):
             continue
         if setting.path == "operator.resolver" and settings.operator.resolver is not None:
             top["resolver"] = _resolver(settings.operator.resolver)
@@ -71,7 +72,8 @@ def show(settings: Settings) -> str:
 
 
 def _callout(callout: CalloutSettings) -> _Block:
-    shown = {"issuer": _text(callout.issuer), "account": _text(callout.account), "auth_users": _texts(callout.auth_users)}
+    shown = {"issuer": _text(callout.issuer), "account": _text(callout.account),
+             "auth_users": _texts(callout.auth_users)}
     if callout.xkey:
         shown["xkey"] = _text(callout.xkey)
     if callout.allowed_accounts:
@@ -159,7 +161,8 @@ def _users(settings: Settings, account: str) -> list[_Block]:
 def _permissions(permissions: Permissions) -> _Block:
     shown: _Block = {}
     for name, part in (("publish", permissions.publish), ("subscribe", permissions.subscribe)):
-        subjects = {word: _texts(patterns) for word, patterns in (("allow", part.allow), ("deny", part.deny)) if patterns}
+        subjects = {word: _texts(patterns) for word,
+                    patterns in (("allow", part.allow), ("deny", part.deny)) if patterns}
         if subjects:
             shown[name] = subjects
     terms = permissions.allow_responses

@@ -1,4 +1,4 @@
-r"""nats-server's configuration language: text in, values with their places out.
+r"""Parses nats-server's configuration language into values with their places.
 
     items    key: value | key = value | key value | key { … } | include FILE
              ended by a newline, a comma or a semicolon; the whole file may be one { … }, so JSON is read too
@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 __all__ = ["SyntaxFailure", "Value", "parse", "plain"]
 
 DEPTH_MAX = 64
-"""Nesting of maps and arrays, and of included files: more is a mistake or an attack, not a configuration."""
+"""The deepest nesting of maps, arrays and included files; more is a mistake or an attack."""
 
 _BLANK = re.compile(r"(?:[ \t]+|\r(?=\n))*")
 _SPACE = re.compile(r"(?:\s+|#[^\n]*|//[^\n]*)*")
@@ -59,9 +59,9 @@ class Value:
     line: int
     column: int
     literal: str = ""
-    """How a number was written, for settings in which ``10m`` means minutes."""
+    """The written form of a number, for settings in which ``10m`` means minutes."""
     used: bool = False
-    """Whether a ``$variable`` refers to it: such a key may have any name."""
+    """True if a ``$variable`` refers to it: such a key may have any name."""
 
     @property
     def place(self) -> str:
@@ -80,7 +80,7 @@ def parse(text: str, *, file: str = "", environ: Mapping[str, str] | None = None
 
 
 def plain(value: Value) -> Any:
-    """The value without its places, for tests and messages."""
+    """Return the value without its places, for tests and messages."""
     inner = value.value
     if isinstance(inner, dict):
         return {key: plain(item) for key, item in inner.items()}
@@ -141,8 +141,8 @@ class _Reader:
         self.at = found.end()
 
     def items(self, end: str) -> dict[str, Value]:
-        """Keys and values up to ``end`` ("" is the end of the text), which is consumed too."""
-        self.enter()
+        """Read keys and values up to ``end`` ("" is the end of the text), which is consumed too."""
+        self.enter_block()
         inside: dict[str, Value] = {}
         self.scopes.append(inside)
         while True:
@@ -162,13 +162,13 @@ class _Reader:
         self.depth -= 1
         return inside
 
-    def enter(self) -> None:
+    def enter_block(self) -> None:
         self.depth += 1
         if self.depth > DEPTH_MAX:
             self.fail(f"More than {DEPTH_MAX} maps and arrays within each other.")
 
     def end_of_item(self, end: str) -> None:
-        """At most one separator, on the item's own line; a newline or a comment also separates."""
+        """Skip at most one separator, on the item's own line; a newline or a comment also separates."""
         self.skip(_BLANK)
         if self.text[self.at:self.at + 1] in (",", ";"):
             self.at += 1
@@ -264,7 +264,7 @@ class _Reader:
         return self.word(bare, start)
 
     def array(self) -> list[Value]:
-        self.enter()
+        self.enter_block()
         found: list[Value] = []
         while True:
             self.skip(_SPACE)
@@ -319,7 +319,7 @@ class _Reader:
         return _ESCAPES[letter]
 
     def block(self) -> str:
-        """Text up to a ``)`` alone at the beginning of a line."""
+        """Read text up to a ``)`` alone at the beginning of a line."""
         end = re.compile(r"\n\)[ \t]*(?=\r?\n|\Z)").search(self.text, self.at)
         if end is None:
             self.fail("Unexpected EOF processing block.")
@@ -340,7 +340,7 @@ class _Reader:
             parts.append(self.escape())
 
     def word(self, bare: str, start: int) -> Value:
-        """The value of a bare word: a boolean, a number, a date, a variable or itself."""
+        """Return the value of a bare word: a boolean, a number, a date, a variable or the word itself."""
         lower = bare.lower()
         if lower in ("true", "yes", "on"):
             return self.make(True, start)

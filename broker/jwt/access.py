@@ -1,4 +1,4 @@
-"""Claims as the values that configured users and accounts have, too; and when and from where a user may come.
+"""Turns claims into the values of ``broker.access``; checks the times and addresses at which a user may connect.
 
 Source: nats-server, server/accounts.go (updateAccountClaimsWithRefresh, buildPermissionsFromJwt), server/jwt.go
 (validateSrc, validateTimesAt).
@@ -29,11 +29,11 @@ __all__ = ["account_settings", "may_come_from", "permissions_of", "seconds_left"
 
 _LIMIT_MAX: Final = (1 << 31) - 1
 _MAPPED_BITS: Final = 96
-"""Bits that an IPv6 address has before the IPv4 address in it."""
+"""The bits of an IPv6 address before the IPv4 address in it."""
 
 
 def account_settings(claims: AccountClaims) -> AccountSettings:
-    """The account, without what it shares. Raises: ValueError for permissions that cannot be kept."""
+    """Return the account, without exports and imports. Raises: ValueError for permissions that cannot be enforced."""
     limits = claims.limits
     return AccountSettings(
         claims.subject, name_tag=claims.name, jetstream=_jetstream(claims),
@@ -47,7 +47,7 @@ def account_settings(claims: AccountClaims) -> AccountSettings:
 
 
 def permissions_of(claims: PermissionClaims) -> Permissions | None:
-    """None: everything is allowed. Raises: ValueError for an invalid pattern."""
+    """Return the permissions; None: everything is allowed. Raises: ValueError for an invalid pattern."""
     publish = SubjectPermission(claims.publish_allow or None, claims.publish_deny)
     subscribe = SubjectPermission(claims.subscribe_allow or None, claims.subscribe_deny)
     responses = None
@@ -61,7 +61,7 @@ def permissions_of(claims: PermissionClaims) -> Permissions | None:
 
 
 def may_come_from(limits: UserPermissions, ip: str) -> bool:
-    """Whether a user with these limits may connect from ``ip``."""
+    """Return whether a user with these limits may connect from ``ip``."""
     if not limits.src:
         return True
     try:
@@ -74,7 +74,7 @@ def may_come_from(limits: UserPermissions, ip: str) -> bool:
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """The network; that of IPv4 addresses mapped to IPv6 (``::ffff:10.0.0.0/104``) is the IPv4 network, as in Go."""
+    """Parse a network; IPv4 addresses mapped to IPv6 (``::ffff:10.0.0.0/104``) are the IPv4 network, as in Go."""
     network = ipaddress.ip_network(text, strict=False)
     mapped = network.network_address.ipv4_mapped if isinstance(network, ipaddress.IPv6Network) else None
     if mapped is None or network.prefixlen < _MAPPED_BITS:
@@ -83,11 +83,12 @@ def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def seconds_left(limits: UserPermissions, now_ns: int) -> float | None:
-    """How long a user with these limits may stay, from ``now_ns`` on. Returns: 0 if it may not come now; None: for ever."""
+    """Return the seconds that a user with these limits may stay connected; 0: none now; None: for ever."""
     if not limits.times:
         return None
     zone = _zone(limits.locale)
-    now = datetime.fromtimestamp(now_ns / 1e9, zone) if zone is not None else datetime.fromtimestamp(now_ns / 1e9).astimezone()
+    now = (datetime.fromtimestamp(now_ns / 1e9, zone) if zone is not None
+           else datetime.fromtimestamp(now_ns / 1e9).astimezone())
     return max((_left(_at(now, start), _at(now, end), now) for start, end in limits.times), default=0.0)
 
 
@@ -108,14 +109,14 @@ def _at(day: datetime, time: str) -> datetime:
 
 
 def _zone(name: str) -> tzinfo | None:
-    """None: the machine's own."""
+    """Return the time zone; None: the machine's own."""
     if name in ("", "Local"):
         return None
     return UTC if name == "UTC" else ZoneInfo(name)
 
 
 def _limit(value: int) -> int:
-    """-1 is none; any other number below 0 allows nothing, as on nats-server."""
+    """Return the limit: -1 is none, and any other number below 0 allows nothing, as on nats-server."""
     return max(-_LIMIT_MAX - 1, min(value, _LIMIT_MAX))
 
 
@@ -126,12 +127,14 @@ def _jetstream(claims: AccountClaims) -> AccountLimits | None:
     given = dict(limits.tiers)
     if TIER not in given or not given[TIER].enabled:
         return None
-    return _stream_limits(given[TIER]).replace(tiers=tuple((name, _stream_limits(tier)) for name, tier in given.items()))
+    tiers = tuple((name, _stream_limits(tier)) for name, tier in given.items())
+    return _stream_limits(given[TIER]).replace(tiers=tiers)
 
 
 def _stream_limits(given: JetStreamLimits) -> AccountLimits:
     return AccountLimits(
-        max_memory=given.mem_storage, max_storage=given.disk_storage, max_streams=given.streams, max_consumers=given.consumer,
+        max_memory=given.mem_storage, max_storage=given.disk_storage, max_streams=given.streams,
+        max_consumers=given.consumer,
         max_ack_pending=given.max_ack_pending if given.max_ack_pending > 0 else NO_LIMIT,
         memory_max_stream_bytes=given.mem_max_stream_bytes if given.mem_max_stream_bytes > 0 else NO_LIMIT,
         storage_max_stream_bytes=given.disk_max_stream_bytes if given.disk_max_stream_bytes > 0 else NO_LIMIT,

@@ -1,4 +1,4 @@
-"""What a server and an authorization service tell each other: a request token, and a response token with a user's in it.
+"""The tokens between a server and an authorization service: a request, and a response with a user's token in it.
 
 Source: nats-io/jwt, v2/authorization_claims.go; nats-server, server/auth_callout.go (processClientOrLeafCallout).
 """
@@ -22,12 +22,12 @@ _AUDIENCE: Final = "nats-authorization-request"
 
 
 class CalloutError(Exception):
-    """Why a response admits nobody; for the log."""
+    """A response that admits nobody. The text is the reason, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a response must be about."""
+    """The user, server and account that a response must name."""
 
     user: str
     """The public key made for this request."""
@@ -38,13 +38,15 @@ class Expected:
 
 
 def request_token(subject: str, user: str, parts: Mapping[str, Any], keys: KeyPair, now: int, expires: int) -> str:
-    """A request about one client. ``parts``: server_id, client_info, connect_opts, and perhaps client_tls."""
+    """Return a request about one client. ``parts``: server_id, client_info, connect_opts, and perhaps client_tls."""
     return encode_token({"aud": _AUDIENCE, "exp": expires, "sub": subject, "nats": {
-        **{name: _told(part) for name, part in parts.items()}, "user_nkey": user, "type": "authorization_request"}}, keys, now)
+        **{name: _without_unknown(part) for name, part in parts.items()}, "user_nkey": user,
+        "type": "authorization_request"}},
+                        keys, now)
 
 
 def read_response(text: str, expected: Expected, now: int) -> tuple[ResponseClaims, UserClaims]:
-    """The response and the user in it. Raises: CalloutError."""
+    """Decode and check a response; return it and its user. Raises: CalloutError."""
     account = expected.account
     if not text:
         raise CalloutError(f'Auth callout violation: "no reason supplied" on account "{account}"')
@@ -67,12 +69,13 @@ def read_response(text: str, expected: Expected, now: int) -> tuple[ResponseClai
     if problems := user_issues(user, now):
         raise CalloutError(f"Error validating user JWT: {problems[0].why}")
     if user.subject != expected.user:
-        raise CalloutError(f'Expected authorized user of "{expected.user}" but got "{user.subject}" on account "{account}"')
+        raise CalloutError(f'Expected authorized user of "{expected.user}" but got "{user.subject}" on account '
+                           f'"{account}"')
     return response, user
 
 
-def _told(part: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what is not known; the protocol is always told."""
+def _without_unknown(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out unknown members, except ``protocol``, which is always sent."""
     return {name: value for name, value in part.items() if value or name == "protocol"}
 
 

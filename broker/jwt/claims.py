@@ -1,10 +1,10 @@
-"""What tokens claim: operators, accounts, users and activations, as values.
+"""The claims of tokens (operators, accounts, users and activations) as values.
 
-A number that is missing is 0. As a limit, -1 means "no limit", 0 and other negative numbers mean "nothing". What the
-values mean together is checked in ``validation``.
+A missing number is 0. As a limit, -1 means "no limit", 0 and other negative numbers mean "nothing". ``validation``
+checks the values together.
 
-Source: nats-io/jwt, v2/account_claims.go, user_claims.go, operator_claims.go, activation_claims.go, imports.go, exports.go,
-and their decoder_*.go for version 1.
+Source: nats-io/jwt, v2/account_claims.go, user_claims.go, operator_claims.go, activation_claims.go, imports.go,
+exports.go, and their decoder_*.go for version 1.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["ANY", "AccountClaims", "AccountLimits", "ActivationClaims", "Claims"
            "operator_claims", "response_claims", "user_claims"]
 
 ANY: Final = "*"
-"""In revocations: every user. In allowed accounts: every account."""
+"""Stands for every user in revocations, and for every account in allowed accounts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What every token claims. Times are in seconds since 1970; 0: none."""
+    """The claims of every token. Times are in seconds since 1970; 0: none."""
 
     subject: str
     issuer: str = ""
@@ -60,7 +60,7 @@ class Responses:
 
 @dataclass(frozen=True, slots=True)
 class PermissionClaims:
-    """Patterns; those of a scope may contain templates."""
+    """Allowed and denied patterns; those of a scope may contain templates."""
 
     publish_allow: tuple[str, ...] = ()
     publish_deny: tuple[str, ...] = ()
@@ -71,14 +71,14 @@ class PermissionClaims:
 
 @dataclass(frozen=True, slots=True)
 class UserPermissions:
-    """What a user may do; all of it at its zero: what the scope of its signing key says."""
+    """The rights and limits of a user. If all fields are zero, the scope of the signing key applies."""
 
     permissions: PermissionClaims = PermissionClaims()
     src: tuple[str, ...] = ()
-    """Networks, as CIDR."""
+    """The networks (CIDR) from which the user may connect."""
 
     times: tuple[tuple[str, str], ...] = ()
-    """Beginnings and ends, ``15:04:05``."""
+    """Beginnings and ends of the daily times at which the user may connect, ``15:04:05``."""
 
     locale: str = ""
     """The time zone of ``times``; "": the server's."""
@@ -135,7 +135,7 @@ class AccountLimits:
 
 @dataclass(frozen=True, slots=True)
 class ExportClaim:
-    """``kind`` is stream or service; "": unknown."""
+    """An export; ``kind`` is stream or service, "": unknown."""
 
     kind: str
     subject: str
@@ -145,7 +145,7 @@ class ExportClaim:
     response_type: str = ""
     response_threshold_ns: int = 0
     latency: tuple[int, str] | None = None
-    """Sampling in percent (0: by headers), and the subject of the results."""
+    """The sampling in percent (0: by headers), and the subject of the results."""
 
     account_token_position: int = 0
     allow_trace: bool = False
@@ -167,7 +167,7 @@ class ImportClaim:
 
 @dataclass(frozen=True, slots=True)
 class Mapped:
-    """A weighted destination; a weight of 0 is 100."""
+    """A weighted destination of a mapping; a weight of 0 means 100."""
 
     subject: str
     weight: int = 0
@@ -205,7 +205,7 @@ class AccountClaims(Claims):
     info_url: str = ""
 
     def revoked(self, user: str, issued_at: int) -> bool:
-        """Whether a token issued to ``user`` at that time is revoked."""
+        """Return whether a token issued to ``user`` at that time is revoked."""
         return any(issued_at <= self.revocations.get(key, -1 << 63) for key in (user, ANY))
 
 
@@ -218,7 +218,7 @@ class ActivationClaims(Claims):
 
 @dataclass(frozen=True, slots=True)
 class ResponseClaims(Claims):
-    """The answer of an authorization service."""
+    """The claims of an authorization service's response."""
 
     jwt: str = field(default="", repr=False)
     error: str = ""
@@ -226,7 +226,7 @@ class ResponseClaims(Claims):
 
 
 def operator_claims(text: str) -> OperatorClaims:
-    """Raises: TokenError."""
+    """Decode a token of this kind. Raises: TokenError."""
     token, nats, common = _decoded(text, "operator", "not operator claim")
     return OperatorClaims(
         **common, signing_keys=nats.texts("signing_keys"), account_server_url=nats.text("account_server_url"),
@@ -236,7 +236,7 @@ def operator_claims(text: str) -> OperatorClaims:
 
 
 def user_claims(text: str) -> UserClaims:
-    """Raises: TokenError."""
+    """Decode a token of this kind. Raises: TokenError."""
     token, nats, common = _decoded(text, "user", "not user claim")
     old = token.version == 1
     account = nats.text("issuer_account") if not old else token.fields.text("issuer_account")
@@ -246,7 +246,7 @@ def user_claims(text: str) -> UserClaims:
 
 
 def account_claims(text: str) -> AccountClaims:
-    """Raises: TokenError."""
+    """Decode a token of this kind. Raises: TokenError."""
     token, nats, common = _decoded(text, "account", "not account claim")
     old = token.version == 1
     limits = _account_limits(nats.inner("limits"))
@@ -263,11 +263,12 @@ def account_claims(text: str) -> AccountClaims:
         mappings=_mappings(nats), authorization=ExternalAuthorization(
             authorization.texts("auth_users"), authorization.texts("allowed_accounts"), authorization.text("xkey")),
         trace=(trace.text("dest"), trace.integer("sampling")) if trace is not None else None,
-        cluster_traffic=nats.text("cluster_traffic"), description=nats.text("description"), info_url=nats.text("info_url"))
+        cluster_traffic=nats.text("cluster_traffic"), description=nats.text("description"),
+        info_url=nats.text("info_url"))
 
 
 def activation_claims(text: str) -> ActivationClaims:
-    """Raises: TokenError."""
+    """Decode a token of this kind. Raises: TokenError."""
     token, nats, common = _decoded(text, "activation", "not activation claim")
     old = token.version == 1
     kind = _kind(nats, "type" if old else "kind")
@@ -276,14 +277,14 @@ def activation_claims(text: str) -> ActivationClaims:
 
 
 def response_claims(text: str) -> ResponseClaims:
-    """Raises: TokenError."""
+    """Decode a token of this kind. Raises: TokenError."""
     _, nats, common = _decoded(text, "authorization_response", "not an authorization request claim")
     return ResponseClaims(**common, jwt=nats.text("jwt"), error=nats.text("error"),
                           issuer_account=nats.text("issuer_account"))
 
 
 def _decoded(text: str, kind: str, otherwise: str) -> tuple[Token, Fields, dict[str, Any]]:
-    """The token, its ``nats`` member, and the values of ``Claims``."""
+    """Decode a token; return it, its ``nats`` member, and the values of ``Claims``."""
     token = decode_token(text)
     if token.kind != kind:
         raise TokenError(otherwise)
@@ -306,14 +307,15 @@ def _permissions(fields: Fields) -> PermissionClaims:
 
 def _user_permissions(fields: Fields, unset: int = 0) -> UserPermissions:
     return UserPermissions(
-        _permissions(fields), _networks(fields), tuple((one.text("start"), one.text("end")) for one in fields.objects("times")),
+        _permissions(fields), _networks(fields),
+        tuple((one.text("start"), one.text("end")) for one in fields.objects("times")),
         fields.text("times_location"), fields.integer("subs", unset), fields.integer("data", unset),
         fields.integer("payload", unset), fields.boolean("bearer_token"), fields.boolean("proxy_required"),
         fields.texts("allowed_connection_types"))
 
 
 def _networks(fields: Fields) -> tuple[str, ...]:
-    """A list, or one text in which commas separate them; each assignment replaces all of those before."""
+    """Read a list, or one text with commas; each assignment replaces the earlier ones."""
     found: tuple[str, ...] = ()
     for value in fields.given("src"):
         if kind_of(value) == "string":
@@ -341,14 +343,17 @@ def _account_limits(fields: Fields) -> AccountLimits:
     tiers = tuple((name, _jetstream(tier)) for name, tier in fields.maps("tiered_limits").items())
     return AccountLimits(
         fields.integer("subs"), fields.integer("data"), fields.integer("payload"), fields.integer("imports"),
-        fields.integer("exports"), fields.boolean("wildcards"), fields.boolean("disallow_bearer"), fields.integer("conn"),
+        fields.integer("exports"), fields.boolean("wildcards"), fields.boolean("disallow_bearer"),
+        fields.integer("conn"),
         fields.integer("leaf"), JetStreamLimits() if tiers else _jetstream(fields), tiers)
 
 
 def _jetstream(fields: Fields) -> JetStreamLimits:
     return JetStreamLimits(
-        fields.integer("mem_storage"), fields.integer("disk_storage"), fields.integer("streams"), fields.integer("consumer"),
-        fields.integer("max_ack_pending"), fields.integer("mem_max_stream_bytes"), fields.integer("disk_max_stream_bytes"),
+        fields.integer("mem_storage"), fields.integer("disk_storage"), fields.integer("streams"),
+        fields.integer("consumer"),
+        fields.integer("max_ack_pending"), fields.integer("mem_max_stream_bytes"),
+        fields.integer("disk_max_stream_bytes"),
         fields.boolean("max_bytes_required"))
 
 
@@ -363,7 +368,7 @@ def _export(fields: Fields) -> ExportClaim:
 
 
 def _latency(fields: Fields) -> tuple[int, str]:
-    """The word ``headers`` stands for 0, as null does."""
+    """Read the sampling: the word ``headers`` stands for 0, and so does null."""
     sampling = 0
     for value in fields.given("sampling"):
         by_headers = isinstance(value, str) and value.lower() == "headers"
@@ -390,7 +395,7 @@ def _weight(fields: Fields) -> int:
 
 
 def _kind(fields: Fields, name: str) -> str:
-    """"" only if the field is missing."""
+    """Return the text; "" only if the field is missing."""
     for value in fields.given(name):
         if value not in ("stream", "service"):
             raise TokenError(f'unknown export type "{value or ""}"')

@@ -1,5 +1,6 @@
-"""JSON of a token, read field by field as Go reads it into structs, with the rules of ``gojson``: a missing field or null is
-the type's zero, a value of another type makes all of it unreadable.
+"""Reads the JSON of a token field by field as Go reads it into structs, with the rules of ``gojson``.
+
+A missing field or null is the zero of its type. A value of another type makes the whole token unreadable.
 
 The fields of an object are named in lower case. An object of Go's type map has *entries* instead, whose names are data.
 """
@@ -17,7 +18,7 @@ _INT64: Final = range(-1 << 63, 1 << 63)
 
 
 class TokenError(ValueError):
-    """Why a text is not a token, or not one of the kind asked for."""
+    """A text that is no token, or not one of the wanted kind. The error's text is the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(one_line(why))
@@ -30,14 +31,14 @@ class Fields:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.values = values
-        """The members by their names as they are written."""
+        """The members, by their names as they are written."""
         self._given: dict[str, list[Any]] = {}
         for name, value in members(values):
             self._given.setdefault(folded(name), []).append(value)
 
     @classmethod
     def parse(cls, data: bytes) -> Fields:
-        """Raises: TokenError."""
+        """Read an object. Raises: TokenError."""
         try:
             values = unmarshal(data)
         except JsonError as error:
@@ -46,21 +47,21 @@ class Fields:
 
     @classmethod
     def untyped(cls, value: dict[str, Any]) -> Fields:
-        """An object that Go decodes without a type, and then again into a struct. Raises: TokenError."""
+        """Read an object that Go decodes without a type, and then again into a struct. Raises: TokenError."""
         try:
             return cls(generic(value))
         except JsonError as error:
             raise TokenError(str(error)) from None
 
     def given(self, name: str) -> list[Any]:
-        """All values that the text assigns to this field, in its order, with nulls."""
+        """Return all values that the text assigns to this field, in order, with nulls."""
         return self._given.get(name, [])
 
     def text(self, name: str) -> str:
         return ([""] + [_text(name, value) for value in self.given(name) if value is not None])[-1]
 
     def integer(self, name: str, default: int = 0) -> int:
-        """A 64-bit number."""
+        """Return a 64-bit number."""
         return ([default] + [_integer(name, value) for value in self.given(name) if value is not None])[-1]
 
     def boolean(self, name: str) -> bool:
@@ -70,49 +71,49 @@ class Fields:
         return tuple("" if value is None else _text(name, value) for value in self.rows(name))
 
     def inner(self, name: str) -> Fields:
-        """A nested object, on which null has no effect; an empty one if it is missing."""
+        """Return a nested object, on which null has no effect; an empty one if it is missing."""
         return Fields(_merged([_object(name, value) for value in self.given(name) if value is not None]) or {})
 
     def pointer(self, name: str) -> Fields | None:
-        """A nested object that null takes away; None if it is missing."""
+        """Return a nested object that null removes; None if it is missing."""
         found = _merged([None if value is None else _object(name, value) for value in self.given(name)])
         return None if found is None else Fields(found)
 
     def rows(self, name: str) -> list[Any]:
-        """A list as it is."""
+        """Return a list as it is."""
         return _merged([None if value is None else _list(name, value) for value in self.given(name)]) or []
 
     def objects(self, name: str) -> Iterator[Fields]:
-        """A list of objects."""
+        """Return a list of objects."""
         for value in self.rows(name):
             yield Fields(_object(name, value))
 
     def entries(self, name: str) -> Iterator[tuple[str, Any]]:
-        """The entries of a map, in the order of the text: the last of several with one name counts."""
+        """Return the entries of a map, in the order of the text; of several with one name, the last counts."""
         found = _merged([None if value is None else _object(name, value) for value in self.given(name)])
         return iter(members(found or {}))
 
     def numbers(self, name: str) -> dict[str, int]:
-        """A map of numbers."""
+        """Return a map of numbers."""
         return {key: 0 if value is None else _integer(key, value) for key, value in self.entries(name)}
 
     def maps(self, name: str) -> dict[str, Fields]:
-        """A map of objects."""
+        """Return a map of objects."""
         return {key: Fields({} if value is None else _object(key, value)) for key, value in self.entries(name)}
 
     def lists(self, name: str) -> dict[str, list[Fields]]:
-        """A map of lists of objects."""
+        """Return a map of lists of objects."""
         return {key: [Fields(_object(key, one)) for one in ([] if value is None else _list(key, value))]
                 for key, value in self.entries(name)}
 
 
 def one_line(text: str) -> str:
-    """``text``, which strangers wrote in part, as a log may show it."""
-    return text if text.isprintable() else "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
+    """Make ``text``, of which strangers wrote a part, safe for a log."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _merged(values: list[Any]) -> Any:
-    """What is left of a pointer, a map or a list once these values were assigned to it."""
+    """Return the result of assigning these values in order to a pointer, a map or a list."""
     found = None
     for value in values:
         try:

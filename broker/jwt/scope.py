@@ -1,10 +1,10 @@
-"""A scoped signing key's permissions for one user: templates such as ``{{name()}}`` filled in.
+"""Fills in the templates, such as ``{{name()}}``, in a scoped signing key's permissions for one user.
 
     {{name()}} {{subject()}}                    of the user's token
     {{account-name()}} {{account-subject()}}    of its account
     {{tag(x)}} {{account-tag(x)}}               the values of all tags ``x:value``: a subject for each
 
-A subject that is invalid when filled in is left out where it would allow something, and is an error where it would deny.
+If a subject is invalid when it is filled in, it is left out where it would allow, and is an error where it would deny.
 
 Source: nats-server, server/auth.go (processUserPermissionsTemplate).
 """
@@ -28,16 +28,16 @@ _TAG: Final = re.compile(r"(tag|account-tag)\((.*)\)", re.IGNORECASE | re.DOTALL
 
 
 class TemplateError(ValueError):
-    """Why the templates cannot be filled in for a user."""
+    """The templates cannot be filled in for a user. The text is the reason."""
 
 
 def filled_in(scope: UserPermissions, user: UserClaims, account: AccountClaims) -> UserPermissions:
-    """Raises: TemplateError."""
+    """Return the permissions of ``user`` under ``scope``. Raises: TemplateError."""
     given = scope.permissions
     expand = _Expansion(user, account)
     publish_allow, publish_deny = expand.all(given.publish_allow), expand.all(given.publish_deny, strict=True)
     subscribe_allow, subscribe_deny = expand.all(given.subscribe_allow), expand.all(given.subscribe_deny, strict=True)
-    # Nothing left of what was to be allowed must not mean that everything is.
+    # If no allowed subject is left, that must not mean that everything is allowed.
     if given.publish_allow and not publish_allow:
         publish_deny = (*publish_deny, ">")
     if given.subscribe_allow and not subscribe_allow:
@@ -53,13 +53,13 @@ class _Expansion:
         self._user = user
 
     def all(self, patterns: tuple[str, ...], *, strict: bool = False) -> tuple[str, ...]:
-        """``strict``: an invalid subject is an error."""
+        """Fill in the patterns; with ``strict``, an invalid subject is an error."""
         if not any(map(_TEMPLATE.search, patterns)):
             return patterns
         found: list[str] = []
         for pattern in patterns:
             for subject in self._subjects(pattern, strict, len(found)):
-                # A pattern with a queue group is none for this check, as on nats-server.
+                # This check does not accept a pattern with a queue group, as on nats-server.
                 if is_valid(subject.encode()):
                     found.append(subject)
                 elif strict:

@@ -1,7 +1,7 @@
-"""What an account's claims share with others, as the values that configuration files have, too.
+"""Turns the exports and imports in an account's claims into the values of ``broker.access``.
 
-An import that needs permission carries an activation token of the exporting account; whether that is right now depends on
-the exporting account's claims.
+An import that needs permission has an activation token of the exporting account. The exporting account's claims decide
+whether the token is valid now.
 
 Source: nats-server, server/accounts.go (updateAccountClaimsWithRefresh, checkActivation, isIssuerClaimTrusted).
 """
@@ -24,12 +24,12 @@ _RESPONSES: Final[dict[str, Literal["singleton", "stream", "chunked"]]] = {
     "": "singleton", "Singleton": "singleton", "Stream": "stream", "Chunked": "chunked"}
 
 _Signs = Callable[[str, str], bool]
-"""Whether a key, the second, signs for an account, the first."""
+"""Decides whether a key (the second argument) may sign for an account (the first)."""
 
 
 def exports_of(claims: AccountClaims) -> tuple[Export, ...]:
-    """Validated claims' exports; a subject that nobody could subscribe to is left out, and latencies that would be requests
-    to the account's own services."""
+    """Return the exports of validated claims. Left out are subjects that nobody could subscribe to, and latencies that
+    would be requests to the account's own services."""
     exports = tuple(_export(one) for one in claims.exports if is_valid(one.subject.encode()))
     return tuple(replace(one, latency=None) if latency_problem(exports, one) else one for one in exports)
 
@@ -45,7 +45,8 @@ def _export(one: ExportClaim) -> Export:
 
 def imports_of(claims: AccountClaims, exporters: Callable[[str], AccountClaims | None], signs: _Signs,
                now: int) -> tuple[Import, ...]:
-    """Validated claims' imports; ``exporters`` are known accounts by name, ``now`` in seconds since 1970."""
+    """Return the imports of validated claims; ``exporters`` are known accounts by name, ``now`` in seconds since
+    1970."""
     return tuple(_import(one, claims.subject, exporters(one.account), signs, now) for one in claims.imports
                  if is_valid(one.subject.encode()))
 
@@ -58,16 +59,18 @@ def _import(one: ImportClaim, importer: str, exporter: AccountClaims | None, sig
                       allow_trace=one.allow_trace, activated=activated)
     # A service's ``subject`` is the local one if ``to`` is given, else the exporter's.
     subject, local = (one.subject, one.local_subject) if one.local_subject else (one.to or one.subject, one.subject)
-    return Import("service", one.account, subject, local if local != subject else "", share=one.share, activated=activated)
+    return Import("service", one.account, subject, local if local != subject else "", share=one.share,
+                  activated=activated)
 
 
 def _activated(one: ImportClaim, importer: str, exporter: AccountClaims, signs: _Signs, now: int) -> bool:
-    """Whether the exporting account permits this import by a token."""
+    """Return whether the exporting account permits this import by a token."""
     activation = _activation(one)
     if activation is None or blocking(activation_issues(activation, now)) or _has_expired(activation, now):
         return False
     wanted = one.to if one.kind == "service" and one.to else one.subject
-    if (activation.subject != importer or activation.kind != one.kind or not contained(wanted, activation.import_subject)
+    if (activation.subject != importer or activation.kind != one.kind
+        or not contained(wanted, activation.import_subject)
             or exporter.subject not in (activation.issuer, activation.issuer_account)):
         return False
     if activation.issuer_account and not (activation.issuer_account == exporter.subject
@@ -77,7 +80,7 @@ def _activated(one: ImportClaim, importer: str, exporter: AccountClaims, signs: 
 
 
 def _has_expired(activation: ActivationClaims, now: int) -> bool:
-    """A time before 1970 has passed, too, though it is no issue of the token's."""
+    """Return whether ``token`` has expired. A time before 1970 has, too, although validation does not report it."""
     return activation.expires != 0 and activation.expires <= now
 
 
@@ -91,7 +94,7 @@ def _exports_that_cover(exports: Iterable[ExportClaim], kind: str, subject: str)
 
 
 def next_expiry(claims: AccountClaims, now: int) -> int | None:
-    """When the next activation of the account's imports expires; None: never."""
+    """Return the time at which the next activation of the account's imports expires; None: never."""
     activations = (_activation(one) for one in claims.imports)
     return min((one.expires for one in activations if one is not None and one.expires > now), default=None)
 

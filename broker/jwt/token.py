@@ -1,8 +1,8 @@
 """NATS tokens as text: ``header.claims.signature``, each in URL-safe base64, signed with an nkey.
 
-A token is bytes from a stranger until its signature is checked: only ``TokenError`` comes out of here, in the words of
-nats-io/jwt, which answers to claims requests repeat. That the signature is right says that the issuer's key made it,
-not that the issuer is trusted.
+A token is untrusted bytes until its signature is checked. All errors are ``TokenError`` in the words of nats-io/jwt,
+which responses to claims requests repeat. A valid signature proves that the issuer's key made the token, and not that
+the issuer is trusted.
 
     version 2   the signature covers header and claims; kind and tags are members of ``nats``
     version 1   it covers the claims alone; kind and tags are members beside ``nats``
@@ -41,10 +41,10 @@ _PREFIX_BYTES: Final = {OPERATOR: 112, ACCOUNT: 0, SERVER: 104}
 _ISSUERS: Final = {
     "operator": (OPERATOR,), "account": (ACCOUNT, OPERATOR), "user": (ACCOUNT,), "activation": (ACCOUNT, OPERATOR),
     "authorization_request": (SERVER,), "authorization_response": (ACCOUNT,)}
-"""Which kinds of keys may sign each kind of token; others: any."""
+"""The kinds of keys that may sign each kind of token; any key may sign other kinds."""
 
 _DECORATED: Final = re.compile(r"\s*(?:-{3,}[^\n]*-{3,}\r?\n)(.+)(?:\r?\n\s*-{3,}[^\n]*-{3,}(?:\r?\n|\Z))")
-"""As in nats-io/jwt, creds_utils.go; the last line may end with the file."""
+"""A token between lines of dashes, as in nats-io/jwt, creds_utils.go; the last line may end with the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,20 @@ class Token:
     """A token whose signature was checked."""
 
     kind: str
-    """operator, account, user, activation, authorization_response, …; "" if it has none."""
+    """The kind: operator, account, user, activation, authorization_response, …; "" if the token has none."""
 
     version: int
     fields: Fields
-    """All of its claims."""
+    """All claims of the token."""
 
     text: str
 
 
 def decode_token(text: str, *, generic: bool = False) -> Token:
-    """``generic``: a token of any kind, whose header tells what its signature covers. Raises: TokenError."""
+    """Decode a token and check its signature. Raises: TokenError.
+
+    Args: generic: accept any kind of token; its header then decides what the signature covers.
+    """
     if len(text) > TOKEN_CHARS_MAX:
         raise TokenError(f"token size {len(text)} exceeds maximum of {TOKEN_CHARS_MAX} bytes: token too large")
     chunks = text.split(".")
@@ -86,12 +89,14 @@ def decode_token(text: str, *, generic: bool = False) -> Token:
         raise TokenError(f"claim failed {name} signature verification")
     wanted = _ISSUERS.get(kind)
     if wanted is not None and not any(is_public_key(issuer, one) for one in wanted):
-        raise TokenError(f"unable to validate expected prefixes - [{' '.join(str(_PREFIX_BYTES[one]) for one in wanted)}]")
+        prefixes = " ".join(str(_PREFIX_BYTES[one]) for one in wanted)
+        raise TokenError(f"unable to validate expected prefixes - [{prefixes}]")
     return Token(kind, version, fields, text)
 
 
 def encode_token(claims: dict[str, Any], pair: KeyPair, issued_at: int) -> str:
-    """A signed token of version 2; ``claims`` have no ``iss``, ``iat``, ``jti``, and get the version in ``nats``."""
+    """Return a signed token of version 2. ``iss``, ``iat``, ``jti`` and the version in ``nats`` are added to
+    ``claims``."""
     body = {**claims, "iss": pair.public, "iat": issued_at, "nats": {**claims["nats"], "version": _VERSION_MAX}}
     digest = hashlib.sha512(json.dumps(body, separators=(",", ":")).encode()).digest()[:32]
     body["jti"] = base64.b32encode(digest).decode().rstrip("=")
@@ -101,13 +106,13 @@ def encode_token(claims: dict[str, Any], pair: KeyPair, issued_at: int) -> str:
 
 
 def undecorated(text: str) -> str:
-    """The first token of a file in which lines of dashes surround it; otherwise all of it."""
+    """Return the first token between lines of dashes in a file, or the whole text if there are none."""
     found = _DECORATED.search(text)
     return (found[1] if found else text).strip()
 
 
 def _identity(fields: Fields) -> tuple[str, int]:
-    """Kind and version."""
+    """Return kind and version."""
     nats = fields.inner("nats")
     kind, version = fields.text("type"), 1
     if not kind:

@@ -1,4 +1,4 @@
-"""What is wrong with claims: issues in the words of nats-io/jwt, some of which only the passing of time makes wrong.
+"""Checks claims, and returns issues in the words of nats-io/jwt; some issues depend on the time only.
 
 Source: nats-io/jwt, v2/validation.go, and the Validate functions of claims, imports, exports, permissions and limits.
 """
@@ -34,7 +34,8 @@ from broker.jwt.claims import (
 )
 from broker.jwt.token import TokenError
 
-__all__ = ["Issue", "account_issues", "activation_issues", "blocking", "operator_issues", "response_issues", "user_issues"]
+__all__ = ["Issue", "account_issues", "activation_issues", "blocking", "operator_issues", "response_issues",
+           "user_issues"]
 
 _INFO_CHARS_MAX: Final = 8 * 1024
 _TIME: Final = re.compile(r"([01]?\d|2[0-3]):[0-5]\d:[0-5]\d")
@@ -46,16 +47,16 @@ _SERVICE_SCHEMES: Final = ("nats", "tls", "ws", "wss")
 class Issue:
     why: str
     of_time: bool = False
-    """Whether the claims are expired, or not valid yet."""
+    """True if the claims are expired, or not valid yet."""
 
 
 def blocking(issues: Iterable[Issue], *, of_time: bool = True) -> bool:
-    """Whether the claims may not be used; ``of_time`` False: those for another time may."""
+    """Return whether the claims may not be used; ``of_time`` False: those for another time may."""
     return any(of_time or not issue.of_time for issue in issues)
 
 
 def operator_issues(claims: OperatorClaims, now: int) -> list[Issue]:
-    """``now`` in seconds since 1970."""
+    """Return the issues of the times in claims; ``now`` is in seconds since 1970."""
     return [*_times(claims, now), *map(Issue, _operator(claims))]
 
 
@@ -87,7 +88,8 @@ def _operator(claims: OperatorClaims) -> Iterator[str]:
         yield f'account server url "{claims.account_server_url}" requires a protocol'
     for url in filter(None, claims.service_urls):
         if _scheme(url) not in _SERVICE_SCHEMES:
-            yield f'operator service url "{url}" - protocol not supported (only \'nats\', \'tls\', \'ws\', \'wss\' only)'
+            yield (f'operator service url "{url}" - protocol not supported '
+                   "(only 'nats', 'tls', 'ws', 'wss' only)")
     for key in claims.signing_keys:
         if not is_public_key(key, OPERATOR):
             yield f"{key} is not an operator public key"
@@ -146,7 +148,8 @@ def _account(claims: AccountClaims) -> Iterator[str]:
                     yield "the account contains wildcard exports that are not allowed by the operator"
     for key, scope in claims.signing_keys.items():
         if not is_public_key(key, ACCOUNT):
-            yield f"{key} is not an account public key" if scope is not None else f'"{key}" is not a valid account signing key'
+            yield (f"{key} is not an account public key" if scope is not None
+                   else f'"{key}" is not a valid account signing key')
     yield from _info(claims.description, claims.info_url)
     if claims.cluster_traffic not in ("", "system", "owner"):
         yield f'unknown cluster traffic option: "{claims.cluster_traffic}"'
@@ -229,7 +232,8 @@ def _token(one: ImportClaim, account: str) -> Iterator[str]:
     if activation.subject != account:
         yield f'activation token doesn\'t match account it is being included in, "{one.subject}"'
     if activation.kind != one.kind:
-        yield f"mismatch between token import type {activation.kind or 'unknown'} and type of import {one.kind or 'unknown'}"
+        yield (f"mismatch between token import type {activation.kind or 'unknown'} and type of import "
+               f"{one.kind or 'unknown'}")
     yield from _activation(activation)
     subject = one.to if one.kind == "service" and one.to else one.subject
     if not contained(subject, activation.import_subject):
@@ -385,7 +389,7 @@ def has_wildcards(subject: str) -> bool:
 
 
 def contained(subject: str, other: str) -> bool:
-    """Whether ``other`` covers ``subject``, token by token."""
+    """Return whether ``other`` covers ``subject``, token by token."""
     mine, theirs = subject.split("."), other.split(".")
     if len(mine) < len(theirs) or (len(mine) > len(theirs) and theirs[-1] != ">"):
         return False
@@ -398,9 +402,10 @@ def contained(subject: str, other: str) -> bool:
 
 
 def overlapping(subjects: Sequence[str]) -> list[str]:
-    """Those of ``subjects`` that cover another, or that another covers: to compare all pairs of 4000 takes half a minute."""
+    """Return the ``subjects`` that cover another one or are covered. Comparing all pairs of 4000 would take half a
+    minute."""
     times = Counter(subjects)
-    # By token; the key "." is no token, and holds the subject that ends there.
+    # A tree by token; the key "." is no token, and has the subject that ends there.
     root: dict[str, Any] = {}
     for subject in times:
         node = root
@@ -440,7 +445,7 @@ def _is_network(text: str) -> bool:
 
 
 def _scheme(url: str) -> str:
-    """"": ``url`` is none."""
+    """Return the scheme; "": ``url`` is no URL."""
     try:
         return urlsplit(url).scheme.lower()
     except ValueError:
@@ -448,12 +453,12 @@ def _scheme(url: str) -> str:
 
 
 def _pattern(local_subject: str) -> str:
-    """A local subject with ``*`` for its references."""
+    """Return a local subject with ``*`` in place of its references."""
     return ".".join("*" if _reference(token) is not None else token for token in local_subject.split("."))
 
 
 def _reference(token: str) -> int | None:
-    """The number of ``$1``."""
+    """Return the number in ``$1``."""
     found = re.fullmatch(r"\$([+-]?[0-9]{1,18})", token)
     return int(found[1]) if found else None
 

@@ -1,4 +1,7 @@
-"""Accounts as /accountz and /accstatz show them. Source: nats-server, server/monitor.go (ExtExport, ExtImport, MapDest)."""
+"""The data of accounts on /accountz and /accstatz.
+
+Source: nats-server, server/monitor.go (ExtExport, ExtImport, MapDest).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,11 @@ _RESPONSE_TYPES: Final = {"singleton": "Singleton", "stream": "Streamed", "chunk
 
 def account_view(account: Account, updated: str, with_jetstream: Collection[str], imports: Collection[Import],
                  claims: dict[str, Any] | None = None) -> AccountView:
-    """Args: ``with_jetstream``: names of the accounts that have it; ``imports``: those in use; ``claims``: what its token
-    says, if it has one."""
+    """Return the data of one account.
+
+    Args: ``updated`` is the time of the last reload; ``with_jetstream`` has the names of the accounts with JetStream,
+        ``imports`` the imports in use, ``claims`` the claims of the account's token.
+    """
     settings: AccountSettings = account.settings
     traffic, figures = account.traffic(), routing_statistics(account.router)
     return AccountView(
@@ -28,7 +34,8 @@ def account_view(account: Account, updated: str, with_jetstream: Collection[str]
         sublist=SublistFigures(figures.subscriptions, figures.cached, figures.inserts, figures.removes, figures.lookups,
                                figures.family_hits, figures.fanout_max, figures.fanout_total),
         updated=updated, exports=[_export(export) for export in settings.exports],
-        imports=[_import(one, invalid=one not in imports) for one in settings.imports], mappings=_mappings(settings.mappings),
+        imports=[_import(one, invalid=one not in imports) for one in settings.imports],
+        mappings=_mappings(settings.mappings),
         name_tag=settings.name_tag, claims=claims or {})
 
 
@@ -54,5 +61,6 @@ def _import(one: Import, *, invalid: bool) -> dict[str, Any]:
 
 
 def _mappings(mappings: Iterable[SubjectMapping]) -> dict[str, list[dict[str, Any]]]:
-    return {mapping.source: [{"subject": to.subject, "weight": to.weight, **({"cluster": to.cluster} if to.cluster else {})}
+    return {mapping.source: [{"subject": to.subject, "weight": to.weight,
+                              **({"cluster": to.cluster} if to.cluster else {})}
                              for to in mapping.destinations] for mapping in mappings}

@@ -1,7 +1,7 @@
-"""An owner that serves no clients: it takes the shard, carries out the requests in its inbox, and gives it back.
+"""``jetblock adopt`` without its arguments: takes a shard, carries out the requests in its inbox, and gives it back.
 
-Streams are opened as a broker opens them, so limits, duplicate windows and consumers are respected as they are there. What
-becomes due meanwhile (messages that are too old, scheduled ones, mirrors) happens as with a broker.
+Streams are opened as a broker opens them, so limits, duplicate windows and consumers are respected as they are there.
+What becomes due meanwhile (messages that are too old, scheduled ones, mirrors) happens as with a broker.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ __all__ = ["Owned", "adopt"]
 
 _log = logging.getLogger(__name__)
 
+
 class Owned(Exception):
     """A broker owns the store."""
 
@@ -41,24 +42,26 @@ async def adopt(settings: Settings) -> list[Carried]:
     clock, rng = GuardedClock(), random.Random()
     lost: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
 
-    def tell(error: BaseException) -> None:
+    def report_loss(error: BaseException) -> None:
         if not lost.done():
             lost.set_result(error)
 
     host = StoreHost(settings.storage, settings.server_name, clock)
-    owner = ShardOwner(host, 0, tell)
+    owner = ShardOwner(host, 0, report_loss)
     js = JetStream(clock, rng, settings.jetstream)
-    accounts, most = {one.name: one for one in wanted_accounts(settings.accounts).values()}, settings.clients.max_payload
+    accounts = {one.name: one for one in wanted_accounts(settings.accounts).values()}
+    most = settings.clients.max_payload
     try:
         await host.check(must_exist=True)
         shard = await _acquire(owner, host.store.url)
         _add_accounts(js, clock, rng, accounts, {stream.account for stream in shard.state.streams.values()})
-        await js.open(shard.number, shard.log, owner.reader, release_runs=shard.sweeper.release_runs, inbox=InboxSettings(
+        await js.open(shard.number, shard.log, owner.reader, release_runs=shard.sweeper.release_runs,
+                      inbox=InboxSettings(
             poll_ns=None, staged_grace_ns=settings.storage.staged_grace_ns,
             max_payload=lambda name: accounts[name].payload_bytes_max(most) if name in accounts else most))
         inbox = js.shards[shard.number].inbox
         assert inbox is not None
-        carried = asyncio.create_task(_look(inbox), name="inbox")
+        carried = asyncio.create_task(_carry_out(inbox), name="inbox")
         await asyncio.wait((carried, lost), return_when=asyncio.FIRST_COMPLETED)
         if not carried.done():
             carried.cancel()
@@ -70,8 +73,8 @@ async def adopt(settings: Settings) -> list[Carried]:
         await host.close()
 
 
-async def _look(inbox: Inbox) -> list[Carried]:
-    """Raises: StoreError if the requests cannot be listed."""
+async def _carry_out(inbox: Inbox) -> list[Carried]:
+    """Carry out all requests, then delete old staged runs. Raises: StoreError if the requests cannot be listed."""
     done = await inbox.carry_out_all()
     try:
         await inbox.sweep()
@@ -81,7 +84,7 @@ async def _look(inbox: Inbox) -> list[Carried]:
 
 
 async def _acquire(owner: ShardOwner, url: str) -> Shard:
-    """The shard, once it is ours. Raises: Owned; StartError."""
+    """Acquire the shard. Raises: Owned; StartError."""
     try:
         return await owner.acquire_unowned()
     except StoreInUse:
@@ -91,7 +94,7 @@ async def _acquire(owner: ShardOwner, url: str) -> Shard:
 
 def _add_accounts(js: JetStream, clock: GuardedClock, rng: random.Random, configured: Mapping[str, AccountSettings],
                   stored: set[str]) -> None:
-    """The accounts that have streams, with their configured limits. Raises: StartError."""
+    """Add the accounts that have streams, with their configured limits. Raises: StartError."""
     loop = asyncio.get_running_loop()
     for name in sorted(stored):
         account = configured.get(name)

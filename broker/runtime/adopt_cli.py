@@ -1,7 +1,7 @@
 """``jetblock adopt STORE_URL``: carry out the requests in a store's inbox where no broker runs.
 
-Exit status: 0 all are granted, or there were none; 1 some were refused, or stay, with the reasons; 2 the inbox could not be
-looked at, with the reason on standard error.
+Exit status: 0: all requests were granted, or there were none; 1: some were refused, or stay in the inbox, with the
+reasons; 2: the inbox could not be read, with the reason on standard error.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from broker.storage.objectstore import StoreError
 __all__ = ["main"]
 
 _EPILOG = """\
-Staged messages join their streams as if they were published: limits, duplicate windows and consumers hold. Limits of accounts
-and max_payload are those of the configuration file; without it, accounts have none, and max_payload is 1 MiB. No broker may
-own the store: one that does looks at its inbox by itself.
-status: 0 all were granted, 1 some were refused or stay, 2 the inbox could not be looked at
+Staged messages join their streams as if they were published: limits, duplicate windows and consumers hold. Limits of
+accounts and max_payload are those of the configuration file; without it, accounts have no limits, and max_payload is
+1 MiB. No broker may own the store: an owner carries out the requests in its inbox by itself.
+status: 0 all were granted, 1 some were refused or stay, 2 the inbox could not be read
 """
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Look at the inbox once; returns the exit status."""
+    """Carry out the requests in the inbox once; return the exit status."""
     try:
         options = _parse(arguments)
     except SystemExit as ended:
@@ -62,13 +62,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                                      description="Let staged messages join their streams, where no broker runs.",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", metavar="STORE_URL", help="file://DIR or s3://BUCKET/PREFIX")
-    parser.add_argument("-c", "--config", metavar="FILE", help="the broker's configuration, for limits and the store's settings")
+    parser.add_argument("-c", "--config", metavar="FILE",
+                        help="the broker's configuration, for limits and the store's settings")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     return parser.parse_args(list(arguments))
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    """Raises: ConfigError."""
+    """Return the settings for the store. Raises: ConfigError."""
     url = str(options.store)
     if url.startswith("memory:"):
         raise ConfigError("memory:// exists only inside its broker: there is nothing to adopt from outside")
@@ -93,4 +94,5 @@ def _line(one: Carried) -> str:
     dropped = f", {count(answer.duplicates)} duplicates dropped" if answer.duplicates else ""
     if not answer.messages:
         return f"{request} {where}: nothing joined{dropped}"
-    return f"{request} {where}: {count(answer.messages)} messages joined as {answer.first_seq} to {answer.last_seq}{dropped}"
+    joined = f"{count(answer.messages)} messages joined as {answer.first_seq} to {answer.last_seq}"
+    return f"{request} {where}: {joined}{dropped}"

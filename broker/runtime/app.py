@@ -1,11 +1,10 @@
 """The composition root: creates the components from the settings, and starts and stops them in order.
 
-    start   the ports, bound: if one is in use, the store is not touched
-            the store, JetStream on it (a standby waits here without the client port, its monitoring pages up)
-            the listener for clients: not before a client that connects finds everything ready
-            the monitoring pages
-    lost    another broker took the shard: the clients are disconnected, and it starts over as a standby
-    stop    the listener and the clients, JetStream (committing what was sequenced), the store, the pages
+    start   bind the ports: if one is in use, the store is not touched
+            open the store, and JetStream on it (a standby waits here: it serves monitoring pages, and has no client
+            port) listen for clients, once everything that a client may use is ready serve the monitoring pages
+    lost    another broker took the shard: disconnect the clients, and start again as a standby
+    stop    close the listener, JetStream (which commits what is sequenced), the clients, the store, the pages
 """
 
 from __future__ import annotations
@@ -53,16 +52,18 @@ _SHARD = 0
 """The shard of a broker's streams: a broker has one."""
 
 _QUIET_START_SECONDS = 2.0
-"""A start that takes longer serves its monitoring pages meanwhile."""
+"""A start that takes longer than this serves the monitoring pages before it has ended."""
 
 
 class App:
-    """One broker. ``start`` once, then ``stop`` once, also after a failed or cancelled start."""
+    """A broker. Call ``start`` once, then ``stop`` once, also after a failed or cancelled start."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None, *,
                  read: Callable[[], Settings] | None = None, standby: bool = True) -> None:
-        """Args: ``read`` reads the settings again, for ``reload``; raises ConfigError if invalid. None: no file. ``standby``:
-        whether ``start`` waits while another broker owns the store; otherwise it raises StoreInUse."""
+        """Args:
+        read: reads the settings again, for ``reload``, and raises ConfigError if they are invalid; None: there is no
+        file. standby: whether ``start`` waits while another broker owns the store; otherwise it raises StoreInUse.
+        """
         self.settings = settings
         self._standby = standby
         self._read = read
@@ -80,8 +81,8 @@ class App:
         self._accounts: JetStreamAccounts | None = None
         self.pages: Pages | None = None
         self._serving = False
-        self._settling = False
-        """Whether ``_serve`` is running, which starts over by itself if the shard is lost."""
+        self._acquiring = False
+        """True if ``_serve`` is running. It starts again by itself if the shard is lost."""
         self._waiting: asyncio.Task[None] | None = None
         self._stepping_down: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
@@ -91,7 +92,7 @@ class App:
         self._why = ""
 
     async def start(self) -> None:
-        """Returns when clients can connect; a standby's start takes until it has taken over. Raises: StartError."""
+        """Return when clients can connect; a standby's start lasts until it has taken over. Raises: StartError."""
         settings, server = self.settings, self.server
         log.info("Starting jetblock %s, compatible with nats-server %s", __version__, NATS_SERVER_VERSION)
         log.info("  Version:  %s", NATS_SERVER_VERSION)
@@ -100,11 +101,13 @@ class App:
         if settings.file:
             log.info("Using configuration file: %s (%s)", settings.file, settings.digest)
         files = open_files_max()
-        log.info("  Files:    at most %d open, the last %d of them kept for the store, the logs and the configuration", files,
+        log.info("  Files:    at most %d open, the last %d of them kept for the store, the logs and the configuration",
+                 files,
                  reserved(files))
         connections = settings.clients.max_connections
         if files - reserved(files) < connections != ClientSettings().max_connections:
-            log.warning("max_connections is %d, but this process may open only %d files: raise the limit (ulimit -n, or "
+            log.warning("max_connections is %d, but this process may open only %d files: raise the limit (ulimit -n, "
+                        "or "
                         "LimitNOFILE of systemd)", connections, files)
         for notice in (*settings.notices, *server.warnings):
             log.warning("%s", notice)
@@ -122,12 +125,12 @@ class App:
             await self._serve()
         finally:
             pages.cancel()
-        # Last, since launchers take an answer from /varz to mean that clients may connect; a standby has its pages
-        # as soon as it begins to wait.
+        # Last: programs that start a broker take an answer from /varz to mean that clients may connect. A standby
+        # serves its pages as soon as it begins to wait.
         if self._waiting is not None:
             await self._waiting
         await self._start_pages()
-        # Not earlier: the imports and reads of a start delay no client.
+        # The lag is measured from here on: the imports and reads of a start delay no client.
         self.lag.start()
         if self.jetstream is not None:
             self._loading = asyncio.create_task(load_first_used(), name="load modules of JetStream")
@@ -159,7 +162,8 @@ class App:
             await self.pages.close()
 
     async def failed(self) -> str:
-        """Wait for a reason other than a signal to end the process (another broker of our name took the store…)."""
+        """Wait for an error that must end the process, and return its text: for example, a broker of our name took
+        over."""
         await self._failed.wait()
         return self._why
 
@@ -168,12 +172,12 @@ class App:
             self._why = why
             self._failed.set()
 
-    # ---- other settings while it runs --------------------------------------------------------------------------------
+    # ---- reloads -----------------------------------------------------------------------------------------------------
 
     def reload(self, done: Callable[[str], object]) -> None:
         """Read the settings again and apply them, after reloads that began before.
 
-        ``done`` is called at the end: with "", or with an error in each line, and then nothing has changed.
+        ``done`` is called at the end: with "", or with a line for each error; after an error nothing has changed.
         """
         task = asyncio.get_running_loop().create_task(self._reload(done), name="reload")
         self._reloads.add(task)
@@ -192,11 +196,11 @@ class App:
             done("")
 
     async def _read_and_apply(self) -> None:
-        """Raises: ReloadError, and nothing has changed."""
+        """Apply the settings as they are read now. Raises: ReloadError; then nothing has changed."""
         if self._read is None:
             raise ReloadError("can only reload config when a file is provided using -c or --config")
         try:
-            # In a thread, since thousands of users take a tenth of a second, which clients need not wait for.
+            # In a thread: reading thousands of users takes a tenth of a second, and clients must not wait for it.
             new = await asyncio.to_thread(self._read)
             old = self.settings
             differences = changed(old, new)
@@ -214,7 +218,7 @@ class App:
         log.info("Reloaded server configuration (%s)", new.digest)
 
     def _serve_system_account(self) -> None:
-        """Let users of the system account ask for the monitoring pages, and reload."""
+        """Let users of the system account request the monitoring pages and a reload."""
         system = self.server.system
         if system is not None:
             pages = SystemPages(lambda: self.views)
@@ -222,7 +226,7 @@ class App:
                            lambda: self.jetstream.streaming if self.jetstream is not None else ())
 
     async def lame_duck(self) -> None:
-        """Send the clients elsewhere; returns when the lame duck period is over."""
+        """Ask the clients to connect elsewhere; return when the lame duck period is over."""
         await self.server.lame_duck()
 
     def ports(self) -> dict[str, list[str]]:
@@ -251,7 +255,7 @@ class App:
             refuse_nats_server(directory)
         self.store_host = StoreHost(settings.storage, settings.server_name, self.clock)
         self.shard_owner = ShardOwner(self.store_host, _SHARD, self._lost, waits=self._begin_to_wait,
-                                      before_claim=self._bind_for_clients, damaged=self._tell_damage)
+                                      before_claim=self._bind_for_clients, damaged=self._report_damage)
         url = self.store_host.store.url
         limits = settings.jetstream.server
         log.info("Starting JetStream")
@@ -265,24 +269,26 @@ class App:
         await self._accounts.start()
         self.jetstream.listen()
 
-    def _tell_damage(self, finding: Finding) -> None:
+    def _report_damage(self, finding: Finding) -> None:
+        """Send an advisory for each stream that a damaged object affects."""
         assert self.jetstream is not None
         for affected in finding.affected:
             if (account := self.jetstream.accounts.get(affected.account)) is not None:
-                account.events.damaged(affected.stream, finding.problem.object, finding.problem.what, affected.first_seq,
+                account.events.damaged(affected.stream, finding.problem.object, finding.problem.what,
+                                       affected.first_seq,
                                        affected.last_seq)
 
     async def _serve(self) -> None:
-        """Returns when clients can connect, however often the shard is lost on the way. Raises: StartError."""
-        self._settling = True
+        """Take the shard and listen for clients, again if the shard is lost meanwhile. Raises: StartError."""
+        self._acquiring = True
         while True:
             shard_log = await self._take_over() if self.shard_owner is not None else None
             if shard_log is None or shard_log.failure is None:
                 await self._listen()
             if shard_log is None or shard_log.failure is None:
                 break
-            await self._leave()
-        self._settling = False
+            await self._give_up_shard()
+        self._acquiring = False
 
     async def _take_over(self) -> Log:
         """Acquire the shard and open its streams. Raises: StartError."""
@@ -292,7 +298,7 @@ class App:
         assert self.jetstream is not None
         assert self._accounts is not None
         shard = await (self.shard_owner.acquire() if self._standby else self.shard_owner.acquire_unowned())
-        self._standby = True  # an owner that is fenced waits for its store
+        self._standby = True  # an owner that is fenced waits as a standby
         recovered = shard.recovered
         log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
                  recovered.segments)
@@ -309,25 +315,25 @@ class App:
         return shard.log
 
     def _max_payload(self, name: str) -> int:
-        """Of an account's messages, by the settings as they are now."""
+        """Return the most bytes of a message in an account, by the settings as they are now."""
         most, account = self.settings.clients.max_payload, self.server.accounts.get(name)
         return most if account is None else account.settings.payload_bytes_max(most)
 
     async def _bind(self) -> None:
-        """Bind the ports, or fail before anything else is touched. Raises: StartError."""
+        """Bind the ports before anything else is touched. Raises: StartError."""
         await self._bind_for_clients()
         if self.settings.monitoring.port is not None or self.settings.monitoring.https_port is not None:
             # Imported only if the pages are enabled.
             from broker.runtime.pages import Pages
 
             self.pages = Pages(self.settings, self.views)
-            self.parts["pages"] = self.pages.prepare  # they have the certificate of the clients' port
+            self.parts["pages"] = self.pages.prepare  # HTTPS has the certificate of the clients' port
             await self.pages.bind()
 
     async def _bind_for_clients(self) -> None:
         if (websocket := self.server.websocket) is not None:
-            with or_start_error("Unable to listen for websocket connections on port", websocket.settings.host, websocket.port,
-                                "websocket { port }"):
+            with or_start_error("Unable to listen for websocket connections on port", websocket.settings.host,
+                                websocket.port, "websocket { port }"):
                 await websocket.bind()
         with self._clients_port():
             await self.server.bind()
@@ -338,10 +344,12 @@ class App:
         self._serving = True
 
     def _clients_port(self) -> AbstractContextManager[None]:
-        return or_start_error("Error listening on port", self.settings.clients.host, self.settings.clients.port, "port, or -p")
+        clients = self.settings.clients
+        return or_start_error("Error listening on port", clients.host, clients.port, "port, or -p")
 
     def _lost(self, error: BaseException) -> None:
-        """The log failed: everything in memory that is not persisted is now worthless."""
+        """Handle the log's failure: end the process, or become a standby. What is in memory and not persisted is
+        dropped."""
         from broker.storage.put import Fenced
 
         assert self.shard_owner is not None
@@ -351,24 +359,24 @@ class App:
             self._fail(str(self.shard_owner.double(error)))
         else:
             log.warning("%s; closing all clients, and waiting as a standby", error)
-            if not self._settling:
+            if not self._acquiring:
                 self._stepping_down = asyncio.create_task(self._step_down(), name="step down")
 
     async def _step_down(self) -> None:
         try:
-            await self._leave()
+            await self._give_up_shard()
             await self._serve()
         except StartError as error:
             self._fail(str(error))
         except Exception as error:
-            # Otherwise the process would go on without clients, and no one would notice.
+            # Otherwise the process would run without clients, and nobody would notice.
             log.exception("becoming a standby failed")
             self._fail(f"becoming a standby failed: {error!r}")
         else:
             log.info("Server is ready")
 
-    async def _leave(self) -> None:
-        """Close the clients and give up the shard; returns after T, so as not to race the new owner."""
+    async def _give_up_shard(self) -> None:
+        """Close the clients and abandon the shard; return after T, so as not to compete with the new owner."""
         assert self.shard_owner is not None
         assert self.jetstream is not None
         self._serving = False
@@ -377,10 +385,10 @@ class App:
         await self.shard_owner.abandon()
         await asyncio.sleep(self.settings.storage.lease_ns / 1e9)
 
-    # ---- what monitoring shows ---------------------------------------------------------------------------------------
+    # ---- monitoring --------------------------------------------------------------------------------------------------
 
     def _begin_to_wait(self) -> None:
-        """Another broker owns the store: free the client port, and show the standby status in health checks."""
+        """Free the client port, and show the status of a standby in health checks: another broker owns the store."""
         self.server.unbind()
         self._show_pages()
 
@@ -408,7 +416,7 @@ class App:
 
     @property
     def serving(self) -> bool:
-        """Whether clients may connect."""
+        """Return whether clients may connect."""
         return self._serving
 
     @property
@@ -416,11 +424,12 @@ class App:
         """``http_host``, ``http_port`` and ``https_port`` of /varz."""
         if self.pages is not None:
             return self.pages.address
-        return {"http_host": self.settings.monitoring.host or self.settings.clients.host, "http_port": 0, "https_port": 0}
+        return {"http_host": self.settings.monitoring.host or self.settings.clients.host, "http_port": 0,
+                "https_port": 0}
 
 
 def commit_cost(interval_ns: int, *, at_aws: bool) -> str:
-    """What the commit interval means for latency, and for the bill at AWS; docs/STORES.md, "What commits cost", has a table."""
+    """Return a log line: how often commits are put, and their cost at AWS (see docs/STORES.md, "What commits cost")."""
     if not interval_ns:
         return "Commits: at once, as often as the store takes them" + (
             "; each put is paid for, see commit_interval" if at_aws else "")
@@ -433,7 +442,8 @@ def commit_cost(interval_ns: int, *, at_aws: bool) -> str:
 
 
 def prepare_directory(path: str) -> None:
-    """Create the store's directory. Raises: StartError in nats-server's words, which launchers look for."""
+    """Create the store's directory. Raises: StartError in nats-server's words, which programs that start it search
+    for."""
     directory = Path(path)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -447,18 +457,22 @@ def prepare_directory(path: str) -> None:
 
 
 def refuse_nats_server(directory: str) -> None:
-    """Raises: StartError for a nats-server's store_dir that is no store of ours, where all its streams would seem to be gone."""
+    """Refuse a directory with nats-server's streams: a broker on it would be empty, as if they were gone.
+
+    Raises: StartError.
+    """
     from broker.storage.paths import FORMAT  # imported only if JetStream is enabled
 
     if os.path.exists(os.path.join(directory, *FORMAT.split("/"))):
         return
     if (theirs := find_store_dir(directory)) is not None:
-        raise StartError(f"Can't start JetStream: {theirs}, which jetblock does not read: move them with `jetblock migrate "
-                         f"{directory} file://NEW_DIRECTORY` and start on the new directory, or name another one to begin empty")
+        raise StartError(f"Can't start JetStream: {theirs}, which jetblock does not read: move them with `jetblock "
+                         f"migrate {directory} file://NEW_DIRECTORY` and start on the new directory, or name another "
+                         f"one to begin empty")
 
 
 def _friendly_bytes(size: int) -> str:
-    """A size as nats-server's log shows it; -1: none."""
+    """Return a size as nats-server's log shows it; -1 means that there is no limit."""
     if size < 0:
         return "unlimited"
     power = min(max(size.bit_length() - 1, 0) // 10, 6)

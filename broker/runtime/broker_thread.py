@@ -24,7 +24,7 @@ __all__ = ["BrokerThread"]
 
 
 class BrokerThread:
-    """One broker, on an event loop of its own. A context manager, or ``start`` and ``stop``, also more than once."""
+    """A broker on an event loop of its own: a context manager, or an object to ``start`` and ``stop`` repeatedly."""
 
     def __init__(self, store: str | os.PathLike[str] | None = "memory://", *, host: str = "127.0.0.1", port: int = -1,
                  settings: Mapping[str, Any] | None = None, standby: bool = False) -> None:
@@ -50,7 +50,7 @@ class BrokerThread:
         try:
             starting.result()
         except BaseException:
-            # Only an interrupt of this thread finds the broker still starting.
+            # Only an interrupt of this thread leaves the broker in the middle of its start.
             starting.cancel()
             self._end_thread()
             raise
@@ -88,7 +88,8 @@ class BrokerThread:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
         self.stop()
 
 

@@ -2,13 +2,13 @@
 
     from jetblock import Broker
 
-    async with Broker() as broker:                    # streams in memory; Broker("data/streams") keeps them in a directory
+    async with Broker() as broker:                    # streams in memory; Broker("data/streams"): in a directory
         nc = await nats.connect(broker.url)
 
     async with Broker(port=None) as broker:           # no port: only this program can connect
         reader, writer = await broker.connect()       # streams that speak the NATS protocol
 
-It runs on the event loop that it is started on, and shares it: whatever holds that loop holds the broker.
+The broker runs on the event loop that ``start`` is called on. Code that blocks this loop blocks the broker.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["Broker"]
 
 
 class Broker:
-    """One broker. A context manager, or ``start`` and ``stop``, also more than once."""
+    """A broker: a context manager, or an object to ``start`` and ``stop``, as often as wanted."""
 
-    def __init__(self, store: str | os.PathLike[str] | None = "memory://", *, host: str = "127.0.0.1", port: int | None = -1,
-                 settings: Mapping[str, Any] | None = None, standby: bool = False) -> None:
+    def __init__(self, store: str | os.PathLike[str] | None = "memory://", *, host: str = "127.0.0.1",
+                 port: int | None = -1, settings: Mapping[str, Any] | None = None, standby: bool = False) -> None:
         """Args:
-        store: where streams are kept: a directory, or a URL with file://, s3:// or memory://; None: no JetStream.
-        port: -1 for any that is free, which is kept from the first start on; None: no port, see ``connect``.
-        settings: others, by their paths in ``broker.config.settings``: ``{"auth.user": "app", "auth.password": "…"}``. A text
-            is read as in a configuration file: ``{"storage.lease_ns": "10s", "clients.max_payload": "2MB"}``.
-        standby: whether ``start`` waits for as long as another broker uses the store.
+        store: the place of the streams: a directory, or a URL with file://, s3:// or memory://; None: no JetStream.
+        port: -1 for any free port, which later starts use again; None: no port, see ``connect``.
+        settings: other settings, by their paths in ``broker.config.settings``. A text is read as in a configuration
+            file: ``{"auth.user": "app", "storage.lease_ns": "10s", "clients.max_payload": "2MB"}``.
+        standby: whether ``start`` waits while another broker uses the store.
 
         Raises: ConfigError.
         """
@@ -52,7 +52,7 @@ class Broker:
         self._port = port or 0
 
     async def start(self) -> None:
-        """Returns when clients can connect. Raises: StartError; StoreInUse, which is one."""
+        """Start the broker; return when clients can connect. Raises: StartError; StoreInUse, which is one."""
         if self._app is not None:
             raise RuntimeError("the broker is running")
         settings = make_settings({"clients.port": self._port}, self.settings)
@@ -69,23 +69,23 @@ class Broker:
         self._port = app.server.port
 
     async def stop(self) -> None:
-        """End cleanly: what was sequenced is committed and answered, then clients are let go."""
+        """Stop cleanly: commit and acknowledge what is sequenced, then disconnect the clients."""
         app, self._app = self._app, None
         if app is not None:
             await app.stop()
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection within this process, as a client has it: INFO is the first line. It needs no port."""
+        """Open a client's connection within this process, which needs no port. The first line to read is INFO."""
         return await asyncio.open_connection(sock=await self._running().server.connect())
 
     @property
     def port(self) -> int:
-        """The actual one, once it was started; 0: none."""
+        """The port, after the first start; 0: none."""
         return self._port
 
     @property
     def url(self) -> str:
-        """For ``nats.connect``."""
+        """The URL for ``nats.connect``."""
         app = self._running()
         if not self.settings.clients.listen:
             raise RuntimeError("the broker has no port: use connect, or give it one")
@@ -106,7 +106,7 @@ class Broker:
 
 
 def _url(store: str | os.PathLike[str]) -> str:
-    """Raises: ConfigError."""
+    """Return the URL of a store that is named by a URL or by a directory. Raises: ConfigError."""
     text = os.fspath(store)
     if not isinstance(store, str) or not has_scheme(text):
         return f"file://{Path(text).absolute()}"

@@ -1,8 +1,8 @@
-"""Modules that a start leaves out: what JetStream needs for its first stream, consumer and request.
+"""Modules that a start does not import: JetStream needs them only for its first stream, consumer and request.
 
-A start is over sooner, and a broker that is stopped before anybody uses JetStream never loads them. They are loaded in a
-thread half a second after the start, so that the first request does not wait for all of them: the interpreter's switch interval
-bounds how long the loop waits for the thread. A request that comes earlier imports what it needs itself.
+So a start is faster, and a broker that is stopped before JetStream is used never loads them. A thread loads them half a
+second after the start, so that the first request does not wait for all of them; the interpreter's switch interval
+bounds how long the loop waits for the thread. An earlier request imports the modules that it needs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DELAY_SECONDS: Final = 0.5
 
 
 async def load_first_used() -> None:
-    """Load them after a while; returns when all are there. A call that is cancelled leaves an import to its thread."""
+    """Load the modules after a while. If the call is cancelled, the thread finishes its import."""
     await asyncio.sleep(_DELAY_SECONDS)
     await asyncio.to_thread(_load)
 

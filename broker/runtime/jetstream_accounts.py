@@ -1,6 +1,6 @@
-"""Which of the server's accounts JetStream serves, and with which limits: at the start, after a reload, and as accounts come.
+"""Passes the server's accounts and their limits on to JetStream: at the start, after a reload, and when accounts come.
 
-Owns: following the server's accounts. Does not own: the accounts (server.accounts), their streams (jetstream).
+Does not own the accounts (``server.accounts``) nor their streams (``jetstream``).
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ log = logging.getLogger(__name__)
 
 
 class JetStreamAccounts:
-    """The accounts of one broker."""
+    """Keeps JetStream's accounts equal to the server's."""
 
     def __init__(self, jetstream: JetStream, server: Server) -> None:
         self._jetstream = jetstream
         self._server = server
 
     async def start(self) -> None:
-        """Serve the accounts that there are, and those that come later. Raises: StartError."""
+        """Add the server's accounts to JetStream, now and whenever one comes. Raises: StartError."""
         js, server = self._jetstream, self._server
         for account in server.accounts:
             if self._answers_in(account):
                 try:
                     await js.add_account(account.name, account.router, account.settings.jetstream)
                 except ApiError as error:
-                    raise StartError(f"Can't start JetStream: Error enabling jetstream on configured accounts: Error enabling "
+                    raise StartError(f"Can't start JetStream: Error enabling jetstream on configured accounts: Error "
+                                     f"enabling "
                                      f"jetstream on account {account.name!r}: {error}") from None
         if (system := server.accounts.system) is not None:
             js.serve_system(system.name, system.router)
-        server.delegation.on_account = self._came
+        server.delegation.on_account = self._account_changed
 
     def reloaded(self) -> None:
-        """The server's accounts are others now."""
+        """Follow a reload: add, change and remove JetStream's accounts like the server's."""
         js = self._jetstream
         accounts = {account.name: account for account in self._server.accounts if self._answers_in(account)}
         for name in js.apis.keys() - accounts.keys():
@@ -57,7 +58,8 @@ class JetStreamAccounts:
         js.external.wake_all()
 
     async def resolve(self, owners: Iterable[str]) -> None:
-        """Have the accounts that own stored streams, which no user has asked for yet."""
+        """Ask the resolver for the accounts in ``owners``, which have stored streams, unless a user has logged in to
+        them."""
         operator = self._server.delegation.operator
         if operator is None:
             return
@@ -69,8 +71,8 @@ class JetStreamAccounts:
             except AccountError as error:
                 log.warning("Account %s, which has streams, is not known: %s", name, error)
 
-    def _came(self, account: Account) -> Awaitable[None] | None:
-        """An account was added or changed while the broker runs; its users wait for its streams."""
+    def _account_changed(self, account: Account) -> Awaitable[None] | None:
+        """Follow an account that was added or changed while the broker runs; its users wait for its streams."""
         if account.is_system:
             return None
         self._jetstream.external.wake_all()
@@ -87,6 +89,7 @@ class JetStreamAccounts:
         return js.add_account(account.name, account.router, account.settings.jetstream)
 
     def _answers_in(self, account: Account) -> bool:
-        """Whether JetStream answers requests in the account: one without its own may import another account's."""
+        """Return whether JetStream answers requests in the account; one without JetStream may import another
+        account's."""
         imports = self._server.accounts.exchange.imports_service(account.name, b"$JS.API.INFO")
         return not account.is_system and (account.settings.jetstream is not None or not imports)

@@ -1,4 +1,4 @@
-"""Ports that cannot be listened on, as errors in nats-server's words."""
+"""Errors for ports that cannot be listened on, in nats-server's words."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ __all__ = ["host_port", "or_start_error"]
 
 @contextmanager
 def or_start_error(what: str, host: str, port: int, setting: str) -> Iterator[None]:
-    """Raises: StartError, which begins with ``what``, where binding or listening at ``port`` fails.
+    """Turn a failure to bind or to listen into a StartError that begins with ``what``.
 
-    Args: ``setting`` says how another port is chosen.
+    Args: ``setting`` names the setting and the flag for another port.
     """
     try:
         yield
@@ -26,12 +26,13 @@ def or_start_error(what: str, host: str, port: int, setting: str) -> Iterator[No
 
 
 def host_port(host: str, port: int) -> str:
-    """An address as logs show it."""
+    """Return an address in the form of log lines."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _why(host: str, port: int, error: Exception) -> str:
-    """Launchers look for ``port`` and for ``address already in use``."""
+    """Return the reason in Go's words: programs that start a server search for ``port`` and ``address already in
+    use``."""
     where = host_port(host, max(port, 0))
     if isinstance(error, socket.gaierror | UnicodeError):
         return f'{where}, "listen tcp: lookup {host}: no such host"'
@@ -41,7 +42,7 @@ def _why(host: str, port: int, error: Exception) -> str:
 
 
 def _remedy(error: Exception, setting: str) -> str:
-    """What to do about it, beyond nats-server's words; "" if that is not known."""
+    """Return what the operator can do, after nats-server's words; "" if that is unknown."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EADDRINUSE:
         return f"; another process listens there: stop it, or choose another port ({setting})"

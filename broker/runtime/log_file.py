@@ -1,4 +1,4 @@
-"""A log file that is rotated when full: ``jetblock.log.2026.01.31.23.59.59.123456789`` beside ``jetblock.log``.
+"""A log file that is renamed when it is full: ``jetblock.log.2026.01.31.23.59.59.123456789`` beside ``jetblock.log``.
 
 Source: nats-server, logger/log.go (fileLogger).
 """
@@ -17,7 +17,7 @@ _STAMP = re.compile(r"\.\d{4}(\.\d\d){5}\.\d{9}")
 
 
 class LogFile(logging.FileHandler):
-    """Rotated past ``size_limit`` bytes (0: never); ``max_num`` files are kept, including the current one (0: all).
+    """A log file that is rotated past ``size_limit`` bytes (0: never); ``max_num`` files are kept with it (0: all).
 
     Raises: OSError when the file cannot be opened.
     """
@@ -36,16 +36,17 @@ class LogFile(logging.FileHandler):
         path = Path(self.baseFilename)
         now_ns = time.time_ns()
         stamp = time.strftime("%Y.%m.%d.%H.%M.%S", time.localtime(now_ns // 10**9))
-        aside = path.with_name(f"{path.name}.{stamp}.{now_ns % 10**9:09d}")
+        rotated = path.with_name(f"{path.name}.{stamp}.{now_ns % 10**9:09d}")
         self.close()
         try:
-            path.rename(aside)
+            path.rename(rotated)
         except OSError as error:
-            # It was moved, or permission is lacking: let it grow rather than lose lines.
-            self._say(record, logging.ERROR, f"Unable to rotate the log file ({error}), will attempt it with the next line")
+            # The file was moved, or permission is missing: let it grow, so that no line is lost.
+            self._log(record, logging.ERROR, f"Unable to rotate the log file ({error}), will attempt it with the next "
+                                             f"line")
             return
         # The next line opens the file again.
-        self._say(record, logging.INFO, f'Rotated log, backup saved as "{aside}"')
+        self._log(record, logging.INFO, f'Rotated log, backup saved as "{rotated}"')
         if self._max_num:
             self._purge(record, path)
 
@@ -56,10 +57,10 @@ class LogFile(logging.FileHandler):
                           if _STAMP.fullmatch(other.name.removeprefix(path.name)))
             for old in kept[:max(len(kept) - self._max_num + 1, 0)]:
                 old.unlink()
-                self._say(record, logging.INFO, f'Purged log file "{old.name}"')
+                self._log(record, logging.INFO, f'Purged log file "{old.name}"')
         except OSError as error:
-            self._say(record, logging.ERROR, f"Unable to remove backup log files ({error}), will attempt next rotation")
+            self._log(record, logging.ERROR, f"Unable to remove backup log files ({error}), will attempt next rotation")
 
-    def _say(self, cause: logging.LogRecord, level: int, text: str) -> None:
+    def _log(self, cause: logging.LogRecord, level: int, text: str) -> None:
         """Log a line about the rotation without triggering another one."""
         super().emit(logging.LogRecord(cause.name, level, __file__, 0, text, (), None))

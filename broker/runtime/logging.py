@@ -1,6 +1,6 @@
-"""Log lines as nats-server writes them, by way of the standard ``logging``: ``[PID] DATE TIME [INF] TEXT``.
+"""Log lines in nats-server's format, through the standard ``logging``: ``[PID] DATE TIME [INF] TEXT``.
 
-Launchers and tests wait for lines such as ``Server is ready`` and parse ports from them, so the format is a contract.
+Tools and tests wait for lines such as ``Server is ready`` and parse ports from them, so the format is a contract.
 Any module logs with ``logging.getLogger(__name__)``; ``TRACE`` is below DEBUG, for protocol lines.
 Source: nats-server logger/log.go.
 """
@@ -52,7 +52,7 @@ class _Formatter(logging.Formatter):
 
 
 class _JsonFormatter(logging.Formatter):
-    """One JSON object per line, for log collectors."""
+    """Formats a record as a JSON object on one line, for log collectors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class LogLines:
         logging.captureWarnings(True)
 
     def prepare(self, settings: LoggingSettings) -> Callable[[], None]:
-        """Prepare to log as ``settings`` say. Returns: what applies them. Raises: OSError, as the constructor."""
+        """Open the log that ``settings`` describe; return a function that switches to it. Raises: OSError."""
         handler: logging.Handler = (
             LogFile(settings.file, settings.size_limit, settings.max_num) if settings.file
             else logging.StreamHandler(sys.stderr))

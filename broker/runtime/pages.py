@@ -1,7 +1,7 @@
-"""The port of the monitoring pages, by the settings: bound, served and given new certificates with the rest of the broker.
+"""The port of the monitoring pages and its TLS, made from the settings.
 
-Owns: which port that is, and its TLS. Does not own: when it is served (app), the port itself (monitor.listener), what the
-pages show (sources).
+Does not own the moment at which it is served (``app``), the listener (``monitor.listener``), nor the data of the pages
+(``sources``).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _CANNOT = "Can't start monitoring"
 
 
 class Pages:
-    """The pages of one broker, whose settings give them a port. ``bind``, ``start``, ``close`` once each."""
+    """The pages of one broker whose settings have a port for them. ``bind``, ``start``, ``close`` once each."""
 
     def __init__(self, settings: Settings, views: Views) -> None:
-        """Raises: StartError when the certificates cannot be used."""
+        """Load the certificates. Raises: StartError if they cannot be used."""
         own = settings.monitoring
         port = own.port if own.port is not None else own.https_port
         assert port is not None
@@ -60,12 +60,12 @@ class Pages:
         return {"http_host": self.host, "http_port": 0, "https_port": 0, f"{self.scheme}_port": self.port}
 
     async def bind(self) -> None:
-        """Take the port; nothing is accepted yet. Raises: StartError."""
+        """Bind the port, without accepting connections. Raises: StartError."""
         with self._or_start_error():
             await self._server.bind()
 
     async def start(self) -> None:
-        """Serve, unless that has begun already. Raises: StartError."""
+        """Begin to serve, unless ``start`` was called before. Raises: StartError."""
         if self._started:
             return
         self._started = True
@@ -78,17 +78,17 @@ class Pages:
         return or_start_error(_CANNOT, self.host, self.port, setting)
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
-        """Load the certificates anew; returns what applies them. Raises: ValueError."""
+        """Load the certificates again; return a function that applies them. Raises: ValueError."""
         if not self._secure:
             return lambda: None
         context = _context(settings)
         return lambda: self._server.use(context)
 
     async def close(self) -> None:
-        """Serve no longer."""
+        """Stop serving."""
         await self._server.close()
 
 
 def _context(settings: Settings) -> SSLContext:
-    """The clients' port's TLS, without asking for certificates. Raises: ValueError."""
+    """Return the TLS context of the clients' port, without asking for certificates. Raises: ValueError."""
     return TlsParameters(settings.tls.replace(verify=False, verify_and_map=False)).context

@@ -1,9 +1,9 @@
 """The broker as a process: its loop, signals, log, pid and ports files, and exit status.
 
     SIGTERM SIGINT   clean shutdown, status 0; a second one exits at once, status 1
-    SIGUSR2          lame duck mode: clients are asked to go elsewhere, then a clean shutdown
-    SIGUSR1          reopens the log file
-    SIGHUP           reloads the configuration; if a setting cannot change at run time, it is named and nothing changes
+    SIGUSR2          lame duck mode: clients are asked to connect elsewhere, then a clean shutdown
+    SIGUSR1          reopening the log file
+    SIGHUP           reload of the configuration; if a changed setting needs a restart, nothing changes
 
 The broker itself is ``broker.runtime.app``; this module starts and stops it.
 """
@@ -37,7 +37,7 @@ _NAMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupt", signal.SIGUS
 def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
     """Run a broker until it is stopped, and end the process; ``read`` reads its configuration file again.
 
-    Returns: the exit status, if it cannot even log.
+    Returns: the exit status, if the log file cannot be opened.
     """
     try:
         lines = LogLines(settings.logging)
@@ -50,9 +50,10 @@ def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
     raise_limit()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         status = runner.run(_Process(settings, lines, read).run())
-    # The loop no longer handles it, and the end is near.
+    # The loop no longer handles SIGINT, and the process ends anyway.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Everything is closed. To take the interpreter's objects apart one by one would take longer than all the rest of the stop.
+    # Everything is closed. To take the interpreter's objects apart one by one would take longer than all the rest of
+    # the stop.
     logging.shutdown()
     os._exit(status)
 
@@ -66,7 +67,7 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 class _Process:
-    """One run: start, wait for a reason to end, stop."""
+    """A run of the process: it starts the broker, waits for a reason to end, and stops it."""
 
     def __init__(self, settings: Settings, lines: LogLines, read: Callable[[], Settings] | None) -> None:
         self._settings = settings
@@ -79,10 +80,10 @@ class _Process:
         self._ports_file = PortsFile(settings.process.ports_file_dir) if settings.process.ports_file_dir else None
 
     async def run(self) -> int:
-        """Returns the exit status."""
+        """Run the broker and return the exit status."""
         loop = asyncio.get_running_loop()
-        # Garbage collection is off during a start (see broker.cli), but not during a long one, such as a standby's. To enable it
-        # alone would have the first one examine all that was made until then, in one turn.
+        # Garbage collection is off during a start (see broker.cli), but not during a long one, such as a standby's. To
+        # enable it alone would have the first one examine all that was made until then, in one turn.
         loop.call_later(1.0, self._collector.start)
         for number in _NAMES:
             loop.add_signal_handler(number, self._signalled, number)
@@ -128,10 +129,12 @@ class _Process:
         try:
             write_pid_file(path)
         except OSError as error:
-            raise StartError(f"Could not write pidfile: open {path}: {(error.strerror or str(error)).lower()}") from None
+            why = (error.strerror or str(error)).lower()
+            raise StartError(f"Could not write pidfile: open {path}: {why}") from None
 
     def _write_ports_file(self) -> None:
-        """Clients can connect without it, so a failure to write it does not end the process, as in nats-server."""
+        """Write the ports file. A failure does not end the process, as in nats-server: clients can connect without
+        it."""
         if self._ports_file is None:
             return
         try:
@@ -182,7 +185,7 @@ class _Process:
         return lambda: self._write_new_pid_file(path) if path != self._app.settings.process.pid_file else None
 
     def _write_new_pid_file(self, path: str) -> None:
-        """The previous file stays, as on nats-server."""
+        """Write the new pid file; the previous file stays, as on nats-server."""
         try:
             if path:
                 self._write_pid_file(path)

@@ -1,4 +1,4 @@
-"""What the process uses of the machine."""
+"""The processor time and memory that the process uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Cpu", "resident_bytes"]
 
 
 class Cpu:
-    """The share of one core used since the last call, in percent."""
+    """Measures the share of one core, in percent, that the process has used since the last call of ``percent``."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class Cpu:
 
 
 def resident_bytes() -> int:
-    """Physical memory in use."""
+    """Return the physical memory in use, in bytes."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,6 @@
 """The files by which other programs find this process: its pid file and its ports file.
 
-Launchers may read both at any moment, so each is written to a temporary file and renamed.
+Other programs may read both at any moment, so each is written to a temporary file and renamed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ def write_pid_file(path: str) -> None:
 
 
 class PortsFile:
-    """``nats-server_PID.ports`` in a directory: URLs by kind, as JSON. Launchers expect nats-server's name."""
+    """``nats-server_PID.ports`` in a directory: URLs by kind, as JSON. Programs that start a broker expect
+    nats-server's name."""
 
     def __init__(self, directory: str) -> None:
         self.path = Path(directory, f"nats-server_{os.getpid()}.ports")
 
     def write(self, ports: Mapping[str, Sequence[str]]) -> None:
-        """``ports``: e.g. ``{"nats": ["nats://127.0.0.1:4222"]}``. Raises: OSError."""
+        """Write ``ports``, such as ``{"nats": ["nats://127.0.0.1:4222"]}``. Raises: OSError."""
         _write_whole(self.path, json.dumps(ports))
 
     def remove(self) -> None:
@@ -34,7 +35,7 @@ class PortsFile:
 
 
 def urls(scheme: str, host: str, port: int) -> list[str]:
-    """The URLs of one listener: its own address, or this machine's addresses if it listens on all.
+    """Return the URLs of one listener: its address, or the addresses of this machine if it listens on all.
 
     The loopback address comes first: readers take the first entry.
     """
@@ -45,7 +46,7 @@ def urls(scheme: str, host: str, port: int) -> list[str]:
 
 
 def _own_addresses() -> list[str]:
-    """The source address of outgoing packets; asking a name server could take seconds."""
+    """Return the source address of outgoing packets; asking a name server could take seconds."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1; connecting a datagram socket sends nothing
@@ -55,10 +56,10 @@ def _own_addresses() -> list[str]:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, "ascii")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, "ascii")
     try:
-        aside.replace(path)
+        temporary.replace(path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

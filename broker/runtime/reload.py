@@ -19,14 +19,15 @@ from broker.config.settings import MASK, Setting, Settings, settings_table
 __all__ = ["Prepare", "ReloadError", "changed", "lines", "refuse_fixed"]
 
 Prepare = Callable[[Settings], Callable[[], None]]
-"""Prepares a part for new settings, and returns what applies them. Raises: ReloadError; then nothing has changed."""
+"""Prepares a part for new settings, and returns a function that applies them. Raises: ReloadError; nothing has
+changed."""
 
 class ReloadError(Exception):
-    """Why the settings stay as they are; one line per error."""
+    """A reload that was refused. The text has one line per error."""
 
 
 def changed(old: Settings, new: Settings) -> list[Setting]:
-    """The settings that differ."""
+    """Return the settings that differ."""
     return [setting for setting in settings_table() if old[setting.path] != new[setting.path]]
 
 
@@ -42,13 +43,13 @@ def refuse_fixed(settings: list[Setting], parts: Container[str | None], old: Set
 
 
 def lines(settings: list[Setting], new: Settings) -> Iterator[str]:
-    """The log line for each changed setting."""
+    """Return the log line for each changed setting."""
     for setting in settings:
         yield f"Reloaded: {setting.log_name or f'{_key(setting)} = {_shown(setting, new)}'}"
 
 
 def _key(setting: Setting) -> str:
-    """The name in the file; the path of a setting that the file cannot have."""
+    """Return the setting's key in a file, or its path if a file cannot have it."""
     return setting.keys[0] if setting.keys else setting.path
 
 

@@ -1,4 +1,5 @@
-"""The values of /metrics, from the running parts' own counters when they are asked for. Names: ``monitor.metrics.FAMILIES``."""
+"""The values of /metrics, from the running parts' own counters when they are asked for. Names:
+``monitor.metrics.FAMILIES``."""
 
 from __future__ import annotations
 
@@ -20,11 +21,11 @@ from broker.storage.shard import Shard
 __all__ = ["jetstream_samples", "server_samples", "storage_samples"]
 
 _CONSUMERS_COUNTED_MAX = 10_000
-"""Consumers whose backlog is looked up for one scrape; streams with later ones have no series of it."""
+"""The most consumers whose backlog is read for one scrape; streams with later consumers have no series of it."""
 
 
 def server_samples(server: Server, lag: LoopLag, views: Views, health: Health) -> Iterator[Sample]:
-    """The server and its accounts."""
+    """Return the samples of the server and its accounts."""
     yield Sample("jetblock_build_info", 1, (__version__, NATS_SERVER_VERSION, server.server_name, server.server_id))
     yield Sample("jetblock_healthy", health.status == "ok")
     yield Sample("jetblock_serving", health.serving)
@@ -58,7 +59,7 @@ def server_samples(server: Server, lag: LoopLag, views: Views, health: Health) -
 
 
 def jetstream_samples(js: JetStream, view: JetStreamView) -> Iterator[Sample]:
-    """JetStream and its streams."""
+    """Return the samples of JetStream and its streams."""
     shown = view.accounts
     yield Sample("jetblock_jetstream_streams", sum(account.streams for account in shown))
     yield Sample("jetblock_jetstream_streams_offline", len(view.failed))
@@ -97,7 +98,7 @@ def _streams(accounts: list[JetStreamAccount]) -> Iterator[Sample]:
 
 
 def storage_samples(host: StoreHost, owner: ShardOwner) -> Iterator[Sample]:
-    """The store, the cache and, on an owner, the log."""
+    """Return the samples of the store, the cache and, on an owner, the log."""
     yield Sample("jetblock_standby", owner.standby)
     for name, stats in host.store.operations.items():
         labels = (name,)

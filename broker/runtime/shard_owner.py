@@ -1,13 +1,13 @@
-"""One shard of a process's store: the process waits for its turn, takes the shard, runs it, and releases it.
+"""A shard of a process's store: the process waits until it may take the shard, takes it, runs it, and releases it.
 
     opened ── waiting (standby) ── take, recover ──> owner ──┬── give_back: drained, sealed, lock released
-                 ^   ^                 │                     └── lost: fenced, or the log cannot go on
-                 │   └── failed: another was faster,               │
+                 ^   ^                 │                     └── lost: fenced, or the log has failed
+                 │   └── failed: another broker was faster,        │
                  │       or the store is failing                   │
-                 └──────────── wait T ── abandon <─────────────────┘ (fenced by another's name)
+                 └──────────── wait T ── abandon <─────────────────┘ (fenced by a broker of another name)
 
-Owns the lock, the shard's epoch and log, its block reader and its scrubbing. Does not own the store (``store_host``), nor
-what follows a loss (``app``).
+Owns the lock, the shard's epoch and log, its block reader and its scrubbing. Does not own the store (``store_host``),
+nor the reaction to a loss (``app``).
 """
 
 from __future__ import annotations
@@ -49,18 +49,19 @@ __all__ = ["ShardOwner"]
 log = logging.getLogger(__name__)
 
 _COMMIT_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.0, 5.0, 15.0)
-"""Seconds: fine where a put of S3 and the commit interval lie, up to the lease."""
+"""In seconds, up to the lease: narrow around the time of a put to S3 and around the commit interval."""
 _SILENCE_DOUBLED_MAX = 3
-"""A standby waits for T of silence, doubled after each take-over that it lost, at most this many times: brokers too
-slow for each other's T must not take turns for ever."""
+"""A standby waits for T of silence, and for twice as long after each take-over that it lost, at most this many times.
+Otherwise brokers that are too slow for T would fence each other for ever."""
 _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 1.0, 30.0
-"""The pause between take-overs that a failing store ended, doubled each time, since each leaves a claim behind."""
+"""The first and the longest pause after a take-over that a failing store ended; each take-over leaves a claim
+behind."""
 _FIRST_SCRUB_SECONDS = 600.0
-"""A broker that is restarted over and over does not begin to scrub."""
+"""The time from a start to the first scrub, so that a broker that restarts again and again does not scrub."""
 _UNOWNED_SECONDS = 5.0
-"""Beyond two leases, the time in which an owner that died must be replaced; otherwise the owner counts as alive."""
-_STOP_PATIENCE_SECONDS = 1.0
-"""A clean stop gives up on a store that has completed no put for one request timeout plus this."""
+"""An owner that cannot be replaced within two leases and this time counts as alive."""
+_STOP_GRACE_SECONDS = 1.0
+"""A clean stop ends without the store if no put has completed for one request timeout plus this."""
 
 
 async def _nothing() -> None:
@@ -68,10 +69,10 @@ async def _nothing() -> None:
 
 
 class ShardOwner(LogListener):
-    """One shard, owned between ``acquire`` and ``give_back`` or ``abandon``.
+    """A shard, which this process owns between ``acquire`` and ``give_back`` or ``abandon``.
 
-    Attributes: ``shard`` is None while it is not ours; ``standby``: whether this process waits for another owner to stop,
-        or tries to replace it; ``scrubber`` is None until the first pass begins.
+    Attributes: ``shard`` is None while another process may own it; ``standby`` says that this process waits for another
+        owner to stop, or tries to replace it; ``scrubber`` is None until the first pass begins.
     """
 
     def __init__(self, host: StoreHost, number: int, lost: Callable[[BaseException], object], *,
@@ -79,18 +80,18 @@ class ShardOwner(LogListener):
                  damaged: Callable[[Finding], object] = lambda _: None) -> None:
         """Args:
         number: the shard's number in the store.
-        lost: called once each time ownership is lost; call ``abandon`` then.
-        waits: called each time the wait for another broker, or for the store, begins.
-        before_claim: awaited when our turn has come, before the shard is touched; ``acquire`` passes its StartError on.
+        lost: called once each time ownership is lost; the callee must call ``abandon``.
+        waits: called each time that a wait for another broker, or for the store, begins.
+        before_claim: awaited when the shard may be taken, before it is touched; ``acquire`` passes its StartError on.
         damaged: called once for each damaged object that scrubbing finds.
         """
         self.shard: Shard | None = None
         self.standby = False
         self.scrubber: Scrubber | None = None
         self.commit_latency = Histogram(_COMMIT_BOUNDS)
-        """The time that calls waited for the segments that were stored."""
+        """The times from the first call that waits for a segment until the segment is stored."""
         self.recovery_ns = 0
-        """The duration of the last take-over, from our turn to serving."""
+        """The duration of the last take-over, from the end of the wait until the shard is recovered."""
         self._host = host
         self._settings = host.settings
         self._paths = ShardPaths(number)
@@ -116,18 +117,19 @@ class ShardOwner(LogListener):
                            executor=host.unpacking)
 
     async def acquire(self) -> Shard:
-        """Wait for our turn, then take the shard, however often others are faster or the store fails meanwhile.
+        """Wait until the shard may be taken, then take it; try again if another broker is faster or the store fails.
 
-        Raises: StartError, where waiting does not help: two copies of one configuration, a damaged store, one that
-            refuses us at the first attempt.
+        Raises: StartError, if waiting does not help: two brokers have one name, the store is damaged, or the store
+        refuses
+            the first attempt.
         """
         lost = 0
         backoff = Backoff(_PAUSE_SECONDS, _PAUSE_SECONDS_MAX, self._host.rng)
         while True:
             try:
-                watched = await self._turn(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))
+                watched = await self._wait_until_free(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))
                 await self._before_claim()
-                return await self._own(watched)
+                return await self._take_and_recover(watched)
             except Overtaken as overtaken:
                 await self.abandon()
                 log.info("%s; waiting as a standby", overtaken)
@@ -154,9 +156,9 @@ class ShardOwner(LogListener):
                 raise
 
     async def acquire_unowned(self) -> Shard:
-        """As ``acquire``, for callers that do not want to wait for a live owner to stop.
+        """Acquire the shard like ``acquire``, but do not wait for a live owner to stop.
 
-        On S3, the last owner may have died; that is known after a lease of silence.
+        On S3, it is known only after a lease of silence that the last owner has died.
         Raises: StoreInUse; StartError.
         """
         acquiring = asyncio.create_task(self.acquire(), name="acquire")
@@ -173,9 +175,11 @@ class ShardOwner(LogListener):
             acquiring.cancel()
             await asyncio.gather(acquiring, waiting, return_exceptions=True)
 
-    async def _turn(self, silence_ns: int) -> Watched | None:
-        """Return when we may try, with what was seen of the last owner (None: there is none). Raises: StoreError;
-        FormatError."""
+    async def _wait_until_free(self, silence_ns: int) -> Watched | None:
+        """Wait until the shard may be taken; return the observed end of the log (None if a lock decides).
+
+        Raises: StoreError; FormatError.
+        """
         host = self._host
         if host.store.try_lock is not None:
             self._lock = await wait_for_lock(host.store, self._paths, self._wait_for_owner)
@@ -183,7 +187,7 @@ class ShardOwner(LogListener):
         return await wait_for_lease(host.store, self._paths, host.identity, host.clock, host.rng,
                                     self._settings.lease_ns, self._wait_for_owner, silence_ns=silence_ns)
 
-    async def _own(self, watched: Watched | None) -> Shard:
+    async def _take_and_recover(self, watched: Watched | None) -> Shard:
         """Take the shard and recover it. Raises: Overtaken; Fenced, with ``by``; StoreError; FormatError; CutOff."""
         host, paths = self._host, self._paths
         store, clock, rng = host.store, host.clock, host.rng
@@ -224,14 +228,14 @@ class ShardOwner(LogListener):
         settings = self._settings
         await asyncio.sleep(min(_FIRST_SCRUB_SECONDS, settings.scrub_interval_ns / 1e9))
         if self.scrubber is None:
-            # What it needs takes a tenth of a second to import.
+            # The scrubber's modules take a tenth of a second to import.
             scrub = await asyncio.to_thread(_import_scrub)
             self.scrubber = scrub.Scrubber(self._host.retrying, self._paths, self._host.clock, scrub.ScrubSettings(
                 settings.scrub_interval_ns, settings.scrub_bytes_per_second), self._damaged)
         self.scrubber.start(lambda: shard.state)
 
     async def _stop_scrub(self) -> None:
-        """A pass goes on where it was if the shard is ours again."""
+        """Stop scrubbing. If the shard is acquired again, the pass continues where it stopped."""
         if self._before_scrub is not None:
             self._before_scrub.cancel()
             await asyncio.gather(self._before_scrub, return_exceptions=True)
@@ -240,17 +244,18 @@ class ShardOwner(LogListener):
             await self.scrubber.stop()
 
     def segment_persisted(self, segment: Segment) -> None:
-        """Measure the commit."""
+        """Measure the commit that stored ``segment``."""
         if segment.urgent_ns:
             self.commit_latency.observe((self._host.clock.monotonic_ns() - segment.urgent_ns) / 1e9)
 
     def log_failed(self, error: BaseException) -> None:
-        """The shard is lost, unless we gave it up."""
+        """Report the loss of the shard, unless this process gave it up."""
         if self.shard is not None:
             self._lost(error)
 
     def _sync_failed(self, loop: asyncio.AbstractEventLoop, failure: SyncFailed) -> None:
-        """In a thread: what was acknowledged since the last sync may not be on the disk, so nothing more is."""
+        """Fail the log, from a sync's thread: acknowledged messages may not be on the disk, so no more are
+        acknowledged."""
         def end() -> None:
             if self.shard is not None:
                 self.shard.log.fail(failure)
@@ -259,7 +264,7 @@ class ShardOwner(LogListener):
             loop.call_soon_threadsafe(end)
 
     async def _sync(self, end: bool) -> None:
-        """Sync what was put unsynced; ``end``: from then on, nothing more is."""
+        """Sync the objects that were put unsynced; with ``end``, all later puts are synced at once."""
         directory = directory_of(self._host.store)
         if directory is not None:
             try:
@@ -276,33 +281,35 @@ class ShardOwner(LogListener):
         self._waits()
 
     def is_our_double(self, error: BaseException) -> bool:
-        """Whether we were fenced by a broker of our own name: two copies of one configuration must not take turns."""
+        """Return whether a broker of our own name fenced us: two copies of one configuration must not fence each other
+        in turn."""
         return isinstance(error, Fenced) and error.by == self._host.identity.name
 
     def double(self, fenced: Fenced) -> StartError:
-        """The error to end the process with."""
+        """Return the error that ends a process which ``is_our_double`` holds for."""
         return StartError(f"{fenced}, under our own name: two copies of one configuration run on this store; give them "
                           f"different server_names, or stop one")
 
     async def give_back(self) -> None:
         """Release the shard cleanly: commit everything sequenced, write a checkpoint, seal the epoch, release the lock.
 
-        A store that no longer accepts puts does not keep the process alive for ever: what is sequenced but not stored,
-        and so not acknowledged (except on ``async`` streams), is then dropped, as by a kill.
+        If the store no longer accepts puts, messages that are sequenced and not stored are dropped, as by a kill. They
+        are not acknowledged, except on ``async`` streams.
         """
         await self._stop_scrub()
         shard = self.shard
         if shard is not None:
-            # It may take longer than a put, and every put of the stop would wait for it.
+            # A sync may take longer than a put, and every put of the stop would wait for it.
             await self._sync(end=False)
             closing = asyncio.create_task(self._close(shard), name="close the log")
             while not closing.done():
                 done = self._host.puts_done
-                await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + _STOP_PATIENCE_SECONDS)
+                await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + _STOP_GRACE_SECONDS)
                 if not closing.done() and self._host.puts_done == done:
                     closing.cancel()
                     log.error("the log was not closed cleanly: %s takes nothing: %s; %d bytes that were not stored are "
-                              "dropped", self._host.store.url, shard.log.store_error or "no answer", shard.log.tail_bytes)
+                              "dropped", self._host.store.url, shard.log.store_error or "no answer",
+                              shard.log.tail_bytes)
                     break
             await asyncio.gather(closing, return_exceptions=True)
         await self.abandon()
@@ -316,7 +323,7 @@ class ShardOwner(LogListener):
             log.error("the log was not closed cleanly: %s", error)
 
     async def abandon(self) -> None:
-        """Stop at once; what is not persisted is dropped."""
+        """Stop using the shard at once; messages that are not persisted are dropped."""
         await self._stop_scrub()
         shard, self.shard = self.shard, None
         if shard is not None:
@@ -330,7 +337,8 @@ class ShardOwner(LogListener):
 
     def _release(self) -> None:
         if self._lock is not None:
-            # Its mark is ours only as long as the lock is. Nothing is left to sync, unless a start was cancelled.
+            # The mark of unsynced puts may be removed only under the lock. Unless a start was cancelled, nothing is
+            # unsynced.
             if (directory := directory_of(self._host.store)) is not None:
                 with suppress(StoreError):
                     directory.stop_unsynced()

@@ -1,4 +1,4 @@
-"""The data of the monitoring pages, taken from the running parts when a page is asked for."""
+"""The data of the monitoring pages, read from the running parts when a page is requested."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from broker import JETSTREAM_API_LEVEL, __version__
 from broker.base.clock import Clock
 from broker.base.gotime import format_time
-from broker.config.settings import SYNC_INTERVAL_NS, ServerLimits, Settings, WebSocketSettings
+from broker.config.kinds import SYNC_INTERVAL_NS
+from broker.config.settings import ServerLimits, Settings, WebSocketSettings
 from broker.monitor.views import AccountView, Health, JetStreamAccount, JetStreamView, Sample, Views
 from broker.runtime import samples
 from broker.runtime.account_views import account_view
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["Parts", "Sources"]
 
 _UNBOUNDED: Final = (1 << 63) - 1
-"""Shown where nothing bounds the bytes of streams."""
+"""The number that stands for "no limit" on the pages."""
 
 
 class Parts(Protocol):
-    """The running broker, as far as it is shown."""
+    """The parts of the running broker that the pages show."""
 
     clock: Clock
     settings: Settings
@@ -45,7 +46,7 @@ class Parts(Protocol):
 
     @property
     def serving(self) -> bool:
-        """Whether clients may connect."""
+        """Return whether clients may connect."""
 
     @property
     def monitored_at(self) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class Parts(Protocol):
 
 
 class Sources:
-    """``views`` are the sources of all pages."""
+    """Makes ``views``, the data of all pages."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -80,7 +81,8 @@ class Sources:
         parts = self._parts
         settings = parts.settings
         page = {**parts.server.varz(), "go": f"python{sys.version_info.major}.{sys.version_info.minor}",
-                "http_base_path": "/" + settings.monitoring.base_path.strip("/") if settings.monitoring.base_path.strip("/")
+                "http_base_path": "/" + settings.monitoring.base_path.strip("/")
+                if settings.monitoring.base_path.strip("/")
                 else "", **parts.monitored_at,
                 "websocket": self._websocket(settings.websocket), "mem": resident_bytes(), "cores": os.cpu_count() or 1,
                 "gomaxprocs": 1, "cpu": self._cpu.percent(),
@@ -96,7 +98,7 @@ class Sources:
         return page
 
     def _websocket(self, settings: WebSocketSettings) -> dict[str, Any]:
-        """The block about WebSocket; unset members are left out."""
+        """Return the block about WebSocket, without unset members."""
         listener = self._parts.server.websocket
         if listener is None:
             return {}
@@ -112,7 +114,7 @@ class Sources:
         return {name: value for name, value in shown.items() if value}
 
     def _own_figures(self) -> dict[str, Any]:
-        """Figures that nats-server does not have: the log, the store, the cache, the loop."""
+        """Return the figures that nats-server does not have: the log, the store, the cache, the loop."""
         figures: dict[str, Any] = {"version": __version__, "loop_lag_ms": self._parts.lag.snapshot()}
         host, owner = self._parts.store_host, self._parts.shard_owner
         if host is not None and owner is not None:
@@ -168,27 +170,30 @@ class Sources:
             accounts.append(JetStreamAccount(
                 account.name, used["memory"], used["storage"], used["reserved_memory"], used["reserved_storage"],
                 account.limits.max_memory, account.limits.max_storage, account.api_total, account.api_errors,
-                used["streams"], overview.consumer_count(account), sum(stream.msgs for stream in account.streams.values()),
+                used["streams"], overview.consumer_count(account),
+                sum(stream.msgs for stream in account.streams.values()),
                 partial(overview.streams, account, stored_bytes), account.streams.__contains__,
                 partial(overview.consumer_exists, account)))
-        told = js.settings
+        configured = js.settings
         stored = sum(account.storage for account in accounts)
-        config = {"max_memory": told.server.max_memory if told.server.max_memory >= 0 else _UNBOUNDED,
-                  "max_storage": _max_storage(told.server.max_storage, host.store.url, stored),
+        config = {"max_memory": configured.server.max_memory if configured.server.max_memory >= 0 else _UNBOUNDED,
+                  "max_storage": _max_storage(configured.server.max_storage, host.store.url, stored),
                   "store_dir": host.store.url.removeprefix("file://"),
                   **_syncs(self._parts.settings.storage.sync_interval_ns),
-                  **({"domain": told.domain} if told.domain else {}), "compress_ok": True, "strict": told.strict}
-        return JetStreamView(config, _limits(told.server), JETSTREAM_API_LEVEL, accounts,
+                  **({"domain": configured.domain} if configured.domain else {}), "compress_ok": True,
+                  "strict": configured.strict}
+        return JetStreamView(config, _limits(configured.server), JETSTREAM_API_LEVEL, accounts,
                              [(account.name, name) for account in js.accounts.values() for name in account.offline])
 
 
 def _syncs(interval_ns: int | None) -> dict[str, Any]:
-    """As nats-server shows them: where all is synced at once, the interval is its default."""
-    return {"sync_interval": SYNC_INTERVAL_NS, "sync_always": True} if interval_ns is None else {"sync_interval": interval_ns}
+    """Return the members about syncs in nats-server's form: its default interval stands beside ``sync_always``."""
+    return {"sync_interval": SYNC_INTERVAL_NS,
+            "sync_always": True} if interval_ns is None else {"sync_interval": interval_ns}
 
 
 def _max_storage(configured: int, url: str, stored: int) -> int:
-    """The bytes that streams may have: the limit, or what a directory's disk can hold; an object store has no bound."""
+    """Return the most bytes of streams: the limit, or the room on a directory's disk; an object store has no bound."""
     if configured >= 0:
         return configured
     if url.startswith("file://"):
@@ -200,7 +205,7 @@ def _max_storage(configured: int, url: str, stored: int) -> int:
 
 
 def _limits(limits: ServerLimits) -> dict[str, Any]:
-    """The limits that are configured, by nats-server's names."""
+    """Return the configured limits, by nats-server's names."""
     shown = {"max_request_batch": limits.max_request_batch, "max_ack_pending": limits.max_ack_pending,
              "max_duplicate_window": limits.duplicate_window_ns,
              "max_batch_inflight_per_stream": limits.batch_max_inflight_per_stream,

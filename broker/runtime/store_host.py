@@ -1,6 +1,7 @@
-"""The store of one process, and what all its shards share: the probe at the start, the clock watch, caches and identity.
+"""The store of one process, and what all its shards share: the probe at the start, the clock watch, caches and
+identity.
 
-A ``ShardOwner`` (``shard_owner``) takes each shard on the store. Does not own: any shard's lock, epoch or log.
+A ``ShardOwner`` (``shard_owner``) takes each shard on the store, and owns its lock, epoch and log.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ __all__ = ["StoreHost"]
 log = logging.getLogger(__name__)
 
 _TRIES = 6
-"""A read, or the start, waits this many request timeouts (5 s) for a failing store: half a minute."""
+"""The number of request timeouts for which a read, or the start, waits for a failing store: half a minute by
+default."""
 _SILENCE_SECONDS = 2.0
 """A start that waits longer than this for its store logs it, even if no request has failed."""
 _CLOCK_SECONDS = 60.0
@@ -57,7 +59,8 @@ class StoreHost:
     """
 
     def __init__(self, settings: StorageSettings, server_name: str, clock: GuardedClock) -> None:
-        """Args: ``server_name`` is the broker's name as owner of shards; "": a name is generated. Raises: StartError."""
+        """Open the store. Args: ``server_name`` names the owner of shards; "": a name is made up. Raises:
+        StartError."""
         self.settings = settings
         self.clock = clock
         # Nonces and epochs must differ between runs, whatever the seed of the rest of the broker.
@@ -72,8 +75,8 @@ class StoreHost:
         self.room = ReservingStore(bare, settings.reserve_bytes, reserve_left_by, clock)
         self.store = InstrumentedStore(self.room, clock=clock)
         self.cache = Cache(settings.cache_bytes)
-        self.retrying = RetryingStore(self.store, clock=clock, rng=self.rng, give_up_ns=_TRIES * settings.put_timeout_ns,
-                                     on_trouble=self._log_waiting)
+        self.retrying = RetryingStore(self.store, clock=clock, rng=self.rng,
+                                      give_up_ns=_TRIES * settings.put_timeout_ns, on_trouble=self._log_waiting)
         self.disk_cache = self._make_disk_cache(url)
         self.identity = Identity.make(server_name or None, self.rng)
         self.scrubs = bool(settings.scrub_interval_ns) and not url.startswith("memory:")
@@ -82,9 +85,9 @@ class StoreHost:
         self._logs: set[Log] = set()
         """The logs of the shards that this process owns."""
         self._watching: asyncio.Task[None] | None = None
-        self._clock_believed = True
+        self._clock_was_trusted = True
         self._logs_waiting = False
-        """Whether a request that fails, or takes long, is logged: during ``check``, until it was logged once."""
+        """True if a request that fails or takes long is logged; once, during ``check``."""
 
     def _make_disk_cache(self, url: str) -> DiskCache | None:
         """Raises: StartError."""
@@ -100,7 +103,8 @@ class StoreHost:
             raise StartError(f"jetblock.cache_directory: no file can be made in {folder}: {error}") from None
 
     async def check(self, *, must_exist: bool = False) -> None:
-        """Probe the store, and make it if there is none, unless it ``must_exist``. Raises: StartError."""
+        """Probe the store, and create it if there is none; with ``must_exist``, that is an error. Raises:
+        StartError."""
         fresh = StoreFormat.make(self.rng.randbytes(NONCE_BYTES), self.clock.now_ns())
         # A request that fails earlier is logged at once: the last attempt may end before the timer does.
         self._logs_waiting = True
@@ -113,7 +117,7 @@ class StoreHost:
                 race=partial(expect_one_winner, self.retrying, PROBE, random.Random(fresh.store_id), self.clock)
                 if self.store.puts_cost else None))
         except FormatError as error:
-            # The error is about the store's format object, whose key no shard's number is in.
+            # The error is about the store's format object; its key has no shard's number.
             raise StartError(explain(error, ShardPaths(0), self.store.url)) from None
         except StoreError as error:
             raise StartError(str(error)) from None
@@ -130,12 +134,12 @@ class StoreHost:
             self._compare_clocks()
 
     def _compare_clocks(self) -> None:
-        """Log when the clock is no longer believed, and when it is again."""
-        believed, self._clock_believed = self._clock_believed, self.clock.trusted
-        if believed and not self._clock_believed:
+        """Log when the machine's clock and the store's begin to differ, and when they agree again."""
+        before, self._clock_was_trusted = self._clock_was_trusted, self.clock.trusted
+        if before and not self._clock_was_trusted:
             log.warning("This machine's clock is %s: no message expires and nothing is deleted until it is right",
                         self._disagreement())
-        elif self._clock_believed and not believed:
+        elif self._clock_was_trusted and not before:
             log.info("This machine's clock is right again: messages expire, and what is not needed is deleted")
 
     def _disagreement(self) -> str:
@@ -154,7 +158,8 @@ class StoreHost:
     # --- for the owners of shards -------------------------------------------------------------------------------------
 
     def attach(self, log: Log) -> None:
-        """Report to the log of a shard that this process has taken whether the store has room, until ``detach``."""
+        """Register the log of a shard that this process has taken. The log is notified when the store is full or has
+        room."""
         log.store_room = self.room
         self.room.observe(log.store_room_changed)
         log.store_room_changed()
@@ -162,8 +167,8 @@ class StoreHost:
         self.room.start()
 
     async def detach(self, log: Log | None) -> None:
-        """Forget a shard's log (None: the shard was not recovered). After the last one, nothing cached may be used:
-        the shards may change their owners."""
+        """Remove a shard's log (None: the shard was not recovered). After the last one, clear the caches: the shards
+        may get other owners."""
         if log is not None:
             self.room.stop_observing(log.store_room_changed)
             self._logs.discard(log)
@@ -175,12 +180,12 @@ class StoreHost:
 
     @property
     def retries(self) -> int:
-        """Reads that were tried again."""
+        """The number of reads that were tried again."""
         return self.retrying.retries
 
     @property
     def puts_done(self) -> int:
-        """The number of successful puts. Reads do not count: they still work on a store that turned read-only."""
+        """The number of successful puts. Reads do not count: they succeed on a store that has become read-only."""
         puts = self.store.operations["put"]
         return puts.count - sum(puts.errors.values())
 
@@ -197,9 +202,9 @@ class StoreHost:
 
 
 def _s3_keys(settings: StorageSettings) -> tuple[str, str, str | None] | None:
-    """The configured S3 keys: access key, secret and session token; None: the AWS chain finds them.
+    """Return the S3 access key, secret and session token; None if no key is configured (AWS's chain is used).
 
-    The environment completes what is not configured; its session token belongs to the access key that it names.
+    A missing part comes from the environment; its session token belongs only to the access key that it names.
     """
     if not (settings.s3_access_key_id or settings.s3_secret_access_key):
         return None

@@ -1,4 +1,6 @@
-"""The monitoring pages as requests to the system account ask for them: options as JSON, of the server or of one account.
+"""The monitoring pages as answers to requests to the system account, about the server or about one account.
+
+The options of a page are the request's JSON.
 
 Source: nats-server, server/events.go (monSrvc and monAccSrvc in initEventTracking), server/monitor.go (JszAccount).
 """
@@ -25,27 +27,28 @@ _GO_ONLY: Final[Mapping[str, dict[str, object]]] = {
 
 
 class SystemPages:
-    """``views``: where the pages get their figures."""
+    """Answers requests with the monitoring pages; ``views`` returns their data."""
 
     def __init__(self, views: Callable[[], Views]) -> None:
         self._views = views
 
     def of_server(self) -> dict[str, Page]:
-        """The pages about this server, by name."""
+        """Return the pages about this server, by name."""
         pages: dict[str, Page] = {name: partial(self._page, name) for name in _PAGES}
         return pages | {name: partial(_constant, answer) for name, answer in _GO_ONLY.items()}
 
     def of_account(self) -> dict[str, AccountPage]:
-        """The pages about one account, by name."""
+        """Return the pages about one account, by name."""
         return {
             "CONNZ": lambda account, members: self._page("CONNZ", {**members, "acc": account}),
-            "SUBSZ": lambda account, members: self._page("SUBSZ", {**members, "account": account, "subscriptions": True}),
+            "SUBSZ": lambda account, members: self._page("SUBSZ",
+                                                         {**members, "account": account, "subscriptions": True}),
             "LEAFZ": lambda account, members: self._page("LEAFZ", {**members, "account": account}),
             "INFO": self._account,
             "JSZ": self._jetstream, "STATZ": self._statistics}
 
     def _page(self, name: str, members: Mapping[str, Any]) -> Steps:
-        # Imported when somebody asks, since most brokers are never asked.
+        # Imported for the first request: most brokers never get one.
         from broker.monitor.endpoints import ENDPOINTS
         from broker.monitor.options import BadOption, from_json
 
@@ -67,7 +70,7 @@ class SystemPages:
         return detail
 
     def _statistics(self, account: str, members: Mapping[str, Any]) -> Steps:
-        """The account PING stands for all of them."""
+        """Return the statistics of one account; the name PING stands for all accounts."""
         wanted = members if account == "PING" else {**members, "accounts": [account]}
         page = yield from self._page("ACCSTATZ", wanted)
         if not page["account_statz"] and not members.get("include_unused"):

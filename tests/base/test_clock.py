@@ -35,8 +35,8 @@ class Machine:
 @pytest.mark.parametrize("has_witness", [False, True])
 @pytest.mark.parametrize("read", [True, False])
 def test_a_leap_is_not_followed(leap: int, has_witness: bool, read: bool) -> None:
-    """The time goes on as before the leap, and is not trusted, until the clock is right again; then it is at once. Whether
-    anybody has read the clock since makes no difference."""
+    """The time goes on as before the leap, and is not trusted, until the clock is right again; then it is at once.
+    Whether anybody has read the clock since makes no difference."""
     machine = Machine(has_witness=has_witness)
     assert machine.clock.trusted
     machine.off_ns = leap
@@ -77,7 +77,8 @@ def test_small_steps_away_from_the_stores_clock() -> None:
 
 @pytest.mark.parametrize("leap", LEAPS)
 def test_a_leap_that_the_store_confirms(leap: int) -> None:
-    """A machine was suspended, and the time since boot does not tell: its clock is believed as soon as the store agrees."""
+    """A machine was suspended, and the time since boot does not tell: its clock is believed as soon as the store
+    agrees."""
     machine = Machine(has_witness=True)
     assert machine.clock.trusted
     machine.true_ns += leap
@@ -197,8 +198,8 @@ def test_outside_time_never_goes_back_and_counts_each_leap() -> None:
 
 @pytest.mark.parametrize("apart_s", [60, 1700])
 def test_outside_time_ignores_late_answers_and_servers_that_differ(apart_s: int) -> None:
-    """Dates are truncated, arrive late, and come from servers whose clocks differ, by at most the half hour that S3 allows. Once
-    each kind was seen, none is a leap."""
+    """Dates are truncated, arrive late, and come from servers whose clocks differ, by at most the half hour that S3
+    allows. Once each kind was seen, none is a leap."""
     rng = random.Random(1)
     machine = Outside()
     for _ in range(1000):

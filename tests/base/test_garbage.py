@@ -111,7 +111,8 @@ async def test_few_discarded_things_are_not_worth_a_full_collection() -> None:
 
 
 async def test_streams_and_consumers_are_reported() -> None:
-    """Streams and consumers that lived long enough to be set aside are gone after a full collection; connections without one."""
+    """Streams and consumers that lived long enough to be set aside are gone after a full collection; connections
+    without one."""
     async with Broker() as broker:
         collector = Collector(every_s=0.001, idle_every=5)
         clients = [await nats.connect(broker.url) for _ in range(100)]

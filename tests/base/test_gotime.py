@@ -162,9 +162,12 @@ def test_a_long_text_is_no_duration_and_is_not_repeated_in_full() -> None:
     assert len(str(raised.value)) < 200
 
 
-@given(st.lists(st.one_of(st.integers(-1 << 63, (1 << 63) - 1), st.integers(1_700_000_000_000_000_000, 1_700_000_003_000_000_000),
+@given(st.lists(st.one_of(st.integers(-1 << 63, (1 << 63) - 1),
+                          st.integers(1_700_000_000_000_000_000, 1_700_000_003_000_000_000),
                           st.integers(0, 40).map(lambda tenth: 1_700_000_000_000_000_000 + tenth * 100_000_000),
-                          st.sampled_from([0, -1, 1, ZERO_TIME_NS, ZERO_TIME_NS - 1, 253_402_300_799_999_999_999, 1 << 70]))))
+                          st.sampled_from([0, -1, 1, ZERO_TIME_NS, ZERO_TIME_NS - 1, 253_402_300_799_999_999_999,
+                                           1 << 70]))))
 def test_many_times(instants: list[int]) -> None:
-    """Formatted together, each instant reads as it does alone: within one second, beyond the calendar, with and without zeros."""
+    """Formatted together, each instant reads as it does alone: within one second, beyond the calendar, with and without
+    zeros."""
     assert format_times(instants) == [format_time(at_ns).encode() for at_ns in instants]

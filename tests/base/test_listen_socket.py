@@ -38,8 +38,8 @@ async def greeted(port: int) -> socket.socket:
 
 
 async def test_a_pause_and_its_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a free descriptor, connections wait in the kernel's queue, looked at ever less often; the log says so once;
-    when there is one, they are accepted in order."""
+    """Without a free descriptor, connections wait in the kernel's queue, looked at ever less often; the log says so
+    once; when there is one, they are accepted in order."""
     asked: list[float] = []
     enough = asyncio.Event()
     free = False

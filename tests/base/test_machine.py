@@ -24,7 +24,8 @@ PHYSICAL = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/memory.max": "700\n", "sys/fs/cgroup/a/b/memory.max": "500\n"},
      500),
     # Version 1, whose "no bound" is a huge number.
-    ({"proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/x\n0::/\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "800\n",
+    ({"proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/x\n0::/\n",
+      "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "800\n",
       "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 800),
 ])
 def test_memory(tmp_path: Path, files: dict[str, str], expected: int) -> None:

@@ -1,4 +1,5 @@
-"""Immutable records behave as frozen dataclasses do: equality, hash, display, copies, and errors for wrong arguments."""
+"""Immutable records behave as frozen dataclasses do: equality, hash, display, copies, and errors for wrong
+arguments."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def made(of: Any, positional: list[Any], named: dict[str, Any]) -> Any:
 
 
 @given(ARGUMENTS, ARGUMENTS)
-def test_like_a_frozen_dataclass(first: tuple[list[Any], dict[str, Any]], second: tuple[list[Any], dict[str, Any]]) -> None:
+def test_like_a_frozen_dataclass(first: tuple[list[Any], dict[str, Any]],
+                                 second: tuple[list[Any], dict[str, Any]]) -> None:
     """Both take the same arguments, and compare, hash and display alike."""
     first[0][:1] = [abs(hash(first[0][0])) % 3] if first[0] else []  # x is a number
     second[0][:1] = [abs(hash(second[0][0])) % 3] if second[0] else []

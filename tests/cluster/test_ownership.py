@@ -434,7 +434,8 @@ def test_a_busy_owner_cannot_outrun_its_seal() -> None:
 
 
 def test_a_root_beyond_the_end_of_its_epoch() -> None:
-    """No owner puts one. Both the root and the opening cannot be right, so the take-over ends with an error that names it."""
+    """No owner puts one. Both the root and the opening cannot be right, so the take-over ends with an error that names
+    it."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         for seed, name in enumerate("ab"):
@@ -449,7 +450,8 @@ def test_a_root_beyond_the_end_of_its_epoch() -> None:
 
 
 def test_openings_are_read_in_batches() -> None:
-    """A broker that was restarted thousands of times without a checkpoint asks for no more at once than of an epoch's entries."""
+    """A broker that was restarted thousands of times without a checkpoint asks for no more at once than of an epoch's
+    entries."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         now = most = 0

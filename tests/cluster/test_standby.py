@@ -53,8 +53,8 @@ def test_a_live_owner_is_left_alone_and_a_dead_one_replaced_after_t() -> None:
 
 
 def test_an_idle_owner_costs_its_standby_few_requests() -> None:
-    """Two looks for each heartbeat: each asks for the next claim and for what follows the log, and one of them for what follows
-    that."""
+    """Two looks for each heartbeat: each asks for the next claim and for what follows the log, and one of them for what
+    follows that."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1, settings=LEASED)

@@ -120,9 +120,10 @@ def real(path: Path) -> bool:
 
 
 def told(path: Path) -> subprocess.CompletedProcess[str]:
-    """What the real server says about the file. It reads one that includes itself until its stack has a gigabyte: after a
-    second of CPU, twenty times what any other takes, it is ended."""
-    return subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True, timeout=100,
+    """What the real server says about the file. It reads one that includes itself until its stack has a gigabyte: after
+    a second of CPU, twenty times what any other takes, it is ended."""
+    return subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True,
+                          timeout=100,
                           check=False, cwd=path.parent, env={**os.environ, **ENVIRON},
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (1, 2)))
 
@@ -153,8 +154,10 @@ def test_known_differences(directory: Path, text: str) -> None:
 
 
 SAME_WORDS = [
-    "port: $nope", "port: ${ENVPORT}", "include nope.conf", "server_tags: [a b]", "server_tags: [a [b]]", "server_tags: [a}",
-    'server_name: "a\\xZZb"', 'server_name: "a\\qb"', "port: 1 debug: true", "authorization { users [ {user: a} {user: c} ] }",
+    "port: $nope", "port: ${ENVPORT}", "include nope.conf", "server_tags: [a b]", "server_tags: [a [b]]",
+    "server_tags: [a}",
+    'server_name: "a\\xZZb"', 'server_name: "a\\qb"', "port: 1 debug: true",
+    "authorization { users [ {user: a} {user: c} ] }",
     "feature_flags { bar: 5 }",
     "authorization { user: a password: b }", "port: 9223372036854775808", "x: 1", "authorization { x: 1 }",
 ]

@@ -156,9 +156,11 @@ def test_users_of_all_blocks_come_together(tmp_path: Path) -> None:
 def test_what_is_shown_can_be_read_back(tmp_path: Path) -> None:
     """--print-config's text gives the same users and accounts once the passwords are written into it."""
     text = ("authorization { users [ {user: a, password: hunter2, permissions { publish: [x, y], subscribe { allow: "
-            "'q v1', deny: z }, allow_responses { max: 3, expires: '1m30s' } }, allowed_connection_types: [WEBSOCKET]} ] }\n"
+            "'q v1', deny: z }, allow_responses { max: 3, expires: '1m30s' } }, allowed_connection_types: [WEBSOCKET]} "
+            "] }\n"
             "accounts { A { users [ {user: 'c d', password: hunter2} ], limits { max_conn: 5, max_payload: 1KB }\n"
-            "  jetstream { max_file: 1MB, max_streams: 3, max_bytes: true } }, 'B C': {}, $SYS: { users [ {user: s} ] } }")
+            "  jetstream { max_file: 1MB, max_streams: 3, max_bytes: true } }, 'B C': {}, $SYS: { users [ {user: s} ] "
+            "} }")
     shown = show(loaded(text, tmp_path))
     assert "hunter2" not in shown
     again = loaded(shown.replace(MASK, "hunter2"), tmp_path)
@@ -307,7 +309,8 @@ def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
     """nats-server's text is part of ours, except for the column and suggestions."""
     with pytest.raises(ConfigError) as caught:
         loaded(text, tmp_path)
-    done = subprocess.run([*NatsServerProcess.command, "-t", "-c", "x.conf"], capture_output=True, text=True, timeout=100,
+    done = subprocess.run([*NatsServerProcess.command, "-t", "-c", "x.conf"], capture_output=True, text=True,
+                          timeout=100,
                           check=False, cwd=tmp_path)
     assert done.returncode != 0
     ours = {_told(line) for line in str(caught.value).splitlines()}
@@ -329,17 +332,24 @@ def test_refused(text: str, why: str, tmp_path: Path) -> None:
     assert why in str(caught.value)
 
 
-_KEYS = ["user", "password", "nkey", "permissions", "publish", "subscribe", "allow", "deny", "allow_responses", "max", "expires",
-         "allowed_connection_types", "users", "default_permissions", "jetstream", "max_mem", "max_streams", "max_bytes", "limits",
-         "max_conn", "max_payload", "exports", "imports", "mappings", "stream", "service", "account", "subject", "accounts",
-         "prefix", "to", "latency", "sampling", "response_type", "threshold", "account_token_position", "destination", "weight",
+_KEYS = ["user", "password", "nkey", "permissions", "publish", "subscribe", "allow", "deny", "allow_responses", "max",
+         "expires",
+         "allowed_connection_types", "users", "default_permissions", "jetstream", "max_mem", "max_streams", "max_bytes",
+         "limits",
+         "max_conn", "max_payload", "exports", "imports", "mappings", "stream", "service", "account", "subject",
+         "accounts",
+         "prefix", "to", "latency", "sampling", "response_type", "threshold", "account_token_position", "destination",
+         "weight",
          "A", "B", "a.>", "nonsense"]
-_LEAVES = st.sampled_from(["A", "B", "a.>", "a.*", "a b", "..", "", NKEY, "50%", "2s", "stream", "STANDARD", "enabled", "$1"]) | (
+_LEAVES = st.sampled_from(["A", "B", "a.>", "a.*", "a b", "..", "", NKEY, "50%", "2s", "stream", "STANDARD", "enabled",
+                           "$1"]) | (
     st.integers(-2, 200)) | st.booleans() | st.floats(0, 2)
 _BLOCKS = st.recursive(
-    _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4), max_leaves=20)
+    _LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4),
+    max_leaves=20)
 _USER = st.fixed_dictionaries({"user": st.sampled_from("abc")}, optional={
-    "password": _LEAVES, "permissions": st.dictionaries(st.sampled_from(["publish", "subscribe", "allow_responses"]), _BLOCKS)})
+    "password": _LEAVES, "permissions": st.dictionaries(st.sampled_from(["publish", "subscribe", "allow_responses"]),
+                                                        _BLOCKS)})
 _SHARED = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(
     ("stream", "service", "accounts", "latency", "threshold", "prefix", "to", "share"), _BLOCKS)), max_size=3)
 _ACCOUNT = st.fixed_dictionaries({}, optional={
@@ -347,7 +357,9 @@ _ACCOUNT = st.fixed_dictionaries({}, optional={
     "imports": _SHARED, "mappings": _BLOCKS, "default_permissions": _BLOCKS})
 _FILES = st.fixed_dictionaries({}, optional={
     "accounts": st.dictionaries(st.sampled_from(["A", "B", "$SYS", "$G"]), _ACCOUNT) | _BLOCKS,
-    "authorization": st.fixed_dictionaries({}, optional={"users": st.lists(_USER), "default_permissions": _BLOCKS}) | _BLOCKS,
+    "authorization": st.fixed_dictionaries({},
+                                           optional={"users": st.lists(_USER),
+                                                     "default_permissions": _BLOCKS}) | _BLOCKS,
     "system_account": _LEAVES, "no_auth_user": _LEAVES, "mappings": _BLOCKS})
 
 

@@ -34,8 +34,10 @@ def loaded(text: str, tmp_path: Path) -> Settings:
 
 
 def test_values(tmp_path: Path) -> None:
-    """Tokens inline or from files, also decorated ones; the system account and the account server of the one operator."""
-    (tmp_path / "o.jwt").write_text(f"-----BEGIN NATS OPERATOR JWT-----\n{WITH_SYSTEM}\n------END NATS OPERATOR JWT------\n")
+    """Tokens inline or from files, also decorated ones; the system account and the account server of the one
+    operator."""
+    (tmp_path / "o.jwt").write_text(f"-----BEGIN NATS OPERATOR JWT-----\n{WITH_SYSTEM}\n------END NATS OPERATOR "
+                                    f"JWT------\n")
     found = loaded(f'operator: "{tmp_path}/o.jwt"\nresolver: URL(https://x.example/jwt/v1/accounts/)\n'
                    f"resolver_pinned_accounts: [ {A} ]", tmp_path)
     assert found.operator.tokens == (WITH_SYSTEM,)
@@ -46,7 +48,8 @@ def test_values(tmp_path: Path) -> None:
     assert found.operator.resolver == ResolverSettings("url", url="https://x.example/jwt/v1/accounts")
     found = loaded(f"operators: [ {TOKEN}, {tokens.operator('P')} ]\nresolver: MEM\nsystem_account: {SYS}\n"
                    f"resolver_preload {{ {A}: {tokens.account()} }}", tmp_path)
-    assert (len(found.operator.tokens), found.accounts.system, found.operator.resolver) == (2, SYS, ResolverSettings("memory"))
+    assert (len(found.operator.tokens), found.accounts.system, found.operator.resolver) == (2, SYS,
+                                                                                            ResolverSettings("memory"))
     assert [account for account, _ in found.operator.preload] == [A]
     assert loaded(f"trusted: {OPERATOR_KEY}", tmp_path).operator.trusted_keys == (OPERATOR_KEY,)
 
@@ -75,7 +78,8 @@ def test_a_password_of_an_account_server_is_not_shown(tmp_path: Path) -> None:
 
 def test_services(tmp_path: Path) -> None:
     """An authorization service's settings, printed and read back."""
-    text = (f"authorization {{ users: [ {{user: u, password: p}} ], auth_callout {{ {ISSUED}, account: B, xkey: {XKEY}, "
+    text = (f"authorization {{ users: [ {{user: u, password: p}} ], auth_callout {{ {ISSUED}, account: B, xkey: "
+            f"{XKEY}, "
             f"allowed_accounts: [ B ] }} }}\naccounts {{ B {{}} }}")
     found = loaded(text, tmp_path)
     assert found.auth.callout == CalloutSettings(A, "B", ("u",), XKEY, ("B",))
@@ -128,14 +132,17 @@ def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded(text, tmp_path)
     # Without -t, which does not look at how settings contradict each other.
-    done = subprocess.run([*NatsServerProcess.command, "-a", "127.0.0.1", "-p", "-1", "-c", "x.conf"], capture_output=True,
+    done = subprocess.run([*NatsServerProcess.command, "-a", "127.0.0.1", "-p", "-1", "-c", "x.conf"],
+                          capture_output=True,
                           text=True, timeout=100, check=False, cwd=tmp_path)
     assert done.returncode != 0, done.stderr
-    theirs = [re.sub(r"^(nats-server: )?(\S*x\.conf:\d+:\d+: )?", "", line) for line in done.stderr.splitlines() if line]
+    theirs = [re.sub(r"^(nats-server: )?(\S*x\.conf:\d+:\d+: )?", "", line) for line in done.stderr.splitlines()
+              if line]
     ours = str(caught.value)
     assert [line for line in theirs if line not in ours and not line.startswith("mkdir ")] == []
 
 
 def test_an_operator_of_an_older_version(tmp_path: Path) -> None:
     """A server that is newer than what an operator asserts will do."""
-    assert loaded(f"operator: {tokens.operator(assert_server_version='2.1.9')}\nresolver: MEMORY", tmp_path).operator.tokens
+    assert loaded(f"operator: {tokens.operator(assert_server_version='2.1.9')}\nresolver: MEMORY",
+                  tmp_path).operator.tokens

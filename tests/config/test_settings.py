@@ -51,7 +51,8 @@ def load_with(tmp_path: Path) -> Load:
 
 def changed(found: Settings) -> dict[str, Any]:
     """The fields that differ from the defaults."""
-    values = {setting.path: found[setting.path] for setting in settings_table() if found[setting.path] != setting.default}
+    values = {setting.path: found[setting.path] for setting in settings_table()
+              if found[setting.path] != setting.default}
     return values | ({"notices": found.notices} if found.notices else {})
 
 
@@ -93,12 +94,14 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("authorization { extra: secret, user: u, password: $extra }", {"auth.user": "u", "auth.password": "secret"}),
     ("tls { cert_file: c.pem, key_file: k.pem }",
      {"tls.cert_file": "c.pem", "tls.key_file": "k.pem", "auth.timeout_ns": 3_000_000_000}),
-    ("tls { cert_file: c, key_file: k, ca_file: a, verify: true, timeout: 0.5, handshake_first: 300ms, min_version: '1.3' }\n"
+    ("tls { cert_file: c, key_file: k, ca_file: a, verify: true, timeout: 0.5, handshake_first: 300ms, min_version: "
+     "'1.3' }\n"
      "allow_non_tls: true\nauthorization { timeout: 7 }",
      {"tls.cert_file": "c", "tls.key_file": "k", "tls.ca_file": "a", "tls.verify": True, "tls.timeout_ns": 500_000_000,
       "tls.handshake_first_ns": 300_000_000, "tls.min_version": "1.3", "clients.allow_non_tls": True,
       "auth.timeout_ns": 7_000_000_000}),
-    ("tls { cert_file: c, key_file: k, first: true, cipher_suites: [TLS_AES_128_GCM_SHA256], curve_preferences: [X25519]\n"
+    ("tls { cert_file: c, key_file: k, first: true, cipher_suites: [TLS_AES_128_GCM_SHA256], curve_preferences: "
+     "[X25519]\n"
      f"pinned_certs: [{'Ab' * 32}], verify_and_map: true, connection_rate_limit: 9 }}",
      {"tls.cert_file": "c", "tls.key_file": "k", "tls.handshake_first_ns": 0, "tls.connection_rate_limit": 9,
       "tls.cipher_suites": ("TLS_AES_128_GCM_SHA256",), "tls.curve_preferences": ("X25519",),
@@ -120,14 +123,16 @@ FILES: list[tuple[str, dict[str, Any]]] = [
     ("jetstream: disabled", {}),
     ("jetstream { enabled: false, store_dir: /x }", {"storage.url": "file:///x"}),
     ("jetstream { store_dir: '/x y', max_mem_store: 64MiB, max_file: 10TB, domain: hub, strict: false }",
-     {**ON, "storage.url": "file:///x y", "jetstream.server.max_memory": 64 << 20, "jetstream.server.max_storage": 10 << 40,
+     {**ON, "storage.url": "file:///x y", "jetstream.server.max_memory": 64 << 20,
+      "jetstream.server.max_storage": 10 << 40,
       "jetstream.domain": "hub", "jetstream.strict": False}),
     ("jetstream { store_dir: /x, limits { max_ack_pending: 7, duplicate_window: 1m } }",
      {**ON, "storage.url": "file:///x", "jetstream.server.max_ack_pending": 7,
       "jetstream.server.duplicate_window_ns": 60_000_000_000}),
     ("jetstream { store_dir: '/x', sync_interval: '90s' }",
      {**ON, "storage.url": "file:///x", "storage.sync_interval_ns": 90_000_000_000}),
-    ("jetstream { store_dir: '/x', sync: 0 }", {**ON, "storage.url": "file:///x", "storage.sync_interval_ns": 120_000_000_000}),
+    ("jetstream { store_dir: '/x', sync: 0 }",
+     {**ON, "storage.url": "file:///x", "storage.sync_interval_ns": 120_000_000_000}),
     ("jetstream { store_dir: '/x', sync_interval: Always }", {**ON, "storage.url": "file:///x"}),
     ("jetstream { object_store { endpoint: 'http://h:9', region: r, bucket: b, path_prefix: /p/q/, "
      "access_key_id: k, secret_access_key: s } }",
@@ -170,14 +175,16 @@ REFUSED: list[tuple[str, str]] = [
     ("tls { verify: true }", "TLS needs a certificate"),
     ("tls { cert_file: x, key_file: y, certs: [{ cert_file: a, key_file: b }] }", "cannot combine 'cert_file' option"),
     ("tls { certs: [{ cert_file: a }] }", "certs must be a list of"),
-    ("tls { cert_file: x, key_file: y, handshake_first: soon }", "handshake_first must be true, false, auto or a duration"),
+    ("tls { cert_file: x, key_file: y, handshake_first: soon }",
+     "handshake_first must be true, false, auto or a duration"),
     ("tls { cert_file: x, key_file: y, pinned_certs: [ab] }", "hex-encoded sha256"),
     ("tls { cert_file: x, key_file: y, min_version: '1.1' }", "min_version must be one of 1.2, 1.3"),
     ("tls { cert_file: x, key_file: y, certfile: z }", 'unknown field "certfile"'),
     ("tls { cert_store: WindowsCurrentUser }", "it takes certificates from files"),
     ("websocket { port: -1 }", "websocket requires TLS configuration, or no_tls: true"),
     ("ws { port: -1, tls { cert_file: x } }", "missing 'key_file' in TLS configuration"),
-    ("websocket { port: -1, no_tls: true, allowed_origins: [ftp://x] }", "must be absolute URLs with http or https scheme"),
+    ("websocket { port: -1, no_tls: true, allowed_origins: [ftp://x] }",
+     "must be absolute URLs with http or https scheme"),
     ("websocket { port: -1, no_tls: true, headers { Upgrade: x } }", 'cannot have an invalid header "Upgrade"'),
     ("websocket { port: -1, no_tls: true, jwt_cookie: j }", 'for JWT authentication via cookie "j"'),
     ("websocket { port: -1, no_tls: true, no_auth_user: u }", 'no_auth_user: "u" not present'),
@@ -187,7 +194,8 @@ REFUSED: list[tuple[str, str]] = [
     ("system_account: A", ":1:0: error resolving system account: account missing"),
     ("accounts { A { exports: [ {service: s, latency: l} ] } }\nno_system_account: true",
      ':1:0: Error adding service latency sampling for "s": system account not setup'),
-    ("accounts { A {} }\nsystem_account: A\nno_system: true", "there cannot be no system account and one that is named"),
+    ("accounts { A {} }\nsystem_account: A\nno_system: true",
+     "there cannot be no system account and one that is named"),
     ("operator: /nowhere", ':1:0: error parsing operator JWT: open /nowhere: no such file or directory'),
     ("operator: eyJ.x.y", ":1:0: error parsing operator JWT: unexpected end of JSON input"),
     ("resolver: X", ':1:0: error parsing account resolver, should be MEM or  URL("url") or a map'),
@@ -203,11 +211,13 @@ REFUSED: list[tuple[str, str]] = [
     ("proxies { trusted: [ 5 ] }", "expected proxies' trusted entry to be a map/struct, got int64"),
     ("proxies { trusted: [ { key: N } ] }", 'invalid proxy key "N"'),
     ("proxies { trust: [ ] }", 'nknown field "trust"'),
-    ("authorization { auth_callout { issuer: A } }", 'Expected callout user to be a valid public account nkey, got "A"'),
+    ("authorization { auth_callout { issuer: A } }",
+     'Expected callout user to be a valid public account nkey, got "A"'),
     ("authorization { auth_callout { account: A } }", "Authorization callouts require an issuer to be specified"),
     ("authorization { auth_callout: 5 }", "Expected authorization callout to be a map/struct, got 5"),
     (f"authorization {{ auth_callout {{ issuer: {ACCOUNT_KEY} }} }}", "require authorized users to be specified"),
-    (f"authorization {{ auth_callout {{ issuer: {ACCOUNT_KEY}, auth_users: x }} }}", "Expected auth_users field to be an array"),
+    (f"authorization {{ auth_callout {{ issuer: {ACCOUNT_KEY}, auth_users: x }} }}",
+     "Expected auth_users field to be an array"),
     (f"authorization {{ auth_callout {{ issuer: {ACCOUNT_KEY}, auth_users: [x], xkey: x }} }}",
      'Expected callout xkey to be a valid public xkey, got "x"'),
     (f"authorization {{ auth_callout {{ issuer: {ACCOUNT_KEY}, auth_users: [x], allowed_accounts: [N] }} }}",
@@ -355,7 +365,8 @@ def test_command_line_refused(load_with: Load, flags: str, why: str) -> None:
     ("--tls=false --tlscert c", TlsSettings()),
     ("-p 1", TlsSettings("file", "key", timeout_ns=7_000_000_000)),
 ])
-def test_flags_about_tls_replace_the_files_settings_as_a_whole(load_with: Load, flags: str, wanted: TlsSettings) -> None:
+def test_flags_about_tls_replace_the_files_settings_as_a_whole(load_with: Load, flags: str,
+                                                               wanted: TlsSettings) -> None:
     """Or turn TLS off."""
     assert load_with(flags, "tls { cert_file: file, key_file: key, timeout: 7 }").tls == wanted
 
@@ -377,7 +388,8 @@ def test_file_that_is_no_text(load_with: Load, tmp_path: Path) -> None:
     (["--jetstream=false"], {"jetstream.enabled": False}),
     (["-DV"], {"logging.debug": True, "logging.trace": True}),
     (["-D", "-V"], {"logging.debug": True, "logging.trace": True}),
-    (["-n", "me", "-P", "x.pid", "-l", "x.log"], {"server_name": "me", "process.pid_file": "x.pid", "logging.file": "x.log"}),
+    (["-n", "me", "-P", "x.pid", "-l", "x.log"],
+     {"server_name": "me", "process.pid_file": "x.pid", "logging.file": "x.log"}),
     (["--user", "u", "--pass", "p"], {"auth.user": "u", "auth.password": "p"}),
     (["--auth", "t"], {"auth.token": "t"}),
 ])
@@ -432,7 +444,8 @@ def test_no_auth_user_from_the_environment(load_with: Load) -> None:
         load_with(file=users, JETBLOCK_NO_AUTH_USER="b")
 
 
-@pytest.mark.parametrize("text", ["no_auth_user: a", "no_auth_user: a\nauthorization { users [ {user: b, password: c} ] }"])
+@pytest.mark.parametrize("text", ["no_auth_user: a",
+                                  "no_auth_user: a\nauthorization { users [ {user: b, password: c} ] }"])
 def test_an_unknown_no_auth_user_as_the_real_server_tells_it(load_with: Load, tmp_path: Path, text: str) -> None:
     """nats-server checks this at start, not with -t; the texts are the same."""
     with pytest.raises(ConfigError) as caught:
@@ -467,7 +480,8 @@ def test_what_is_shown_can_be_read_back(load_with: Load, flags: str, file: str, 
 
 @pytest.mark.shows("auth.redaction")
 def test_what_is_shown_masks_secrets(load_with: Load) -> None:
-    """Every password, token and key is masked. A file with a mask in it is refused by the place and name of the secret."""
+    """Every password, token and key is masked. A file with a mask in it is refused by the place and name of the
+    secret."""
     for text in ("authorization { user: u, password: hunter2 }", "authorization { token: hunter2 }",
                  "authorization { users [ {user: u, password: hunter2} ] }",
                  "accounts { A { users [ {user: u, password: hunter2} ] } }",

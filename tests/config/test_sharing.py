@@ -14,7 +14,8 @@ from broker.config.settings import ConfigError
 from tests.harness import NatsServerProcess
 
 ORDERS_MAX = 60
-"""The real server adds accounts' imports in an order of chance: a configuration with a cycle is tried so often at most."""
+"""The real server adds accounts' imports in an order of chance: a configuration with a cycle is tried so often at
+most."""
 
 
 def ours(path: Path) -> str:
@@ -27,13 +28,15 @@ def ours(path: Path) -> str:
 
 
 def real(path: Path) -> str:
-    done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True, timeout=100,
+    done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True,
+                          timeout=100,
                           check=False)
     return done.stderr if done.returncode else ""
 
 
 def accounts(a: str, b: str = "", c: str = "") -> str:
-    return (f"accounts {{\n A {{ users: [{{user: a, password: p}}], {a} }}\n B {{ users: [{{user: b, password: p}}], {b} }}\n"
+    return (f"accounts {{\n A {{ users: [{{user: a, password: p}}], {a} }}\n B {{ users: [{{user: b, password: p}}], "
+            f"{b} }}\n"
             f" C {{ users: [{{user: c, password: p}}], {c} }}\n}}\n")
 
 

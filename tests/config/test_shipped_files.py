@@ -77,7 +77,8 @@ def test_every_commented_setting_is_valid() -> None:
     top = plain(parse(text, environ={"APP_PASSWORD": "p", "KEY_ID": "k", "SECRET_KEY": "s"}))
     assert {"authorization", "jetstream", "jetblock"} <= top.keys()
     found = load(read_flags(["-c", "x"]), {"APP_PASSWORD": "p", "KEY_ID": "k", "SECRET_KEY": "s"}, lambda _path: text)
-    assert (found.auth.user, found.storage.url, found.storage.s3_region) == ("app", "s3://jetblock/streams", "us-east-1")
+    assert (found.auth.user, found.storage.url, found.storage.s3_region) == ("app", "s3://jetblock/streams",
+                                                                             "us-east-1")
 
 
 @pytest.mark.shows("operation.container")
@@ -106,7 +107,8 @@ def test_compose_needs_no_variable_and_opens_no_port(compose: dict[str, Any]) ->
     assert re.sub(r"\$\{\w+:-[^}$]*\}|\$\$", "", text).count("$") == 0
     ports = [_interpolated(port) for service in compose["services"].values() for port in service.get("ports", ())]
     assert sorted(ports) == ["127.0.0.1:4222:4222", "127.0.0.1:8222:8222", "127.0.0.1:9000:9000", "127.0.0.1:9001:9001"]
-    moved = {"NATS_BIND": "0.0.0.0", "NATS_PORT": "4333", "HTTP_PORT": "8333", "S3_PORT": "9332", "CONSOLE_PORT": "9333"}
+    moved = {"NATS_BIND": "0.0.0.0", "NATS_PORT": "4333", "HTTP_PORT": "8333", "S3_PORT": "9332",
+             "CONSOLE_PORT": "9333"}
     ports = [_interpolated(port, moved) for service in compose["services"].values()
              for port in service.get("ports", ())]
     assert sorted(ports) == ["0.0.0.0:4333:4222", "127.0.0.1:8333:8222", "127.0.0.1:9332:9000", "127.0.0.1:9333:9001"]
@@ -172,7 +174,8 @@ def _session(server: S3Server, policy: str) -> dict[str, str]:
     session = Session()
     session.set_credentials(server.env["AWS_ACCESS_KEY_ID"], server.env["AWS_SECRET_ACCESS_KEY"])
     sts = session.create_client("sts", region_name=server.env["AWS_REGION"], endpoint_url=server.endpoint)
-    key = sts.assume_role(RoleArn="arn:xxx:xxx:xxx:xxxx", RoleSessionName="broker", Policy=policy)["Credentials"]  # type: ignore[attr-defined]
+    # type: ignore[attr-defined]
+    key = sts.assume_role(RoleArn="arn:xxx:xxx:xxx:xxxx", RoleSessionName="broker", Policy=policy)["Credentials"]
     return {**server.env, "AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
             "AWS_SESSION_TOKEN": key["SessionToken"]}
 

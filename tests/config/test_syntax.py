@@ -131,7 +131,8 @@ def test_included_files() -> None:
     assert plain(parse(files["a/one.conf"], file="a/one.conf", read=read)) == {"x": 1, "y": 2}
     with pytest.raises(SyntaxFailure, match=r"a/loop\.conf' includes itself"):
         parse(files["a/loop.conf"], file="a/loop.conf", read=read)
-    with pytest.raises(SyntaxFailure, match=r"include file 'a/nothing\.conf', open a/nothing\.conf: no such file or directory"):
+    with pytest.raises(SyntaxFailure, match=r"include file 'a/nothing\.conf', open a/nothing\.conf: no such file or "
+                                            r"directory"):
         parse(files["a/gone.conf"], file="a/gone.conf", read=read)
 
 

@@ -10,11 +10,13 @@ import pytest
 
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 
-SHOWN = ("server_name", "max_connections", "max_payload", "max_control_line", "max_pending", "ping_interval", "ping_max",
+SHOWN = ("server_name", "max_connections", "max_payload", "max_control_line", "max_pending", "ping_interval",
+         "ping_max",
          "auth_required", "auth_timeout", "write_deadline", "tags", "max_subscriptions", "http_base_path")
 
 FILES: dict[str, str] = {
-    "sizes with every kind of suffix": "max_payload: 1K, max_pending: 64MiB; max_control_line = 2kb\nmax_connections 1k",
+    "sizes with every kind of suffix": "max_payload: 1K, max_pending: 64MiB; max_control_line = 2kb\nmax_connections "
+                                       "1k",
     "sizes in Go's words": "max_payload: 1MB\nmax_pending: 1GB\nmax_control_line: 4096\nmax_connections: 2Ki",
     "negative and zero bounds": "max_connections: -1\nmax_subscriptions: 0",
     "durations": 'ping_interval: "1m30s"\nwrite_deadline: "1.5s"\nping_max: 7\n'

@@ -1,4 +1,5 @@
-"""Tokens from strangers: whatever they contain, only ``TokenError`` comes out, and what is wrong with claims is said."""
+"""Tokens from strangers: whatever they contain, only ``TokenError`` comes out, and what is wrong with claims is
+said."""
 
 from __future__ import annotations
 
@@ -51,11 +52,14 @@ NAMES = [
     "sampling", "results", "mappings", "weight", "tiered_limits", "R1", "mem_storage", "authorization", "auth_users",
     "trace", "dest", "default_permissions", "system_account", "jwt", "error", "operator_service_urls",
     "account_server_url", "assert_server_version", "info_url", "account_token_position"]
-words = st.sampled_from(["", "a.b", "a..b", ">", "*", "a.*", "{{name()}}", "stream", "service", "user_scope", "10.0.0.0/8", "x/99",
-                         "12:00:00", "25:00:00", "Asia/Tokyo", "../etc/passwd", "http://[", "\ud800", "é", "$1", "Singleton"])
+words = st.sampled_from(["", "a.b", "a..b", ">", "*", "a.*", "{{name()}}", "stream", "service", "user_scope",
+                         "10.0.0.0/8", "x/99",
+                         "12:00:00", "25:00:00", "Asia/Tokyo", "../etc/passwd", "http://[", "\ud800", "é", "$1",
+                         "Singleton"])
 values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), words, st.text(max_size=5)),
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(NAMES), inner, max_size=6)), max_leaves=25)
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.sampled_from(NAMES), inner, max_size=6)),
+    max_leaves=25)
 OLD = b'{"typ":"jwt","alg":"ed25519"}'
 bodies = st.dictionaries(st.sampled_from(NAMES), values, max_size=8)
 
@@ -67,18 +71,24 @@ windows = st.lists(st.fixed_dictionaries({"start": words, "end": words}), max_si
 users = {**permissions, "src": st.one_of(texts, words), "times": windows, "times_location": words, "subs": numbers,
          "payload": numbers, "bearer_token": st.booleans(), "allowed_connection_types": texts}
 jetstream = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer", "max_ack_pending"), numbers)
-limits = {**jetstream, **dict.fromkeys(("subs", "payload", "imports", "exports", "conn"), numbers), "wildcards": st.booleans(),
-          "tiered_limits": st.dictionaries(st.sampled_from(["", "R1", "R3"]), st.fixed_dictionaries({}, optional=jetstream))}
+limits = {**jetstream, **dict.fromkeys(("subs", "payload", "imports", "exports", "conn"), numbers),
+          "wildcards": st.booleans(),
+          "tiered_limits": st.dictionaries(st.sampled_from(["", "R1", "R3"]),
+                                           st.fixed_dictionaries({}, optional=jetstream))}
 revocations = st.dictionaries(words, numbers, max_size=2)
 exports = st.fixed_dictionaries({}, optional={
     "subject": words, "type": words, "token_req": st.booleans(), "revocations": revocations, "response_type": words,
     "response_threshold": numbers, "account_token_position": numbers, "allow_trace": st.booleans(), "info_url": words,
-    "service_latency": st.fixed_dictionaries({}, optional={"sampling": st.one_of(numbers, st.just("headers")), "results": words})})
+    "service_latency": st.fixed_dictionaries({},
+                                             optional={"sampling": st.one_of(numbers, st.just("headers")),
+                                                       "results": words})})
 imports = st.fixed_dictionaries({}, optional={
-    "subject": words, "account": words, "type": words, "token": words, "to": words, "local_subject": words, "share": st.booleans(),
+    "subject": words, "account": words, "type": words, "token": words, "to": words, "local_subject": words,
+    "share": st.booleans(),
     "allow_trace": st.booleans()})
 SHAPES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
-    "operator": {"signing_keys": texts, "account_server_url": words, "operator_service_urls": texts, "system_account": words,
+    "operator": {"signing_keys": texts, "account_server_url": words, "operator_service_urls": texts,
+                 "system_account": words,
                  "assert_server_version": st.one_of(words, st.just("2.1.3"))},
     "user": {**users, "issuer_account": words},
     "account": {
@@ -89,7 +99,9 @@ SHAPES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "default_permissions": st.fixed_dictionaries({}, optional=permissions),
         "mappings": st.dictionaries(words, st.lists(st.fixed_dictionaries(
             {"subject": words}, optional={"weight": numbers, "cluster": words}), max_size=3), max_size=2),
-        "authorization": st.fixed_dictionaries({}, optional={"auth_users": texts, "allowed_accounts": texts, "xkey": words}),
+        "authorization": st.fixed_dictionaries({},
+                                               optional={"auth_users": texts, "allowed_accounts": texts,
+                                                         "xkey": words}),
         "trace": st.fixed_dictionaries({}, optional={"dest": words, "sampling": numbers}), "cluster_traffic": words},
     "activation": {"subject": words, "kind": words, "type": words, "issuer_account": words},
     "authorization_response": {"jwt": words, "error": words, "issuer_account": words}}
@@ -104,11 +116,13 @@ def claims_of(draw: st.DrawFn) -> tuple[str, int, dict[str, Any]]:
     nats = draw(st.fixed_dictionaries({}, optional=SHAPES[kind]))
     if draw(st.integers(0, 4)) == 0:
         nats |= draw(bodies)
-    times = draw(st.fixed_dictionaries({}, optional={"exp": numbers, "nbf": numbers, "iat": numbers, "name": words, "tags": texts}))
+    times = draw(st.fixed_dictionaries({}, optional={"exp": numbers, "nbf": numbers, "iat": numbers, "name": words,
+                                                     "tags": texts}))
     if version == 2:
         nats |= {"type": kind, "version": 2}
     own = {"type": kind} if version == 1 else {}
-    return kind, version, {"sub": key(ACCOUNT).public, **times, **own, "iss": key(DECODERS[kind][2]).public, "nats": nats}
+    return kind, version, {"sub": key(ACCOUNT).public, **times, **own, "iss": key(DECODERS[kind][2]).public,
+                           "nats": nats}
 
 
 def signed(payload: bytes, kind: str, header: bytes = b'{"typ":"JWT","alg":"ed25519-nkey"}') -> str:
@@ -207,7 +221,8 @@ WRONG = {
     signed(b'{"nats":{"type":"user","version":3}}', ACCOUNT): "JWT was generated by a newer version",
     signed(b'{"nats":{"type":"server","version":2}}', ACCOUNT): "ServerClaims are not supported",
     signed(b'{"nats":{"type":"user","version":2}}', ACCOUNT): "claim failed V2 signature verification",
-    encode_token({"sub": "x", "nats": {"type": "user"}}, key(OPERATOR), 1): "unable to validate expected prefixes - [0]",
+    encode_token({"sub": "x", "nats": {"type": "user"}}, key(OPERATOR),
+                 1): "unable to validate expected prefixes - [0]",
     tokens.account(signer=key("U")): "unable to validate expected prefixes - [0 112]",
 }
 
@@ -239,7 +254,8 @@ def test_a_changed_token() -> None:
 
 
 def test_a_decorated_file() -> None:
-    """A file with lines of dashes has its token between them; no newline need follow, and lines may end as on Windows."""
+    """A file with lines of dashes has its token between them; no newline need follow, and lines may end as on
+    Windows."""
     text = tokens.operator()
     for end in ("\n\n", "\n", ""):
         file = f"-----BEGIN NATS OPERATOR JWT-----\n{text}\n------END NATS OPERATOR JWT------{end}"
@@ -247,7 +263,8 @@ def test_a_decorated_file() -> None:
     assert undecorated(f"\n{text}\n") == text
 
 
-@given(st.lists(st.lists(st.sampled_from(["a", "b", "*", ">", "a>", ""]), min_size=1, max_size=4).map(".".join), max_size=6))
+@given(st.lists(st.lists(st.sampled_from(["a", "b", "*", ">", "a>", ""]), min_size=1, max_size=4).map(".".join),
+                max_size=6))
 def test_overlapping_subjects(subjects: list[str]) -> None:
     """The same as by comparing all pairs."""
     assert overlapping(subjects) == [one for i, one in enumerate(subjects) if any(
@@ -265,7 +282,9 @@ def test_thousands_of_exports_and_imports_do_not_stop_the_loop(monkeypatch: pyte
 
     monkeypatch.setattr(validation, "contained", counted)
     subjects = [f"of.{i}.*" for i in range(3000)]
-    claims = account_claims(tokens.account("A", exports=[{"type": "service", "subject": subject} for subject in subjects], imports=[
+    claims = account_claims(tokens.account("A",
+                                           exports=[{"type": "service", "subject": subject} for subject in subjects],
+                                           imports=[
         {"type": "service", "subject": subject, "account": key(ACCOUNT, "B").public} for subject in subjects]))
     assert account_issues(claims, 0) == []
     assert compared < 10 * len(subjects)

@@ -1,5 +1,5 @@
-"""Brokers in virtual time: the real ``ShardOwner`` waits for the shard, takes it, recovers and gives it back, on a store
-like S3."""
+"""Brokers in virtual time: the real ``ShardOwner`` waits for the shard, takes it, recovers and gives it back, on a
+store like S3."""
 
 from __future__ import annotations
 

@@ -31,8 +31,10 @@ def test_exports_imports_and_mappings() -> None:
         {"subject": "open", "type": "service", "response_type": "Singleton"},
         {"subject": "news.>", "type": "stream", "token_req": True}]
     assert view.imports == [
-        {"subject": "remote", "account": "B", "to": "local", "local_subject": "local", "type": "service", "invalid": False,
+        {"subject": "remote", "account": "B", "to": "local", "local_subject": "local", "type": "service",
+         "invalid": False,
          "share": False, "tracking": False},
         {"subject": "data.>", "account": "B", "local_subject": "from_b.data.>", "type": "stream", "invalid": True,
          "share": False, "tracking": False}]
-    assert view.mappings == {"from": [{"subject": "to", "weight": 100}, {"subject": "other", "weight": 40, "cluster": "C"}]}
+    assert view.mappings == {"from": [{"subject": "to", "weight": 100},
+                                      {"subject": "other", "weight": 40, "cluster": "C"}]}

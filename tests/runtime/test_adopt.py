@@ -40,7 +40,8 @@ async def made(directory: Path, *names: str) -> None:
         await client.close()
 
 
-async def asked(directory: Path, stream: str, *name: str, rows: list[tuple[bytes, bytes]] = ROWS, **how: int) -> RunWriter:
+async def asked(directory: Path, stream: str, *name: str, rows: list[tuple[bytes, bytes]] = ROWS,
+                **how: int) -> RunWriter:
     store = FileStore(directory)
     writer = await stage(store, (await read_snapshot(store, 0)).state, stream, rows, **how)  # type: ignore[arg-type]
     await request(store, writer, *name)
@@ -117,8 +118,8 @@ async def test_the_next_owner_does_it(tmp_path: Path) -> None:
 
 
 def test_the_command_does_it_where_no_broker_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows the report in text and JSON and the exit status: granted, refused, nothing to do; that the answers are in the store;
-    and that a broker and Spark's plan find the messages afterwards."""
+    """Shows the report in text and JSON and the exit status: granted, refused, nothing to do; that the answers are in
+    the store; and that a broker and Spark's plan find the messages afterwards."""
     asyncio.run(made(tmp_path, "S", "T"))
     url = f"file://{tmp_path}"
     asyncio.run(asked(tmp_path, "S", "granted"))
@@ -156,7 +157,8 @@ def test_the_command_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert not list(tmp_path.iterdir())
 
 
-async def test_the_command_leaves_a_store_with_a_broker_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_command_leaves_a_store_with_a_broker_alone(tmp_path: Path,
+                                                              capsys: pytest.CaptureFixture[str]) -> None:
     """Shows the reason and the remedy, status 2, and no harm to the broker; and the same for what is no store."""
     async with Broker(tmp_path, settings=QUIET) as broker:
         assert await asyncio.to_thread(adopt, [f"file://{tmp_path}"]) == 2
@@ -171,8 +173,9 @@ async def test_the_command_leaves_a_store_with_a_broker_alone(tmp_path: Path, ca
 
 
 async def test_abandoned_runs_are_swept_and_pending_ones_are_not(tmp_path: Path) -> None:
-    """Shows runs without a request deleted after the grace, younger ones kept, old ones kept that a request names which cannot be
-    carried out here, and adopted ones kept for good; and that a request that comes too late is refused by name."""
+    """Shows runs without a request deleted after the grace, younger ones kept, old ones kept that a request names which
+    cannot be carried out here, and adopted ones kept for good; and that a request that comes too late is refused by
+    name."""
     await made(tmp_path, "S")
     settings = {**SOON, "storage.reader_grace_ns": 0}
     store = FileStore(tmp_path)
@@ -187,7 +190,8 @@ async def test_abandoned_runs_are_swept_and_pending_ones_are_not(tmp_path: Path)
         assert await keys(tmp_path, f"{adopted.entries[0].run_id:016x}")
         late = await request(store, old, "too late")
         client = await nats.connect(broker.url)
-        answer = json.loads((await client.request("$JS.API.JETBLOCK.ADOPT.S", json.dumps({"request": late}).encode())).data)
+        answer = json.loads((await client.request("$JS.API.JETBLOCK.ADOPT.S",
+                                                  json.dumps({"request": late}).encode())).data)
         assert "is not there" in answer["error"]["description"] or "was deleted" in answer["error"]["description"]
         await client.close()
         assert len(await held(broker, "S")) == 500
@@ -195,8 +199,8 @@ async def test_abandoned_runs_are_swept_and_pending_ones_are_not(tmp_path: Path)
 
 
 async def test_abandoned_runs_are_swept_where_nobody_looks_for_requests(tmp_path: Path) -> None:
-    """Shows them deleted soon after the start of a broker with ``inbox_interval: 0``, and by ``jetblock adopt`` with the broker
-    after it; that such a broker carries out no request, and keeps the old runs that one names."""
+    """Shows them deleted soon after the start of a broker with ``inbox_interval: 0``, and by ``jetblock adopt`` with
+    the broker after it; that such a broker carries out no request, and keeps the old runs that one names."""
     await made(tmp_path, "S")
     store = FileStore(tmp_path)
     state = (await read_snapshot(store, 0)).state
@@ -219,8 +223,8 @@ async def test_abandoned_runs_are_swept_where_nobody_looks_for_requests(tmp_path
 
 
 async def test_no_message_is_larger_than_max_payload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows a request refused by a broker and by the command, each with its own limit and what to do; and granted by the command
-    under a configuration that allows it."""
+    """Shows a request refused by a broker and by the command, each with its own limit and what to do; and granted by
+    the command under a configuration that allows it."""
     await made(tmp_path, "S")
     large = [(b"s.1", b"small"), (b"s.2", b"x" * 2_000_000)]
     await asked(tmp_path, "S", "large", rows=large)
@@ -228,7 +232,8 @@ async def test_no_message_is_larger_than_max_payload(tmp_path: Path, capsys: pyt
         client = await nats.connect(broker.url)
         body = json.dumps({"request": f"{request_id_of('large'):016x}"}).encode()
         error = json.loads((await client.request("$JS.API.JETBLOCK.ADOPT.S", body, timeout=30)).data)["error"]
-        assert error["description"] == ("it has a message of 2000000 bytes, and max_payload is 1999999: raise that, or stage "
+        assert error["description"] == ("it has a message of 2000000 bytes, and max_payload is 1999999: raise that, or "
+                                        "stage "
                                         "smaller messages")
         await client.close()
         assert await held(broker, "S") == []
@@ -245,8 +250,8 @@ async def test_no_message_is_larger_than_max_payload(tmp_path: Path, capsys: pyt
 
 @pytest.mark.usefixtures("merges_on_request")
 async def test_compaction_rewrites_them_and_copies_have_them(tmp_path: Path) -> None:
-    """Shows that small staged blocks are merged with published ones, that the runs leave the store then, and that a copy of the
-    store, from before and after, is whole and serves the same messages."""
+    """Shows that small staged blocks are merged with published ones, that the runs leave the store then, and that a
+    copy of the store, from before and after, is whole and serves the same messages."""
     source = tmp_path / "source"
     await made(source, "S")
     async with Broker(source, settings={**COMPACTING, **SOON}) as broker:

@@ -19,7 +19,8 @@ HOUR = 3600 * 1_000_000_000
 
 @pytest.mark.parametrize(("off", "said"), [(3 * HOUR, "is 3h0m0s ahead of what it was plus the time since then"),
                                            (-3 * HOUR, "is 3h0m0s behind what it was plus the time since then")])
-async def test_a_wrong_clock_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+async def test_a_wrong_clock_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                       caplog: pytest.LogCaptureFixture,
                                        off: int, said: str) -> None:
     """Once for each time."""
     caplog.set_level("INFO", "broker")

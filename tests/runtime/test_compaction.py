@@ -1,4 +1,5 @@
-"""Compaction below stock clients: what they read, acknowledge and publish while blocks are merged is the same as ever."""
+"""Compaction below stock clients: what they read, acknowledge and publish while blocks are merged is the same as
+ever."""
 
 from __future__ import annotations
 
@@ -76,8 +77,8 @@ async def verified(path: Path) -> None:
 
 
 async def test_a_consumer_in_mid_stream(tmp_path: Path) -> None:
-    """It has some messages pending, some to come: all arrive, once, in order, and redeliveries too, from the merged blocks;
-    also after a restart."""
+    """It has some messages pending, some to come: all arrive, once, in order, and redeliveries too, from the merged
+    blocks; also after a restart."""
     broker = Broker(tmp_path, settings=SETTINGS)
     async with broker:
         client, js = await connected(broker)
@@ -98,7 +99,8 @@ async def test_a_consumer_in_mid_stream(tmp_path: Path) -> None:
             await msg.nak()
         again = await whole.fetch(10, timeout=30)
         assert sorted(int(msg.data) for msg in again) == list(range(11, 21))
-        assert [int(msg.data) for msg in await filtered.fetch(34, timeout=30)] == [i for i in range(1, 101) if i % 3 == 1]
+        assert [int(msg.data) for msg in await filtered.fetch(34, timeout=30)] == [i for i in range(1, 101)
+                                                                                   if i % 3 == 1]
         assert (await js.stream_info("S")).state.messages == 98
         for i in range(101, 131):
             await js.publish(f"s.{i % 3}", b"%d" % i)
@@ -217,7 +219,8 @@ async def test_what_a_stream_takes_in_the_store(tmp_path: Path) -> None:
 
 
 async def test_message_ids_after_a_restart(tmp_path: Path) -> None:
-    """A message that was merged, and even one that was deleted then, is still known by its id while the window lasts."""
+    """A message that was merged, and even one that was deleted then, is still known by its id while the window
+    lasts."""
     broker = Broker(tmp_path, settings=SETTINGS)
     async with broker:
         client, js = await connected(broker)

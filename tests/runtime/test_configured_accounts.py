@@ -34,7 +34,8 @@ accounts {
 
 
 @asynccontextmanager
-async def connected(broker: ServerProcess, user: str = "", errors: asyncio.Queue[str] | None = None) -> AsyncIterator[Client]:
+async def connected(broker: ServerProcess, user: str = "",
+                    errors: asyncio.Queue[str] | None = None) -> AsyncIterator[Client]:
     """A client who does not come back; ``errors`` get what it is told by ``-ERR``."""
     async def note(error: Exception) -> None:
         if errors is not None:
@@ -135,7 +136,8 @@ async def test_limits_of_an_account(process: type[ServerProcess], tmp_path: Path
 
 
 async def limits(broker: ServerProcess, user: str) -> tuple[int, int]:
-    """What INFO says once the client has logged in (a message longer by one byte is refused), and subscriptions of three."""
+    """What INFO says once the client has logged in (a message longer by one byte is refused), and subscriptions of
+    three."""
     host, _, port = broker.url.removeprefix("nats://").rpartition(":")
     async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -167,7 +169,8 @@ async def limits(broker: ServerProcess, user: str) -> tuple[int, int]:
 async def test_users_of_the_system_account_alone(process: type[ServerProcess], tmp_path: Path) -> None:
     """They keep nobody else out: who has no credentials is in the default account, with its streams."""
     text = "accounts { $SYS { users [ {user: s, password: s} ] } }"
-    async with serving(process, tmp_path, text) as broker, connected(broker) as client, connected(broker, "s") as system:
+    async with serving(process, tmp_path, text) as broker, connected(broker) as client, connected(broker,
+                                                                                                  "s") as system:
         await client.jetstream().add_stream(name="S", subjects=["s"])
         await client.flush()
         sub = await system.subscribe("s")

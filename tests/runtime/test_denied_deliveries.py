@@ -33,7 +33,8 @@ async def ask(client: Client, api: str, request: dict[str, object]) -> None:
 
 
 async def heard(client: Client, deliver: str, pull: bool) -> list[str]:
-    """The subjects that a consumer of all of the stream shows ``client`` who listens to ``deliver``, up to the last one."""
+    """The subjects that a consumer of all of the stream shows ``client`` who listens to ``deliver``, up to the last
+    one."""
     found: list[str] = []
     sub = await client.subscribe(deliver)
     config: dict[str, object] = {"name": "C", "ack_policy": "none", "mem_storage": True}

@@ -91,7 +91,8 @@ def test_wrong_settings(settings: dict[str, Any], why: str) -> None:
 
 def test_text_as_in_a_configuration_file() -> None:
     """Durations and sizes may be written with units."""
-    broker = Broker(settings={"storage.lease_ns": "10s", "clients.max_payload": "2MB", "clients.no_header_support": "yes"})
+    broker = Broker(settings={"storage.lease_ns": "10s", "clients.max_payload": "2MB",
+                              "clients.no_header_support": "yes"})
     assert (broker.settings.storage.lease_ns, broker.settings.clients.max_payload) == (10_000_000_000, 2 << 20)
     assert broker.settings.clients.no_header_support is True
 
@@ -104,7 +105,8 @@ def test_what_is_no_store(url: str) -> None:
 
 
 async def test_a_directory_in_use(tmp_path: Path) -> None:
-    """A second broker says so at once, and leaves the first one alone; one that is to stand by takes over when it ends."""
+    """A second broker says so at once, and leaves the first one alone; one that is to stand by takes over when it
+    ends."""
     async with Broker(tmp_path / "streams") as first:
         client = await nats.connect(first.url)
         await client.jetstream().add_stream(name="S", subjects=["s"])
@@ -160,7 +162,8 @@ async def test_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_two_brokers_with_different_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each broker uses the keys of its own settings, before and after the other has started; the environment keeps its own."""
+    """Each broker uses the keys of its own settings, before and after the other has started; the environment keeps its
+    own."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a token of nobody")

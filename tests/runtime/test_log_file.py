@@ -43,7 +43,8 @@ def test_rotation_loses_no_line(path: Path) -> None:
     assert len(files) > 10
     lines = [line for file in files for line in file.read_text().splitlines() if line.startswith("line ")]
     assert lines == [f"line {number}" for number in range(200)]
-    assert all(100 < file.stat().st_size <= 100 + len("line 199\n") or "Rotated" in file.read_text() for file in files[:-1])
+    assert all(100 < file.stat().st_size <= 100 + len("line 199\n") or "Rotated" in file.read_text()
+               for file in files[:-1])
     assert 'Rotated log, backup saved as "' in path.read_text()
 
 

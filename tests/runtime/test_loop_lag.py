@@ -9,7 +9,8 @@ from broker.runtime.loop_lag import LoopLag
 
 
 async def test_late_samples_are_counted_by_how_late_they_were() -> None:
-    """The loop is held for 40 ms once: that sample is over 1, 5, 10 and 20 ms, and the counts fall from each bound to the next."""
+    """The loop is held for 40 ms once: that sample is over 1, 5, 10 and 20 ms, and the counts fall from each bound to
+    the next."""
     lag = LoopLag()
     assert lag.snapshot()["over"] == dict.fromkeys(("1", "5", "10", "20", "50", "100"), 0)
     lag.start()

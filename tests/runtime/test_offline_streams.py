@@ -1,4 +1,5 @@
-"""A broker that cannot read one of its streams serves the others for long: the store does not grow, and the stream comes back."""
+"""A broker that cannot read one of its streams serves the others for long: the store does not grow, and the stream
+comes back."""
 
 from __future__ import annotations
 
@@ -53,9 +54,10 @@ async def read(js: JetStreamContext, stream: str) -> dict[int, bytes]:
     return found
 
 
-async def test_the_store_does_not_grow_and_the_stream_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A newer release writes what this one does not know and is killed. Under two runs of this release the other stream gets
-    hundreds of messages, is merged and swept. Then the newer release has every message of both."""
+async def test_the_store_does_not_grow_and_the_stream_comes_back(tmp_path: Path,
+                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer release writes what this one does not know and is killed. Under two runs of this release the other stream
+    gets hundreds of messages, is merged and swept. Then the newer release has every message of both."""
     monkeypatch.setitem(BODIES, 200, FromTheFuture)
     async with Broker(tmp_path, settings=SETTINGS) as broker:
         client, js = await connected(broker)

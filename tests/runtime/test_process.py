@@ -110,7 +110,8 @@ def test_bad_configuration(tmp_path: Path) -> None:
 
 
 def test_whose_error_it_is(tmp_path: Path) -> None:
-    """nats-server's name begins what it says, too, about a configuration file; jetblock's own errors begin with jetblock's."""
+    """nats-server's name begins what it says, too, about a configuration file; jetblock's own errors begin with
+    jetblock's."""
     path = tmp_path / "x.conf"
     path.write_text("x: 1")
     assert run("-c", str(path)).stderr.startswith(f"nats-server: {path}:1:0: unknown field")
@@ -227,7 +228,8 @@ async def test_lines_and_files_of_a_start(process: type[ServerProcess], tmp_path
 
 @BOTH
 async def test_lines_about_configuration_and_tls(process: type[ServerProcess], tmp_path: Path) -> None:
-    """The file with its digest at the start and after a reload, and what TLS means for clients; the same for both servers."""
+    """The file with its digest at the start and after a reload, and what TLS means for clients; the same for both
+    servers."""
     certificate = Authority(tmp_path).server()
     files = f'cert_file: "{certificate.cert}", key_file: "{certificate.key}"'
     path = tmp_path / "x.conf"
@@ -255,7 +257,8 @@ def test_a_directory_named_twice(tmp_path: Path) -> None:
                         (f'store_dir: "{tmp_path / "a"}"\njetstream: true', ["-sd", str(tmp_path / "a")]),
                         (f'store_dir: "{tmp_path / "a"}"\njetstream {{ store_dir: "{tmp_path / "b"}" }}', [])):
         path.write_text(text)
-        theirs = subprocess.run([*NatsServerProcess.command, "-p", "-1", "-c", str(path), *words], capture_output=True, text=True,
+        theirs = subprocess.run([*NatsServerProcess.command, "-p", "-1", "-c", str(path), *words], capture_output=True,
+                                text=True,
                                 timeout=60, check=False)
         ours = run("-p", "-1", "-c", str(path), *words)
         assert (theirs.returncode, ours.returncode) == (1, 1)
@@ -264,7 +267,8 @@ def test_a_directory_named_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("command", "module"), [
-    ("backup", "broker.maintenance.copy_cli"), ("fsck", "broker.maintenance.fsck_cli"), ("inspect", "broker.inspect.cli"),
+    ("backup", "broker.maintenance.copy_cli"), ("fsck", "broker.maintenance.fsck_cli"),
+    ("inspect", "broker.inspect.cli"),
     ("migrate", "broker.migration.cli"), ("cost", "broker.maintenance.cost_cli"), ("adopt", "broker.runtime.adopt_cli"),
     ("pipeline", "broker.pipeline.cli")])
 def test_a_command_interrupted_while_it_is_imported(command: str, module: str, tmp_path: Path) -> None:
@@ -279,19 +283,22 @@ class Interrupting:
 
 sys.meta_path.insert(0, Interrupting())
 """)
-    done = subprocess.run([sys.executable, "-m", "broker", command], capture_output=True, text=True, check=False, timeout=60,
+    done = subprocess.run([sys.executable, "-m", "broker", command], capture_output=True, text=True, check=False,
+                          timeout=60,
                           env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"jetblock {command}: interrupted\n")
 
 
 @pytest.mark.parametrize("name", ["python -m broker", "jetblock"])
 def test_interrupted_at_the_start(name: str, tmp_path: Path) -> None:
-    """SIGINT before the broker handles signals ends the process without a word: here while it waits for its file, a FIFO."""
+    """SIGINT before the broker handles signals ends the process without a word: here while it waits for its file, a
+    FIFO."""
     fifo = tmp_path / "x.conf"
     os.mkfifo(fifo)
     command = [sys.executable, "-m", "broker"] if " " in name else [
         sys.executable, "-c", "import sys; from broker.__main__ import main; sys.argv[0] = 'jetblock'; main()"]
-    process = subprocess.Popen([*command, "-c", str(fifo)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+    process = subprocess.Popen([*command, "-c", str(fifo)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               cwd=ROOT)
     with fifo.open("w"):  # opens once the process reads it
         process.send_signal(signal.SIGINT)
         said, _ = process.communicate(timeout=60)
@@ -381,7 +388,8 @@ async def test_other_signals() -> None:
         server.send_signal(signal.SIGUSR1)
         await server.wait_line("File log re-open ignored, not a file logger")
         server.send_signal(signal.SIGHUP)
-        await server.wait_line(r"\[ERR\] Failed to reload server configuration: can only reload config when a file is provided "
+        await server.wait_line(r"\[ERR\] Failed to reload server configuration: can only reload config when a file is "
+                               r"provided "
                                "using -c or --config")
         await (await nats.connect(server.url)).close()
 
@@ -483,8 +491,10 @@ async def test_second_signal_ends_at_once() -> None:
         assert await server.wait_end() in (0, 1)
 
 
-NEVER = ("pydantic", "botocore", "aiobotocore", "aiohttp", "prometheus_client", "cryptography", "nacl", "websockets", "bcrypt",
-         "cramjam", "nats", "numpy", "pyarrow", "pyspark", "broker.runtime.embedded", "broker.inspect", "broker.maintenance",
+NEVER = ("pydantic", "botocore", "aiobotocore", "aiohttp", "prometheus_client", "cryptography", "nacl", "websockets",
+         "bcrypt",
+         "cramjam", "nats", "numpy", "pyarrow", "pyspark", "broker.runtime.embedded", "broker.inspect",
+         "broker.maintenance",
          "broker.migration", "broker.monitor", "broker.pipeline", "broker.jetstream.archive", "broker.jetstream.backup",
          "broker.jwt.claims", "broker.server.auth.callout", "broker.server.auth.tokens", "broker.server.operator",
          "broker.server.listeners.opening", "broker.server.listeners.proxy_protocol", "ctypes", "gzip", "tempfile")
@@ -513,7 +523,8 @@ def test_nothing_is_imported_without_need(flags: list[str], without: tuple[str, 
         config = tmp_path / "plain.conf"
         config.write_text("server_name: plain\naccounts { A { users: [ { user: a, password: a } ] } }\n")
         flags = [*flags, str(config)]
-    command = [sys.executable, "-X", "importtime", "-m", "broker", "-a", "127.0.0.1", "-p", "-1", "-sd", str(tmp_path / "store")]
+    command = [sys.executable, "-X", "importtime", "-m", "broker", "-a", "127.0.0.1", "-p", "-1", "-sd",
+               str(tmp_path / "store")]
     imported = set()
     with subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         try:
@@ -532,7 +543,8 @@ def test_nothing_is_imported_without_need(flags: list[str], without: tuple[str, 
 
 
 async def test_the_first_request_waits_for_no_import(tmp_path: Path) -> None:
-    """What JetStream's first stream needs is loaded without a request, all of it: a stream and a consumer import nothing more."""
+    """What JetStream's first stream needs is loaded without a request, all of it: a stream and a consumer import
+    nothing more."""
     code = """
 import asyncio, sys
 from broker.runtime.embedded import Broker

@@ -1,5 +1,5 @@
-"""The setting ``reader_grace``, from where an operator writes it to the object that is kept so long: the real shard host, in
-virtual time."""
+"""The setting ``reader_grace``, from where an operator writes it to the object that is kept so long: the real shard
+host, in virtual time."""
 
 from __future__ import annotations
 

@@ -80,9 +80,10 @@ async def killed_copy(tmp_path: Path, count: int) -> Path:
 
 @pytest.mark.shows("store.sync_interval")
 @pytest.mark.parametrize("later_ns", [None, 3_600_000_000_000], ids=["always", "later"])
-async def test_a_start_after_a_power_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture, later_ns: int | None) -> None:
-    """A segment that is torn ends the log: what comes before it is served, the rest is set aside, and the log says so. Also
-    if the setting was changed in between."""
+async def test_a_start_after_a_power_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture,
+                                         later_ns: int | None) -> None:
+    """A segment that is torn ends the log: what comes before it is served, the rest is set aside, and the log says so.
+    Also if the setting was changed in between."""
     copy = await cut_copy(tmp_path, 8)
     segments = sorted(path for path in (copy / LOG).iterdir() if path.name[0] != ".")
     torn = segments[-3]
@@ -164,7 +165,8 @@ async def test_a_mark_that_cannot_be_read_is_not_ignored(tmp_path: Path, monkeyp
 
 
 async def test_a_sync_that_fails_ends_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It acknowledges nothing more; the next start checks what was not synced, writes it again, and serves all of it."""
+    """It acknowledges nothing more; the next start checks what was not synced, writes it again, and serves all of
+    it."""
     app = app_on(tmp_path)
     await app.start()
     await publish(app, 5)
@@ -215,7 +217,8 @@ async def test_a_sync_that_fails_in_a_start_is_remembered(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("left", ["torn", "far apart", "known to be there"])
-async def test_a_disk_that_went_without_the_machine(left: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_disk_that_went_without_the_machine(left: str, tmp_path: Path,
+                                                    caplog: pytest.LogCaptureFixture) -> None:
     """Detached and mounted again, it has lost what a power cut takes, though the machine has run all the time."""
     copy = await killed_copy(tmp_path, PUTS_IN_FLIGHT_MAX + 3)
     segments = sorted(path for path in (copy / LOG).iterdir() if path.name[0] != ".")

@@ -37,9 +37,11 @@ accounts {
 
 DEPENDS_ON_PROCESS = {
     "id", "server_id", "now", "start", "time", "seq", "timestamp", "config_load_time", "update_time", "created", "ts",
-    "config_digest", "mem", "cpu", "uptime", "idle", "rtt", "last_activity", "port", "http_port", "store_dir", "git_commit",
+    "config_digest", "mem", "cpu", "uptime", "idle", "rtt", "last_activity", "port", "http_port", "store_dir",
+    "git_commit",
     "go", "gomaxprocs", "in_bytes", "out_bytes", "in_msgs", "out_msgs", "sent", "received", "sent_to_clients",
-    "received_from_clients", "subscriptions", "num_subscriptions", "in_client_msgs", "in_client_bytes", "out_client_msgs",
+    "received_from_clients", "subscriptions", "num_subscriptions", "in_client_msgs", "in_client_bytes",
+    "out_client_msgs",
     "out_client_bytes", "pending_bytes", "http_req_stats", "flags", "cid", "start_time", "num_cache", "num_inserts",
     "num_removes", "num_matches", "cache_hit_rate", "max_fanout", "avg_fanout", "total_connections", "stop",
     "subscriptions_list", "first_ts", "last_ts", "tls_timeout", "auth_timeout", "cores", "storage", "bytes", "api",
@@ -89,12 +91,14 @@ REQUESTS: list[tuple[str, object]] = [
     ("$SYS.REQ.SERVER.<id>.RELOAD", None),
     # JetStream, which the system account has not
     *((f"$JS.{api}.{request}", None) for api in ("API", "hub.API") for request in (
-        "INFO", "STREAM.NAMES", "STREAM.INFO.S", "STREAM.PEER.REMOVE.S", "CONSUMER.MSG.NEXT.S.C", "DIRECT.GET.S", "SERVER.X",
+        "INFO", "STREAM.NAMES", "STREAM.INFO.S", "STREAM.PEER.REMOVE.S", "CONSUMER.MSG.NEXT.S.C", "DIRECT.GET.S",
+        "SERVER.X",
         "X", "ACCOUNT.PURGE.B", "ACCOUNT.PURGE.NONE", "ACCOUNT.PURGE.a/b", "ACCOUNT.PURGE.a\\b")),
 ]
 UNANSWERED: list[tuple[str, object]] = [
     *((f"$SYS.REQ.SERVER.PING.{page}", {"server_name": "two"}) for page in ("VARZ", "STATSZ", "HEALTHZ")),
-    ("$SYS.REQ.SERVER.PING.VARZ", {"server_name": "on", "exact_match": True}), ("$SYS.REQ.SERVER.PING.VARZ", {"cluster": "x"}),
+    ("$SYS.REQ.SERVER.PING.VARZ", {"server_name": "on", "exact_match": True}),
+    ("$SYS.REQ.SERVER.PING.VARZ", {"cluster": "x"}),
     ("$SYS.REQ.SERVER.PING.VARZ", {"tags": ["ssd", "hdd"]}), ("$SYS.REQ.SERVER.PING.VARZ", {"domain": "hu"}),
     *((f"$JS.{api}.{request}", None) for api in ("API", "hub.API") for request in (
         "META.LEADER.STEPDOWN", "META.RESCUE", "SERVER.REMOVE", "SERVER.EVACUATE", "ACCOUNT.PURGE", "ACCOUNT.PURGE.A.B",
@@ -161,7 +165,8 @@ def differences(ours: Any, real: Any, path: str = "") -> Iterator[str]:
     """Where two answers differ, except as allowed above."""
     name = path.rpartition(".")[2]
     if isinstance(ours, dict) and isinstance(real, dict):
-        for only, here, allowed in ((ours.keys() - real.keys(), "ours", ONLY_OURS), (real.keys() - ours.keys(), "real", ONLY_REAL)):
+        for only, here, allowed in ((ours.keys() - real.keys(), "ours", ONLY_OURS),
+                                    (real.keys() - ours.keys(), "real", ONLY_REAL)):
             yield from (f"{path}.{one} only in {here}" for one in sorted(only - allowed.keys()))
         for one in sorted(ours.keys() & real.keys()):
             yield from differences(ours[one], real[one], f"{path}.{one}")
@@ -241,7 +246,8 @@ async def test_requests_of_all_accounts_are_seen(brokers: tuple[Broker, Broker])
     """With who made them, and also those that fail; but not pull requests and direct gets, which are too many."""
     seen = []
     for broker in brokers:
-        async with (Listener(broker.process.url, "$JS.API.>") as watcher, Listener(broker.process.url, user="b") as other):
+        async with (Listener(broker.process.url, "$JS.API.>") as watcher,
+                    Listener(broker.process.url, user="b") as other):
             client = broker.user.client
             for subject, body in (("STREAM.INFO.S", b""), ("STREAM.NAMES", b"{"), ("CONSUMER.INFO.S.NONE", b""),
                                   ("DIRECT.GET.S", b'{"seq": 1}')):
@@ -303,7 +309,8 @@ async def test_an_account_asks_about_itself(brokers: tuple[Broker, Broker], subj
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("subject", [
     "$SYS.REQ.SERVER.PING", "$SYS.REQ.SERVER.PING.IDZ", "$SYS.REQ.SERVER.PING.VARZ", "$SYS.REQ.SERVER.PING.STATSZ",
-    "$SYS.REQ.SERVER.<id>.KICK", "$SYS.REQ.SERVER.<id>.RELOAD", "$SYS.REQ.ACCOUNT.A.CONNZ", "$SYS.REQ.ACCOUNT.PING.SUBSZ",
+    "$SYS.REQ.SERVER.<id>.KICK", "$SYS.REQ.SERVER.<id>.RELOAD", "$SYS.REQ.ACCOUNT.A.CONNZ",
+    "$SYS.REQ.ACCOUNT.PING.SUBSZ",
     "$SYS.REQ.ACCOUNT.PING.JSZ", "$SYS.REQ.ACCOUNT.A.CONNS"])
 async def test_an_account_asks_nothing_else(brokers: tuple[Broker, Broker], subject: str) -> None:
     """There is nobody to answer."""
@@ -335,7 +342,8 @@ async def test_same_events(brokers: tuple[Broker, Broker]) -> None:
         seen.append(events)
     ours, real = seen
     assert list(differences(ours, real)) == []
-    assert [event["sent"] for event in ours if "reason" in event] == [event["sent"] for event in real if "reason" in event]
+    assert [event["sent"] for event in ours if "reason" in event] == [event["sent"] for event in real
+                                                                      if "reason" in event]
 
 
 @pytest.mark.shows("monitoring.kick")
@@ -344,7 +352,8 @@ async def test_kick(brokers: tuple[Broker, Broker]) -> None:
     """The client is gone, and the answers are the same."""
     answers = []
     for broker in brokers:
-        async with Listener(broker.process.url, "$SYS.ACCOUNT.B.DISCONNECT") as listener, Wire(broker.process.port) as wire:
+        async with Listener(broker.process.url,
+                            "$SYS.ACCOUNT.B.DISCONNECT") as listener, Wire(broker.process.port) as wire:
             wire.send(b'CONNECT {"user":"b","pass":"p","verbose":false}\r\n')
             await wire.settled()
             cid = json.loads(wire.info[5:])["client_id"]

@@ -1,4 +1,4 @@
-"""JSON from outside, decoded by the rules of Go's encoding/json, by which nats-server reads it.
+"""Decodes JSON from outside by the rules of Go's encoding/json, which nats-server uses.
 
 Everything that clients, tokens and other servers send as JSON is decoded here: a rule that a reader of its own would
 forget can drop a restriction. The rules that Python's ``json`` does not have:
@@ -15,8 +15,9 @@ forget can drop a restriction. The rules that Python's ``json`` does not have:
 Of several numbers or strings assigned to one field the last counts. Objects and maps are merged, and lists are merged
 element by element up to the length of the last.
 
-``unmarshal`` and ``decode_all`` make values of Python, in which ``Number`` and ``Repeated`` keep what Python's own types
-cannot. Readers of objects use ``members`` and ``folded``, or ``assigned``; the names that they look for are in lower case.
+``unmarshal`` and ``decode_all`` make values of Python, in which ``Number`` and ``Repeated`` keep what Python's own
+types cannot. Readers of objects use ``members`` and ``folded``, or ``assigned``; the names that they look for are in
+lower case.
 
 Source: Go 1.27, encoding/json (decode.go, fold.go), which wrote tests/base/gojson/cases.json.
 """
@@ -30,7 +31,8 @@ from typing import Any, Final
 
 from broker.base.gojson.messages import syntax_error, unmarshal_error
 
-__all__ = ["JsonError", "Number", "Repeated", "after_blanks", "assigned", "combined", "decode_all", "folded", "generic", "kind_of",
+__all__ = ["JsonError", "Number", "Repeated", "after_blanks", "assigned", "combined", "decode_all", "folded", "generic",
+           "kind_of",
            "members", "unmarshal", "value_at"]
 
 _INTEGER_CHARS_MAX: Final = 20
@@ -41,7 +43,7 @@ _ESCAPES: Final = re.compile(
 
 
 class JsonError(ValueError):
-    """Invalid JSON; the text is Go's. ``before``: what the complete values before the error make together."""
+    """Invalid JSON; the text is Go's. ``before`` is the result of the complete values before the error."""
 
     def __init__(self, text: str, before: Any = None) -> None:
         super().__init__(text)
@@ -49,7 +51,8 @@ class JsonError(ValueError):
 
 
 class Number(str):
-    """A number that is not an integer of at most 20 characters, as it is written; also -0, which no unsigned field accepts."""
+    """A number that is not an integer of at most 20 characters, as it is written; also -0, which no unsigned field
+    accepts."""
 
     __slots__ = ()
 
@@ -105,13 +108,13 @@ def decode_all(data: bytes) -> Any:
 
 
 def value_at(source: str, at: int) -> int:
-    """The end of the value that begins at ``at``. Raises: ValueError."""
+    """Return the end of the value that begins at ``at``. Raises: ValueError."""
     _, end = _DECODER.raw_decode(source, at)
     return end
 
 
 def folded(name: str) -> str:
-    """The lower-case name of the field that a member of this name is for: equal for names that Go holds for equal.
+    """Return the lower-case name of the field that a member of this name sets; Go ignores the case in this way.
 
     Other letters than these two have no ASCII letter among their cases, so ``lower`` need not be exact for them.
     """
@@ -119,12 +122,12 @@ def folded(name: str) -> str:
 
 
 def members(value: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-    """All members of an object, in the order of the text."""
+    """Return all members of an object, in the order of the text."""
     return value.pairs if isinstance(value, Repeated) else value.items()
 
 
 def assigned(value: dict[str, Any], names: Container[str]) -> Iterator[tuple[str, Any]]:
-    """The members that are fields of these lower-case names, by those names, in the order of the text."""
+    """Return the members that set fields of these lower-case names, by these names, in the order of the text."""
     for name, given in members(value):
         name = folded(name)
         if name in names:
@@ -132,7 +135,9 @@ def assigned(value: dict[str, Any], names: Container[str]) -> Iterator[tuple[str
 
 
 def combined(old: Any, new: Any) -> Any:
-    """What a value has become once ``new`` was assigned after ``old``; for null, only of values that it leaves as they are.
+    """Return the value of a field after ``old`` and then ``new`` were assigned to it.
+
+    null is supported only for values that it does not change.
 
     ``old`` may be changed if it is itself a result of this function, and must not be used any more.
     Raises: JsonError for values nested too deep.
@@ -141,8 +146,9 @@ def combined(old: Any, new: Any) -> Any:
 
 
 def generic(value: Any) -> Any:
-    """What Go makes of a value that it decodes without a type and encodes again: of several members of one name the last,
-    sorted by name; numbers as 64-bit floats.
+    """Return a value as Go decodes it without a type and encodes it again.
+
+    Of several members of one name the last remains; members are sorted by name; numbers are 64-bit floats.
 
     Raises: JsonError for values nested too deep.
     """
@@ -150,7 +156,7 @@ def generic(value: Any) -> Any:
 
 
 def kind_of(value: object) -> str:
-    """The name of a value's kind in Go's messages."""
+    """Return the name of a value's kind in Go's messages."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -216,6 +222,6 @@ def _without_halves(source: str) -> str:
 
 
 def after_blanks(source: str, at: int) -> int:
-    """The end of the white space that begins at ``at``."""
+    """Return the end of the white space that begins at ``at``."""
     found = _SPACES.match(source, at)
     return found.end() if found else at

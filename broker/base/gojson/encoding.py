@@ -12,7 +12,7 @@ __all__ = ["escaped", "marshal"]
 
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
-# These stand within strings only.
+# These characters occur only within strings.
 _ESCAPED: Final = ((b"<", rb"\u003c"), (b">", rb"\u003e"), (b"&", rb"\u0026"),
                    ("\u2028".encode(), rb"\u2028"), ("\u2029".encode(), rb"\u2029"))
 
@@ -23,7 +23,7 @@ def marshal(value: object) -> bytes:
 
 
 def escaped(data: bytes) -> bytes:
-    """Escape those characters in JSON."""
+    """Escape HTML's special characters in JSON."""
     for character, sequence in _ESCAPED:
         if character in data:
             data = data.replace(character, sequence)

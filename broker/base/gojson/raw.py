@@ -24,7 +24,8 @@ class _Node(NamedTuple):
 
 
 def text_of(source: str, path: Sequence[str | int], value: object) -> str | None:
-    """The text of ``value``, found by the names and indexes of ``path``; None: the text is too long, or it is not there.
+    """The text of ``value``, found by the names and indexes of ``path``; None: the text is too long, or it is not
+    there.
 
     Of several values there, it is the first one that equals ``value``.
     """

@@ -41,14 +41,14 @@ class Directory:
     accounts: list[AccountSettings] = field(default_factory=list)
     users: list[AnyUser] = field(default_factory=list)
     places: dict[str, Value] = field(default_factory=dict)
-    """Where each account begins, and ``users`` of each: ``NAME``, ``NAME.users``."""
+    """The places of each account and of its users: ``NAME``, ``NAME.users``."""
 
     unsupported: list[tuple[Value, str, str]] = field(default_factory=list)
-    """Keys that are read but not supported yet: where, the key, and why."""
+    """Keys that are read but not supported: place, key and reason."""
 
 
 def read_accounts(value: Value, found: Findings) -> Directory:
-    """All accounts that could be read; a list names accounts without any settings."""
+    """Return all accounts that could be read; a list names accounts without any settings."""
     directory = Directory()
     if isinstance(value.value, list):
         _read_names(value, found, directory)
@@ -75,7 +75,7 @@ def read_accounts(value: Value, found: Findings) -> Directory:
 
 def _read_names(value: Value, found: Findings, directory: Directory) -> None:
     for row in value.value:
-        name = found.take(kinds.text, "account", row)
+        name = found.convert(kinds.text, "account", row)
         if name == DEFAULT_ACCOUNT:
             found.wrong(row, f'"{name}" is a Reserved Account')
         elif name in directory.places:
@@ -117,7 +117,7 @@ def _read_limits(block: Value, found: Findings) -> dict[str, int]:
         return {}
     limits = {}
     for name, written, value in found.fields(block, _LIMITS, 'Unknown field "{}" parsing account limits'):
-        number = found.take(kinds.size(-1), written, value)
+        number = found.convert(kinds.size(-1), written, value)
         if name == "max_leafnodes":
             found.notice(value, f"{written} has no effect here: there are no leaf nodes")
         elif number is not None:
@@ -143,7 +143,7 @@ def _read_jetstream(value: Value, found: Findings) -> AccountLimits | None:
             else:
                 found.notice(inner, f"{written} has no effect here: there is no cluster")
         elif name == "max_bytes_required":
-            limits[name] = bool(found.take(kinds.boolean, written, inner))
-        elif (number := found.take(kinds.size(-1), written, inner)) is not None:
+            limits[name] = bool(found.convert(kinds.boolean, written, inner))
+        elif (number := found.convert(kinds.size(-1), written, inner)) is not None:
             limits[name] = number
     return AccountLimits(**limits)

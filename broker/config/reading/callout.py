@@ -33,7 +33,7 @@ def read_callout(value: Value, found: Findings) -> CalloutSettings | None:
             else:
                 given[name] = tuple(found.texts(written, inner) or ())
             continue
-        given[name] = found.take(kinds.text, written, inner) or given.get(name, "")
+        given[name] = found.convert(kinds.text, written, inner) or given.get(name, "")
         if name == "issuer" and not is_public_key(given[name], ACCOUNT):
             found.wrong(inner, f'Expected callout user to be a valid public account nkey, got "{given[name]}"')
         elif name == "xkey" and not is_public_key(given[name], CURVE):

@@ -1,4 +1,4 @@
-"""The errors and notices of reading a file, each with its place; and the steps that all blocks share."""
+"""Errors and notices about a file, each with its place, and the steps that the readers of all blocks share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Findings", "aliases", "go_type", "go_value", "shown"]
 
 
 def aliases(*rows: str) -> dict[str, str]:
-    """Maps every spelling of a key to the first one of its row: ``"user username"``."""
+    """Return a map from every spelling of a key to the first one of its row: ``"user username"``."""
     return {name: row.split()[0] for row in rows for name in row.split()}
 
 
@@ -33,9 +33,9 @@ class Findings:
 
     def fields(self, block: Value, names: Mapping[str, str], unknown: str = 'unknown field "{}"',
                ) -> Iterator[tuple[str, str, Value]]:
-        """The keys of a block: the usual spelling, the one used, and the value.
+        """Return the keys of a block: the usual spelling, the one used, and the value.
 
-        One that is not in ``names`` is an error, unless a variable refers to it.
+        A key that is not in ``names`` is an error, unless a variable refers to it.
         """
         for written, value in block.value.items():
             name = names.get(written.lower())
@@ -44,8 +44,8 @@ class Findings:
             elif not value.used:
                 self.wrong(value, unknown.format(written) + did_you_mean(written, names))
 
-    def take(self, kind: Kind, written: str, value: Value, *, secret: bool = False) -> Any:
-        """The value converted by ``kind``, or None and an error."""
+    def convert(self, kind: Kind, written: str, value: Value, *, secret: bool = False) -> Any:
+        """Convert the value by ``kind``; add an error and return None if it is invalid."""
         given = value.value
         if value.literal and kind in (kinds.text, kinds.name):
             # A name or password of digits keeps its leading zeros.
@@ -57,7 +57,7 @@ class Findings:
             return None
 
     def texts(self, what: str, value: Value) -> list[str] | None:
-        """A list of texts, or a single one."""
+        """Read a list of texts, or a single one."""
         rows = value.value if isinstance(value.value, list) else [value]
         if not all(isinstance(row.value, str | int | float) for row in rows):
             self.wrong(value, f"error parsing {what}: unsupported type in array")
@@ -66,21 +66,21 @@ class Findings:
 
 
 def shown(value: Value) -> str:
-    """A value in a message."""
+    """Return a value in the form of messages."""
     if isinstance(value.value, dict):
         return "a block"
     return "a list" if isinstance(value.value, list) else repr(value.literal or value.value)
 
 
 def go_type(value: Value) -> str:
-    """The type as nats-server's messages name it."""
+    """Return the name of the type in nats-server's messages."""
     names: dict[type, str] = {dict: "map[string]interface {}", list: "[]interface {}", bool: "bool", int: "int64",
                               float: "float64", str: "string"}
     return names.get(type(value.value), "time.Time")
 
 
 def go_value(value: Value) -> str:
-    """The value as nats-server's messages show it, except maps and lists."""
+    """Return the value in the form of nats-server's messages, except maps and lists."""
     if isinstance(value.value, bool):
         return "true" if value.value else "false"
     return go_type(value) if isinstance(value.value, dict | list) else str(value.value)

@@ -1,6 +1,4 @@
-"""Everything in a file about who may connect, beyond a single user or token: its users and accounts, combined.
-
-Read in the file's order, then checked as a whole.
+"""A file's users and accounts, read in the file's order and then checked as a whole.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ __all__ = ["Identities"]
 
 
 class Identities:
-    """The methods named after keys take their values; ``settings`` gives the result."""
+    """Collects the values of keys, by a method for each key; ``settings`` returns the result."""
 
     def __init__(self, found: Findings) -> None:
         self._found = found
@@ -30,12 +28,12 @@ class Identities:
         self._accounts_at: Value | None = None
 
     def users(self, value: Value) -> None:
-        """``authorization { users }``: the default account's users."""
+        """Read ``authorization { users }``, the default account's users."""
         self._users_at = value
         self._own_users = read_users(value, self._found)
 
     def permissions(self, value: Value) -> None:
-        """``authorization { default_permissions }``."""
+        """Read ``authorization { default_permissions }``."""
         self._default_permissions = read_permissions(value, self._found)
 
     def accounts(self, value: Value) -> None:
@@ -43,12 +41,12 @@ class Identities:
         self._directory = read_accounts(value, self._found)
 
     def mappings(self, value: Value) -> None:
-        """The default account's mappings."""
+        """Read the default account's mappings."""
         mappings = read_mappings(value, self._found)
         self._own_mappings = [AccountSettings(DEFAULT_ACCOUNT, mappings=mappings)] if mappings else []
 
     def settings(self, *, user: str, token: str) -> dict[str, Any]:
-        """Settings by path, checked against each other and the single user or token in the file."""
+        """Return settings by path, checked against each other and against the single user or token in the file."""
         directory = self._directory
         users = [*with_defaults(self._own_users, self._default_permissions), *directory.users]
         at, several = (self._users_at, "a users array") if self._own_users else (self._accounts_at, "accounts")
@@ -62,7 +60,8 @@ class Identities:
         for one in users:
             name, what = (one.user, "user") if isinstance(one, User) else (one.nkey, "nkey")
             if name in seen:
-                self._found.wrong(directory.places.get(f"{one.account}.users", at), f'Duplicate {what} "{name}" detected')
+                self._found.wrong(directory.places.get(f"{one.account}.users", at),
+                                  f'Duplicate {what} "{name}" detected')
             seen.add(name)
         for value, written, why in directory.unsupported:
             self._found.wrong(value, f'"{written}" {why}')

@@ -1,6 +1,7 @@
-"""A file's operators and the tokens of their accounts: ``operator``, ``resolver``, ``resolver_preload``, ``trusted_keys``, ….
+"""A file's operators and the tokens of their accounts: ``operator``, ``resolver``, ``resolver_preload``,
+``trusted_keys``, ….
 
-What tokens claim is imported where there is a token: every start with a file imports this module.
+The modules for tokens are imported only if there is a token: every start with a file imports this module.
 
 Source: nats-server, server/opts.go (processConfigFileLine), server/jwt.go (readOperatorJWT, validateTrustedOperators).
 """
@@ -34,7 +35,7 @@ _TOKEN_BEGINS = "eyJ"
 
 
 def read_operators(value: Value, found: Findings, read: Callable[[str], str]) -> tuple[str, ...]:
-    """The operators' tokens, each given as the path of a file or as it is."""
+    """Read the operators' tokens, each of which is the path of a file or the token itself."""
     from broker.jwt.claims import operator_claims
 
     rows = value.value if isinstance(value.value, list) else [value]
@@ -106,7 +107,7 @@ def _read_directory(value: Value, found: Findings) -> ResolverSettings | None:
     for name, written, inner in found.fields(value, _RESOLVER):
         kind = (kinds.text if name in ("type", "dir") else kinds.boolean if name.endswith("delete") else
                 kinds.size(0) if name == "limit" else kinds.duration_ns())
-        given[name] = found.take(kind, written, inner)
+        given[name] = found.convert(kind, written, inner)
         if name == "interval":
             found.notice(inner, f"{written} has no effect here: {ALONE.partition(', ')[0]}")
     if len(found.errors) > before:
@@ -121,7 +122,8 @@ def _read_directory(value: Value, found: Findings) -> ResolverSettings | None:
         return None
     kind_name: Any = word.lower()
     return ResolverSettings(
-        kind_name, given["dir"], allow_delete=given.get("allow_delete", False), hard_delete=given.get("hard_delete", False),
+        kind_name, given["dir"], allow_delete=given.get("allow_delete", False),
+        hard_delete=given.get("hard_delete", False),
         limit=given.get("limit", 0) or (1000 if word == "CACHE" else 0), ttl_ns=given.get("ttl", 0),
         timeout_ns=given.get("timeout", ResolverSettings("full").timeout_ns))
 
@@ -147,7 +149,7 @@ def _directory_problems(word: str, given: dict[str, Any]) -> Iterator[str]:
 
 
 def read_preload(value: Value, found: Findings) -> tuple[tuple[str, str], ...]:
-    """Account tokens by account."""
+    """Read account tokens, by account."""
     from broker.jwt.claims import account_claims
 
     if not isinstance(value.value, dict):
@@ -189,7 +191,7 @@ def _texts(value: Value, what: str, found: Findings) -> tuple[str, ...]:
 
 
 def operator_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Paths of settings that contradict each other, and why, in nats-server's words."""
+    """Return the paths of contradicting settings, and the reason in nats-server's words."""
     operator, auth = settings.operator, settings.auth
     here = ("operator.tokens",)
     if not operator.tokens:

@@ -17,7 +17,7 @@ _TRUSTED = aliases("key public_key")
 
 
 def read_proxies(value: Value, found: Findings) -> tuple[str, ...]:
-    """Their public keys."""
+    """Read the public keys of trusted proxies."""
     if not isinstance(value.value, dict):
         found.wrong(value, f"expected proxies to be a map/struct, got {go_type(value)}")
         return ()
@@ -32,7 +32,7 @@ def read_proxies(value: Value, found: Findings) -> tuple[str, ...]:
                 continue
             key = ""
             for _, written, inner in found.fields(row, _TRUSTED):
-                key = found.take(kinds.text, written, inner) or ""
+                key = found.convert(kinds.text, written, inner) or ""
             if _is_key(key):
                 keys.append(key)
             else:

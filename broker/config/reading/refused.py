@@ -1,4 +1,4 @@
-"""nats-server keys that jetblock refuses, and why; and those that would have no effect here.
+"""The keys that jetblock refuses, and the keys without effect here, with the reasons.
 
 A key covers everything in its block. Dots separate the keys of nested blocks. Keys of users and accounts are handled
 where those are read.
@@ -42,7 +42,8 @@ REFUSED: dict[str, str] = {
 
 NO_EFFECT: dict[str, str] = {
     **dict.fromkeys((f"resolver_tls.{key}" for key in ("verify", "verify_and_map", "verify_cert_and_check_known_urls",
-                                                       "pinned_certs", "timeout", "first", "handshake_first", "immediate",
+                                                       "pinned_certs", "timeout", "first", "handshake_first",
+                                                       "immediate",
                                                        "connection_rate_limit")),
                     "it is for connections that the server accepts"),
     **dict.fromkeys(("tls.insecure", "websocket.tls.insecure"), "it is for connections to other servers"),

@@ -27,7 +27,7 @@ _SERVICES_ONLY = {"response_type": "response", "threshold": "response", "latency
 
 
 def read_exports(value: Value, found: Findings) -> tuple[Export, ...]:
-    """The exports of a list that could be read."""
+    """Read a list of exports; leave out those with errors."""
     if not isinstance(value.value, list):
         found.wrong(value, f"Exports should be an array, got {go_type(value)}")
         return ()
@@ -60,10 +60,10 @@ def _read_export(row: Value, found: Findings) -> Export | None:
         elif name == "latency":
             made[name] = _read_latency(value, found)
         elif name == "account_token_position":
-            made[name] = found.take(kinds.integer(0), written, value)
+            made[name] = found.convert(kinds.integer(0), written, value)
         else:
-            made[name] = found.take(kinds.boolean, written, value)
-    # One without a kind shares nothing, which nats-server accepts.
+            made[name] = found.convert(kinds.boolean, written, value)
+    # An export without a kind shares nothing; nats-server accepts it.
     return Export(**made) if len(found.errors) == before and "kind" in made else None
 
 
@@ -119,7 +119,7 @@ def _read_sampling(value: Value, found: Findings) -> int:
 
 
 def _percent(value: Value) -> int | None:
-    """``50`` or ``"50%"``."""
+    """Parse ``50`` or ``"50%"``."""
     if isinstance(value.value, int) and not isinstance(value.value, bool):
         return value.value
     digits = value.value.removesuffix("%") if isinstance(value.value, str) else ""
@@ -127,7 +127,7 @@ def _percent(value: Value) -> int | None:
 
 
 def read_imports(value: Value, found: Findings) -> tuple[Import, ...]:
-    """The imports of a list that could be read."""
+    """Read a list of imports; leave out those with errors."""
     if not isinstance(value.value, list):
         found.wrong(value, f"Imports should be an array, got {go_type(value)}")
         return ()
@@ -139,7 +139,8 @@ def read_imports(value: Value, found: Findings) -> tuple[Import, ...]:
             continue
         same = services.setdefault((one.account, one.to or one.subject), one) if one.kind == "service" else one
         if same is not one:
-            found.wrong(row, f'Duplicate service import subject "{one.to or one.subject}", previously used in import for '
+            found.wrong(row, f'Duplicate service import subject "{one.to or one.subject}", previously used in import '
+                             f'for '
                              f'account "{one.account}", subject "{same.subject}"')
         else:
             imports.append(one)
@@ -164,7 +165,7 @@ def _read_import(row: Value, found: Findings) -> Import | None:
             made |= {"kind": name, **_read_source(name, value, found)}
         else:
             kind = kinds.boolean if name in ("share", "allow_trace") else kinds.text
-            made[name] = found.take(kind, written, value)
+            made[name] = found.convert(kind, written, value)
     if made.get("kind") == "service":
         made.pop("prefix", None)
     elif made.get("kind") == "stream":
@@ -173,11 +174,11 @@ def _read_import(row: Value, found: Findings) -> Import | None:
 
 
 def _read_source(kind: str, value: Value, found: Findings) -> dict[str, str]:
-    """The exporting account and its subject."""
+    """Read the exporting account and its subject."""
     if not isinstance(value.value, dict):
         found.wrong(value, f"{kind.capitalize()} entry should be an account map, got {go_type(value)}")
         return {}
-    parts = {name: found.take(kinds.text, written, inner)
+    parts = {name: found.convert(kinds.text, written, inner)
              for name, written, inner in found.fields(value, aliases("account", "subject"))}
     if not parts.get("account") or not parts.get("subject"):
         found.wrong(value, "Expect an account name and a subject")
@@ -185,7 +186,7 @@ def _read_source(kind: str, value: Value, found: Findings) -> dict[str, str]:
 
 
 def read_mappings(value: Value, found: Findings) -> tuple[SubjectMapping, ...]:
-    """``mappings { FROM: TO }``; TO may be a block or list of blocks with ``destination``, ``weight``, ``cluster``."""
+    """Read ``mappings { FROM: TO }``; TO may have blocks with ``destination``, ``weight`` and ``cluster``."""
     if not isinstance(value.value, dict):
         found.wrong(value, f"Expected mappings to be a map/struct, got {go_type(value)}")
         return ()
@@ -217,7 +218,7 @@ def _read_destination(row: Value, found: Findings) -> Destination | None:
     names = aliases("destination dest", "weight", "cluster")
     for name, written, value in found.fields(row, names, 'Unknown field "{}" for mapping destination'):
         if name != "weight":
-            parts[name] = found.take(kinds.text, written, value) or ""
+            parts[name] = found.convert(kinds.text, written, value) or ""
         elif (percent := _percent(value)) is None or not 0 <= percent <= 100:
             weight = f'"{value.value.removesuffix("%")}"' if isinstance(value.value, str) else go_value(value)
             found.wrong(value, f"Invalid weight {weight} for mapping destination")

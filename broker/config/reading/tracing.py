@@ -14,12 +14,13 @@ __all__ = ["read_outer_trace"]
 
 
 def read_outer_trace(written: str, value: Value, found: Findings) -> OuterTrace | None:
-    """The setting; None where there is no destination, or an error."""
+    """Read the setting; None without a destination, or after an error."""
     if isinstance(value.value, str):
         dest = _read_dest(written, value, found)
         return OuterTrace(dest) if dest else None
     if not isinstance(value.value, dict):
-        found.wrong(value, f'Expected account message trace "{written}" to be a string or a map/struct, got {go_type(value)}')
+        found.wrong(value, f'Expected account message trace "{written}" to be a string or a map/struct, got '
+                           f'{go_type(value)}')
         return None
     dest, sampling = "", 0
     for name, key, inner in found.fields(value, aliases("dest", "sampling"),
@@ -45,7 +46,7 @@ def _read_dest(written: str, value: Value, found: Findings) -> str:
 
 
 def _read_sampling(written: str, value: Value, found: Findings) -> int:
-    """Percent; 0: an error."""
+    """Read percent; 0 after an error."""
     given = value.value
     if isinstance(given, str):
         digits = given.removesuffix("%")

@@ -34,7 +34,7 @@ _RESPONSES = aliases("max max_msgs max_messages max_responses", "expires expirat
 
 
 def read_users(value: Value, found: Findings, account: str = DEFAULT_ACCOUNT) -> list[AnyUser]:
-    """The users of a list that could be read, in its order."""
+    """Read a list of users, in order; leave out those with errors."""
     if not isinstance(value.value, list):
         found.wrong(value, f"Expected users field to be an array, got {go_value(value)}")
         return []
@@ -43,7 +43,7 @@ def read_users(value: Value, found: Findings, account: str = DEFAULT_ACCOUNT) ->
 
 
 def with_defaults(users: list[AnyUser], permissions: Permissions | None) -> list[AnyUser]:
-    """The users, with ``permissions`` for those without their own."""
+    """Return the users, with ``permissions`` for those without their own."""
     if permissions is None:
         return users
     return [user if user.permissions is not None else user.replace(permissions=permissions) for user in users]
@@ -62,9 +62,9 @@ def _read_user(row: Value, found: Findings, account: str) -> AnyUser | None:
         elif name == "connection_types":
             common["connection_types"] = _read_connection_types(value, found)
         elif name == "proxy_required":
-            common["proxy_required"] = found.take(kinds.boolean, written, value) or False
+            common["proxy_required"] = found.convert(kinds.boolean, written, value) or False
         else:
-            texts[name] = found.take(kinds.text, written, value, secret=name == "password") or ""
+            texts[name] = found.convert(kinds.text, written, value, secret=name == "password") or ""
     if len(found.errors) > before:
         return None
     if nkey := texts.get("nkey"):
@@ -90,7 +90,7 @@ def _read_connection_types(value: Value, found: Findings) -> frozenset[str]:
 
 
 def read_permissions(value: Value, found: Findings) -> Permissions | None:
-    """The permissions; None and an error if they are invalid."""
+    """Read permissions; add an error and return None if they are invalid."""
     if not isinstance(value.value, dict):
         found.wrong(value, f"Expected permissions to be a map/struct, got {go_value(value)}")
         return None
@@ -103,7 +103,7 @@ def read_permissions(value: Value, found: Findings) -> Permissions | None:
 
 
 def _read_subjects(value: Value, found: Findings, *, queues: bool) -> SubjectPermission:
-    """A subject or list of subjects is allowed; a block lists allowed and denied ones."""
+    """Read subjects: a subject or a list is allowed, and a block lists allowed and denied ones."""
     if not isinstance(value.value, dict):
         return SubjectPermission(_read_patterns(value, found, queues=queues) or None)
     allow: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ def _pattern_problem(pattern: str, *, queues: bool) -> str:
 
 
 def _read_responses(value: Value, found: Findings) -> ResponsePermission | None:
-    """``true``, or a block with the number and duration; negative: no limit, 0: the default."""
+    """Read ``true``, or a block with number and duration; negative: no limit, 0: the default."""
     if isinstance(value.value, bool):
         return ResponsePermission() if value.value else None
     if not isinstance(value.value, dict):
@@ -157,7 +157,7 @@ def _read_responses(value: Value, found: Findings) -> ResponsePermission | None:
     terms = ResponsePermission()
     for name, written, inner in found.fields(value, _RESPONSES, 'Unknown field "{}" parsing permissions'):
         if name == "max":
-            terms = terms.replace(max_msgs=found.take(kinds.integer(), written, inner) or terms.max_msgs)
+            terms = terms.replace(max_msgs=found.convert(kinds.integer(), written, inner) or terms.max_msgs)
         elif not isinstance(inner.value, str):
             found.wrong(inner, "error parsing expires, not a duration string")
         else:

@@ -20,7 +20,8 @@ from broker.jetstream.wire.errors import ApiError
 from broker.jwt.fields import Fields, TokenError
 
 CASES: list[tuple[bytes, dict[str, Any], str]] = [
-    (base64.b64decode(text), value, said) for text, value, said in json.loads(Path(__file__).with_name("cases.json").read_text())]
+    (base64.b64decode(text), value, said) for text, value,
+    said in json.loads(Path(__file__).with_name("cases.json").read_text())]
 
 
 def struct(name: str, **fields: tuple[Any, Any]) -> type[Any]:
@@ -50,7 +51,8 @@ def by_fields(text: bytes) -> dict[str, Any]:
         raise TokenError("no string")
     times = [Fields(row or {}) for row in rows]
     return {"exp": read.integer("exp"), "unum": read.integer("unum"), "on": read.boolean("on"), "ks": read.text("ks"),
-            "src": list(read.texts("src")), "pub": rules(read.inner("pub")), "resp": None if resp is None else rules(resp),
+            "src": list(read.texts("src")), "pub": rules(read.inner("pub")),
+            "resp": None if resp is None else rules(resp),
             "times": [{"start": one.text("start"), "end": one.text("end")} for one in times],
             "meta": {key: value or "" for key, value in read.entries("meta")}}
 
@@ -89,7 +91,8 @@ def test_tokens_are_read_as_by_go(text: bytes, value: dict[str, Any], said: str)
 
 
 @pytest.mark.parametrize("text, value", [
-    (b"", None), (b" \n", None), (b'{"a":1}{"b":2}', {"a": 1, "b": 2}), (b'{"a":{"b":1}} {"a":{"c":2}}', {"a": {"c": 2}}),
+    (b"", None), (b" \n", None), (b'{"a":1}{"b":2}', {"a": 1, "b": 2}),
+    (b'{"a":{"b":1}} {"a":{"c":2}}', {"a": {"c": 2}}),
     (b"1 null", 1)])
 def test_several_values_are_decoded_into_one(text: bytes, value: object) -> None:
     """As by Go's Decoder; members of nested objects are merged by who reads them."""
