@@ -179,11 +179,11 @@ MAY: dict[str, set[str]] = {
         "runtime.shard_owner", "runtime.store_host", "server.accounts", "server.routing", "storage.objectstore",
         "storage.shard"},
     "runtime": {
-        "access", "base", "config", "config.settings", "jetstream.account", "jetstream.engine", "jetstream.inbox",
-        "jetstream.overview", "jetstream.wire", "maintenance.scrub", "monitor", "runtime.adopt", "runtime.shard_owner",
-        "runtime.store_host", "server", "server.accounts", "server.listeners", "server.operator", "server.routing",
-        "server.system", "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.shard",
-        "version"},
+        "access", "base", "config", "config.kinds", "config.settings", "jetstream.account", "jetstream.engine",
+        "jetstream.inbox", "jetstream.overview", "jetstream.wire", "maintenance.scrub", "monitor", "runtime.adopt",
+        "runtime.shard_owner", "runtime.store_host", "server", "server.accounts", "server.listeners", "server.operator",
+        "server.routing", "server.system", "storage.log", "storage.objectstore", "storage.paths", "storage.put",
+        "storage.shard", "version"},
     "runtime.embedded": {"base", "config", "config.settings", "runtime"},
     "runtime.broker_thread": {"runtime.embedded"},
     "migration": {

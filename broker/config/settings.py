@@ -23,12 +23,12 @@ from broker.base.suggest import did_you_mean
 from broker.base.value import Value, fields
 from broker.config import kinds
 from broker.config.callout import CalloutSettings
-from broker.config.kinds import DEFAULT_MAX_CONSUMERS, SYNC_INTERVAL_NS
+from broker.config.kinds import DEFAULT_MAX_CONSUMERS
 from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
 from broker.protocol.framing import MAX_CONTROL_LINE, MAX_PAYLOAD
 
-__all__ = ["MASK", "MASKED", "REMOVED", "SYNC_INTERVAL_NS", "AccountsSettings", "AuthSettings", "CertificateFiles",
+__all__ = ["MASK", "MASKED", "REMOVED", "AccountsSettings", "AuthSettings", "CertificateFiles",
            "ClientSettings", "ConfigError", "InvalidFile", "JetStreamSettings", "LoggingSettings", "MonitoringSettings",
            "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits", "Setting", "Settings",
            "StorageSettings", "TlsSettings", "WebSocketSettings", "default_store_url", "make_settings", "setting_at",

@@ -1,4 +1,4 @@
-"""The delays before retries."""
+"""The delays before retries grow to a bound."""
 
 from __future__ import annotations
 

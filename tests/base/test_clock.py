@@ -1,4 +1,4 @@
-"""The guarded clock: what it shows, and when it is believed, while the wall clock or the store's clock leaps."""
+"""The guarded clock shows a correct time, and knows when to trust it, while the wall clock or the store's leaps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEAPS = [61 * SECOND, HOUR, TEN_YEARS, -61 * SECOND, -HOUR, -TEN_YEARS]
 
 
 class Machine:
-    """A wall clock, the time since boot and a store's clock, moved by hand; ``clock`` began when all were right."""
+    """A wall clock, the time since boot and a store's clock, moved by the test; ``clock`` began when all were right."""
 
     def __init__(self, *, off_ns: int = 0, has_witness: bool = False) -> None:
         self.true_ns = 1_700_000_000 * SECOND
@@ -35,8 +35,8 @@ class Machine:
 @pytest.mark.parametrize("has_witness", [False, True])
 @pytest.mark.parametrize("read", [True, False])
 def test_a_leap_is_not_followed(leap: int, has_witness: bool, read: bool) -> None:
-    """The time goes on as before the leap, and is not trusted, until the clock is right again; then it is at once.
-    Whether anybody has read the clock since makes no difference."""
+    """The time continues as before the leap and is not trusted. It is trusted as soon as the clock is right again,
+    whether or not the clock was read meanwhile."""
     machine = Machine(has_witness=has_witness)
     assert machine.clock.trusted
     machine.off_ns = leap
@@ -55,7 +55,7 @@ def test_a_leap_is_not_followed(leap: int, has_witness: bool, read: bool) -> Non
 
 @pytest.mark.parametrize("step", [SECOND, 50 * SECOND, -SECOND, -50 * SECOND])
 def test_small_steps_are_followed(step: int) -> None:
-    """Corrections below a minute are taken, one after another."""
+    """The clock follows corrections below a minute, one after another."""
     machine = Machine()
     for number in range(1, 4):
         machine.off_ns = number * step
@@ -65,7 +65,7 @@ def test_small_steps_are_followed(step: int) -> None:
 
 
 def test_small_steps_away_from_the_stores_clock() -> None:
-    """Many of them are not: from a minute on the store's clock is a witness against them."""
+    """Small steps in sum beyond a minute are not followed, because the store's clock differs then."""
     machine = Machine(has_witness=True)
     for _ in range(10):
         machine.off_ns += 50 * SECOND
@@ -77,8 +77,7 @@ def test_small_steps_away_from_the_stores_clock() -> None:
 
 @pytest.mark.parametrize("leap", LEAPS)
 def test_a_leap_that_the_store_confirms(leap: int) -> None:
-    """A machine was suspended, and the time since boot does not tell: its clock is believed as soon as the store
-    agrees."""
+    """After a suspend that the time since boot does not count, the clock is trusted as soon as the store agrees."""
     machine = Machine(has_witness=True)
     assert machine.clock.trusted
     machine.true_ns += leap
@@ -95,7 +94,7 @@ def test_a_leap_that_the_store_confirms(leap: int) -> None:
 
 @pytest.mark.parametrize("leap", LEAPS)
 def test_a_store_whose_clock_leaps(leap: int) -> None:
-    """The machine's time goes on, since its clocks were right; nothing expires until the store's is right again."""
+    """The machine's time continues, because its clocks were right; nothing expires until the store's is right again."""
     machine = Machine(has_witness=True)
     assert machine.clock.trusted
     machine.witness_off_ns = leap
@@ -111,7 +110,7 @@ def test_a_store_whose_clock_leaps(leap: int) -> None:
 
 @pytest.mark.parametrize("off", LEAPS)
 def test_a_machine_that_starts_with_a_wrong_clock(off: int) -> None:
-    """The time is the store's, and not trusted, until the machine's clock is right."""
+    """The time is the store's, and is not trusted until the machine's clock is right."""
     machine = Machine(off_ns=off, has_witness=True)
     assert not machine.clock.trusted
     machine.advance(HOUR)
@@ -145,7 +144,7 @@ class Outside:
     def __init__(self) -> None:
         self.true_ns = 1_700_000_000 * SECOND
         self.lost_ns = 0
-        """By how much the monotonic clock is behind."""
+        """The time by which the monotonic clock is behind."""
         self.wall_off_ns = 0
         self.store_ns: int | None = None
         self.clock = GuardedClock(lambda: self.true_ns + self.wall_off_ns, self.monotonic_ns)
@@ -155,7 +154,7 @@ class Outside:
         return self.true_ns - self.lost_ns
 
     def answer(self, late_ns: int = 0) -> None:
-        """The store answers, with a Date in whole seconds, from ``late_ns`` ago."""
+        """Deliver a response of the store, with a Date in whole seconds from ``late_ns`` ago."""
         self.store_ns = (self.true_ns - late_ns) // SECOND * SECOND + SECOND // 2
 
 
@@ -169,7 +168,7 @@ def test_outside_time_is_monotonic_time_while_the_clocks_agree() -> None:
 
 @pytest.mark.parametrize("by", ["wall", "store"])
 def test_outside_time_contains_a_pause_that_another_clock_reveals(by: str) -> None:
-    """The machine and its monotonic clock stand still for a minute."""
+    """The outside time contains a minute in which the machine and its monotonic clock were stopped."""
     machine = Outside()
     machine.answer()
     began_ns = machine.clock.outside_ns()
@@ -198,8 +197,8 @@ def test_outside_time_never_goes_back_and_counts_each_leap() -> None:
 
 @pytest.mark.parametrize("apart_s", [60, 1700])
 def test_outside_time_ignores_late_answers_and_servers_that_differ(apart_s: int) -> None:
-    """Dates are truncated, arrive late, and come from servers whose clocks differ, by at most the half hour that S3
-    allows. Once each kind was seen, none is a leap."""
+    """Dates are truncated, arrive late, and come from servers whose clocks differ by up to the half hour that S3
+    allows. After one date of each kind, none is a leap."""
     rng = random.Random(1)
     machine = Outside()
     for _ in range(1000):

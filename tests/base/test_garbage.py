@@ -16,7 +16,7 @@ from broker.runtime.embedded import Broker
 
 
 class Node:
-    """Something that refers to itself."""
+    """An object that refers to itself."""
 
     def __init__(self) -> None:
         self.itself = self
@@ -24,7 +24,7 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """What other tests left is not examined here, nor set aside for good."""
+    """Keep objects of other tests out of these collections, and unfreeze all objects at the end."""
     gc.collect()
     yield
     gc.unfreeze()
@@ -37,7 +37,7 @@ async def all_collected(collector: Collector) -> None:
 
 
 async def test_what_stays_is_examined_once() -> None:
-    """A heap of 400 000 objects that stay: no collection visits more than a part of it."""
+    """No collection visits more than a part of a heap of 400 000 objects that stay."""
     collector = Collector(every_s=0.001)
     collector.start()
     visited: list[int] = []
@@ -111,8 +111,7 @@ async def test_few_discarded_things_are_not_worth_a_full_collection() -> None:
 
 
 async def test_streams_and_consumers_are_reported() -> None:
-    """Streams and consumers that lived long enough to be set aside are gone after a full collection; connections
-    without one."""
+    """Streams and consumers that were frozen are freed by a full collection, and connections are freed without one."""
     async with Broker() as broker:
         collector = Collector(every_s=0.001, idle_every=5)
         clients = [await nats.connect(broker.url) for _ in range(100)]
@@ -137,7 +136,7 @@ async def test_streams_and_consumers_are_reported() -> None:
 
 
 def _broker_objects() -> int:
-    """Connections, streams and consumers of brokers in this process."""
+    """Count the connections, streams and consumers of brokers in this process."""
     kinds = tuple(getattr(sys.modules[module], name) for module, name in (
         ("broker.server.connection.client", "Client"), ("broker.jetstream.stream.stream", "Stream"),
         ("broker.jetstream.consumer.consumer", "Consumer")))
@@ -145,7 +144,7 @@ def _broker_objects() -> int:
 
 
 async def test_what_a_start_made_is_not_examined() -> None:
-    """Shows it of a collector that starts while very much is being made, and again when all is there."""
+    """A collector starts while very many objects are created, and starts again when all exist."""
     examined: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:

@@ -1,4 +1,4 @@
-"""Durations and times as Go has them: tables made by a Go program, and what is written is read back."""
+"""Durations and times are Go's: a Go program made the tables, and each formatted text is parsed again."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ PARSED: list[tuple[str, int | None, str]] = [
     ("9007199254740993.5ns", 9007199254740993, ""),
     ("1.999999999ns", 1, ""),
 ]
-"""Text, then what time.ParseDuration answers: nanoseconds or an error."""
+"""Texts, each with the result of time.ParseDuration: nanoseconds or an error."""
 
 FORMATTED = [
     (0, "0s"),
@@ -125,7 +125,7 @@ def test_a_written_duration_is_read_back(ns: int) -> None:
 
 @given(at_ns=st.integers(ZERO_TIME_NS, 253_402_300_799_999_999_999))
 def test_a_written_time_is_read_back(at_ns: int) -> None:
-    """From the year 1 to the end of 9999."""
+    """Instants from the year 1 to the end of 9999 can be formatted and parsed."""
     assert parse_time(format_time(at_ns)) == at_ns
 
 
@@ -168,6 +168,5 @@ def test_a_long_text_is_no_duration_and_is_not_repeated_in_full() -> None:
                           st.sampled_from([0, -1, 1, ZERO_TIME_NS, ZERO_TIME_NS - 1, 253_402_300_799_999_999_999,
                                            1 << 70]))))
 def test_many_times(instants: list[int]) -> None:
-    """Formatted together, each instant reads as it does alone: within one second, beyond the calendar, with and without
-    zeros."""
+    """Instants formatted together have the same texts as alone: in one second, beyond the calendar, with zeros."""
     assert format_times(instants) == [format_time(at_ns).encode() for at_ns in instants]

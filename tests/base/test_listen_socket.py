@@ -1,4 +1,4 @@
-"""A listener leaves the last descriptors to the store: it pauses instead of accepting, and goes on by itself."""
+"""A listener leaves the last descriptors to the store: it pauses instead of accepting, and continues by itself."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from broker.base.listen_socket import Bound, Listener
 
 
 class Greeter(asyncio.Protocol):
-    """Sends one byte to whoever connects."""
+    """A protocol that sends one byte to each client."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport) or hasattr(transport, "write")
@@ -38,8 +38,8 @@ async def greeted(port: int) -> socket.socket:
 
 
 async def test_a_pause_and_its_end(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Without a free descriptor, connections wait in the kernel's queue, looked at ever less often; the log says so
-    once; when there is one, they are accepted in order."""
+    """Without a free descriptor, connections wait in the kernel's queue, which is checked less and less often, with one
+    log line. When a descriptor is free, they are accepted in order."""
     asked: list[float] = []
     enough = asyncio.Event()
     free = False
@@ -71,7 +71,7 @@ async def test_a_pause_and_its_end(monkeypatch: pytest.MonkeyPatch, caplog: pyte
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ECONNABORTED])
 async def test_errors_of_accept(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever ``accept`` fails with, the listener goes on; the loop turns a few times at most meanwhile."""
+    """After any error of ``accept`` the listener continues; the loop makes a few turns at most meanwhile."""
     failures = [number] * 3
     accept = socket.socket.accept
 
@@ -90,7 +90,7 @@ async def test_errors_of_accept(number: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_close_during_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No timer is left that would use the closed socket."""
+    """A close during a pause cancels the timer, which would use the closed socket."""
     monkeypatch.setattr(listen_socket, "is_free_for_connections", lambda *_, **__: False)
     bound = await Bound.at("127.0.0.1", 0)
     listener = Listener(bound, 10, Greeter, "Client")
@@ -105,7 +105,7 @@ async def test_close_during_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def limits(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
-    """Sets what the process believes its limits to be."""
+    """Return a function that fakes the limits of the process."""
     now: list[tuple[int, int]] = [(0, 0)]
     monkeypatch.setattr(resource, "getrlimit", lambda _: now[0])
     monkeypatch.setattr(resource, "setrlimit", lambda _, wanted: now.__setitem__(0, wanted))

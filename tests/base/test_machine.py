@@ -1,4 +1,4 @@
-"""What the process takes for the machine's memory: the control groups that it is in, as Linux shows them."""
+"""The memory of the machine is bounded by the control groups of the process, as Linux shows them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_memory(tmp_path: Path, files: dict[str, str], expected: int) -> None:
 
 @pytest.mark.parametrize("given, expected", [("", memory_bytes() // 4 * 3), ("max_memory_store: 64MiB", 64 << 20)])
 async def test_bound_of_memory_streams(tmp_path: Path, given: str, expected: int) -> None:
-    """Three quarters of it, unless the configuration says otherwise; shown where nats-server shows it, and in force."""
+    """The bound is three quarters of the memory unless configured; it is on nats-server's pages, and in force."""
     conf = tmp_path / "x.conf"
     conf.write_text(f"jetstream {{ store_dir: '{tmp_path}', max_file_store: 5m, {given} }}")
     async with BrokerProcess("-c", str(conf)) as broker:

@@ -1,4 +1,4 @@
-"""Keys as text: the examples of nats-io's own documents, and that no other text is taken for one."""
+"""Keys as text: the examples of nats-io's documents are keys, and other texts are not."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from broker.base.nkeys import (
 
 SEED = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"
 PUBLIC = "UDXU4RCSJNZOIQHZNWXHXORDPRTGNJAHAHFRGZNEEJCPQTT2M7NLCNF4"
-"""The example of nats-server's documentation."""
+"""The public key in nats-server's documentation."""
 
 KINDS = (OPERATOR, ACCOUNT, USER, SERVER, CURVE)
 keys = st.binary(min_size=32, max_size=32)
 
 
 def test_the_documented_example() -> None:
-    """Its seed has its public key, whose signatures are verified."""
+    """The seed in the documentation has that public key, which verifies its signatures."""
     pair = KeyPair.of_seed(SEED)
     assert pair.public == PUBLIC
     assert verify(PUBLIC, b"nonce", pair.sign(b"nonce"))
@@ -66,9 +66,10 @@ def test_a_changed_character_is_noticed(kind: str, key: bytes, at: int, char: st
     assert is_public_key(text[:at] + char + text[at + 1:], kind) is (text[at] == char)
 
 
-@given(st.one_of(st.text(max_size=60), st.binary(max_size=40).map(lambda raw: base64.b32encode(raw).decode().rstrip("="))))
+@given(st.one_of(st.text(max_size=60),
+                 st.binary(max_size=40).map(lambda raw: base64.b32encode(raw).decode().rstrip("="))))
 def test_any_text(text: str) -> None:
-    """Text that is no key is refused by ValueError alone."""
+    """Text that is no key raises ValueError, and no other error."""
     for kind in KINDS:
         assert not is_public_key(text, kind)
     with pytest.raises(ValueError, match="invalid seed"):
@@ -78,7 +79,7 @@ def test_any_text(text: str) -> None:
 
 @given(st.binary())
 def test_base64(data: bytes) -> None:
-    """Signatures come in either alphabet; tokens in one, without padding."""
+    """A signature is decoded in either alphabet, and a token in one, without padding."""
     assert decode_base64url(encode_base64url(data)) == data == decode_signature(base64.b64encode(data).decode())
 
 

@@ -1,4 +1,4 @@
-"""Progress of long commands: a bar that is drawn over itself on a terminal, lines from time to time elsewhere."""
+"""The progress of a long command is one bar on a terminal, and a line from time to time elsewhere."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Terminal(io.StringIO):
 
 
 def test_lines_where_there_is_no_terminal() -> None:
-    """One every five seconds, with rates."""
+    """Without a terminal there is a line every five seconds, with rates."""
     out, clock = io.StringIO(), Clock()
     progress = Progress(out, clock)
     for second in range(1, 12):
@@ -37,7 +37,7 @@ def test_lines_where_there_is_no_terminal() -> None:
 
 
 def test_more_than_was_expected() -> None:
-    """A total that was estimated too low grows: never 66 of 64."""
+    """A total that was estimated too low grows, so a line never has 66 of 64."""
     out, clock = io.StringIO(), Clock()
     progress = Progress(out, clock)
     clock.now = 10.0
@@ -46,7 +46,7 @@ def test_more_than_was_expected() -> None:
 
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawn over itself, cut to the width; a line removes it first; a size that is not known has no bar."""
+    """A bar replaces the last one and is cut to the width; a line removes it; an unknown total has no bar."""
     monkeypatch.setenv("COLUMNS", "60")
     out, clock = Terminal(), Clock()
     progress = Progress(out, clock)
@@ -64,7 +64,7 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_real_terminal() -> None:
-    """Standard error is a terminal of the kernel's: it is noticed."""
+    """A terminal of the kernel as standard error is recognised."""
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as out:
         clock = Clock()

@@ -1,4 +1,4 @@
-"""Texts that are no URL of a store: what is proposed in their place leads nowhere but where was meant."""
+"""For a text that is no URL of a store, the URL that was meant is proposed, or none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOME = os.path.expanduser("~")
     ("memory:", "memory://"),
 ])
 def test_proposals(text: str, proposed: str) -> None:
-    """The command line, the environment and the parser of URLs say the same, and show no secret."""
+    """The command line, the environment and the parser of URLs propose the same, and show no secret."""
     assert proposal(text) == proposed
     with pytest.raises(ValueError) as refused:
         parse_store_url(text)
@@ -45,7 +45,7 @@ def test_proposals(text: str, proposed: str) -> None:
 
 @pytest.mark.parametrize("flag", ["-sd", "--store_dir"])
 def test_a_bucket_as_a_directory(flag: str, tmp_path: Path) -> None:
-    """``-sd s3://bucket/x`` would make a folder named ``s3:``; the same in a file."""
+    """``-sd s3://bucket/x``, which would make a folder named ``s3:``, is refused, in a file, too."""
     with pytest.raises(ConfigError, match="takes a directory, not the URL 's3://bucket/x'; try --store s3://bucket/x"):
         load(read_flags(["-js", flag, "s3://bucket/x"]), {})
     (tmp_path / "x.conf").write_text('jetstream { store_dir: "s3:/bucket/x" }')
@@ -54,7 +54,7 @@ def test_a_bucket_as_a_directory(flag: str, tmp_path: Path) -> None:
 
 
 def test_the_home_directory() -> None:
-    """``file://~/data`` would make a folder named ``~``."""
+    """``file://~/data``, which would make a folder named ``~``, is refused."""
     with pytest.raises(ConfigError, match=f"write {HOME}/data"):
         load(read_flags(["--store", "file://~/data"]), {})
     with pytest.raises(ValueError, match=f"write file://{HOME}/data"):
@@ -62,7 +62,7 @@ def test_the_home_directory() -> None:
 
 
 def test_an_empty_text() -> None:
-    """It is no directory to propose a URL for."""
+    """A text without a directory gets no proposed URL."""
     for flags, said in ((["--store", ""], r"--store is empty; try file:///var/lib/jetblock or s3://bucket/prefix"),
                         (["-sd", ""], "--store_dir names no directory; try --store_dir /var/lib/jetblock")):
         with pytest.raises(ConfigError, match=said):

@@ -1,5 +1,4 @@
-"""Immutable records behave as frozen dataclasses do: equality, hash, display, copies, and errors for wrong
-arguments."""
+"""Immutable records behave like frozen dataclasses: equality, hash, repr, copies, and errors for wrong arguments."""
 
 from __future__ import annotations
 
@@ -50,7 +49,7 @@ ARGUMENTS = st.tuples(
 
 
 def made(of: Any, positional: list[Any], named: dict[str, Any]) -> Any:
-    """An instance; TypeError for wrong arguments."""
+    """Return an instance. Raises: TypeError for wrong arguments."""
     try:
         return of(*positional, **named)
     except TypeError:
@@ -78,7 +77,7 @@ def test_like_a_frozen_dataclass(first: tuple[list[Any], dict[str, Any]],
 
 
 def test_errors() -> None:
-    """They name the class and the field."""
+    """Errors name the class and the field."""
     for positional, named, why in (([], {}, "needs a value for x"), ([1, "a", "b", "c"], {}, "takes 3 values, not 4"),
                                    ([1], {"x": 2}, "was given x twice"), ([1], {"y": 2}, "has no field y")):
         with pytest.raises(TypeError, match=f"Point {why}"):
@@ -96,7 +95,7 @@ def test_errors() -> None:
 
 
 def test_no_secret_is_displayed() -> None:
-    """Neither users nor settings show one."""
+    """Neither users nor settings show a secret in ``repr``."""
     shown = repr(Settings(auth=AuthSettings(password="hunter2", token="hunter2", users=(User("u", "hunter2"),)),
                           storage=StorageSettings(s3_secret_access_key="hunter2")))
     assert "hunter2" not in shown

@@ -34,7 +34,7 @@ def log_of(segments: list[int], seals: list[int]) -> MemoryStore:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_as_a_linear_scan(seed: int) -> None:
-    """Logs of all lengths, with orphans and seals beyond their end as owners and takers leave them."""
+    """Make logs of all lengths, with orphans and seals beyond their end as owners and takers leave them."""
     async def main(clock: ManualClock) -> None:
         rng = random.Random(seed)
         end = rng.choice((0, 1, 2, 15, 16, 17, 31, 32, 33, 100, 1000, 3000)) + rng.randrange(3)
@@ -55,8 +55,7 @@ def test_as_a_linear_scan(seed: int) -> None:
 @pytest.mark.parametrize("gently", [False, True])
 @pytest.mark.parametrize("segments", [33, 100, 1000])
 def test_an_owner_that_goes_on_is_followed(segments: int, gently: bool) -> None:
-    """Each header is put by the time the next ones are asked for: whatever number is answered, all before it are
-    there."""
+    """If the owner puts each entry before the next headers are read, all numbers before the answer have entries."""
     class Growing(MemoryStore):
         async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
             try:
@@ -92,8 +91,7 @@ def test_a_long_log_costs_a_few_round_trips_and_an_idle_one_a_get() -> None:
 
 @pytest.mark.parametrize(("grown", "gets"), [(0, 1), (1, 2), (2, 5), (10, 14), (200, 100)])
 def test_a_standby_pays_for_few_gets(grown: int, gets: int) -> None:
-    """An idle owner's log is one heartbeat longer each time; one that commits ten times between two looks costs about
-    as much."""
+    """A poll costs about the same after one heartbeat of an idle owner and after ten commits of a busy one."""
     async def main(clock: ManualClock) -> None:
         counting = Counting(log_of(list(range(100 + grown)), []))
         retry = StoreRetry(counting, clock, random.Random(1))

@@ -1,4 +1,5 @@
-"""Taking a shard: with pauses at every store call, against a live owner, repeatedly. Nothing acknowledged is lost."""
+"""A shard is taken with pauses at every store call, against a live owner, repeatedly; no acknowledged message is
+lost."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from tests.manual_clock import ManualClock
 from tests.storage.rig import MS, PATHS, SECOND, Counting, Publisher, Rig, in_virtual_time, read_all
 
 OFTEN = ShardSettings(log=LogSettings(), checkpoint=CheckpointSettings(segments=3, roots_kept=2), sweep_grace_ns=0)
-"""A round every three segments, swept at once: what an old owner or a reader relies on goes as soon as it may."""
+"""A checkpoint round every three segments, without grace: objects are deleted as soon as the rules allow."""
 
 
 async def owner(shared: MemoryStore, clock: ManualClock, name: str, seed: int, settings: ShardSettings = OFTEN) -> Rig:
@@ -38,7 +39,7 @@ async def owner(shared: MemoryStore, clock: ManualClock, name: str, seed: int, s
 
 
 async def compare(shared: MemoryStore, acked: dict[int, bytes]) -> None:
-    """What a reader without a broker and a fresh owner find, beside what was acknowledged."""
+    """Check that a reader without a broker and a fresh owner find all acknowledged messages."""
     found = await read_all(shared)
     assert {seq: found.get(seq) for seq in acked} == acked
 
@@ -69,7 +70,7 @@ def test_the_first_owner_and_the_next() -> None:
 @pytest.mark.parametrize("put", range(12))
 def test_an_old_owner_stalls_before_a_put_for_longer_than_any_sweep(put: int) -> None:
     """O stalls before its put number ``put``: a segment, pages or a root. N takes over, checkpoints and sweeps as much
-    as it may. Then O wakes, believes that it still owns the shard, and must acknowledge only what a reader finds."""
+    as it may. Then O wakes and acts as the owner, and must acknowledge only messages that a reader finds."""
     async def main(clock: ManualClock) -> None:
         shared: MemoryStore = MemoryStore()
         acked: dict[int, bytes] = {}
@@ -102,8 +103,8 @@ def test_an_old_owner_stalls_before_a_put_for_longer_than_any_sweep(put: int) ->
 
 @pytest.mark.parametrize("call", range(10))
 def test_a_take_over_while_the_owner_lives_checkpoints_and_sweeps(call: int) -> None:
-    """N pauses before its store call number ``call`` while O continues, checkpoints and sweeps what N has read. N then
-    seals a number that was swept, not missing, and must notice by listing the checkpoints again."""
+    """N pauses before its store call number ``call`` while O continues, checkpoints and sweeps objects that N has read.
+    N then seals a number that was swept, not missing, and must notice that by listing the checkpoints again."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         old = await owner(shared, clock, "old", 1)
@@ -139,8 +140,8 @@ def test_a_take_over_while_the_owner_lives_checkpoints_and_sweeps(call: int) -> 
 
 
 def test_a_seal_at_a_swept_number_is_not_the_end() -> None:
-    """That case step by step: N has listed the checkpoints, O sweeps past them, and N's first seal lands at a swept
-    number far behind O."""
+    """The same case step by step: N has listed the checkpoints, O sweeps past them, and N puts its first seal at a
+    swept number far behind O."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         old = await owner(shared, clock, "old", 1)
@@ -232,7 +233,7 @@ def test_three_takers_pause_at_each_call(call: int, second: int) -> None:
 
 
 def test_every_epoch_below_is_sealed_used_or_not() -> None:
-    """Claims that were never opened are sealed at number 0: if their owners wake, they cannot open them."""
+    """Claims that were never opened are sealed at number 0: if their owners wake, they cannot open the epochs."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1)
@@ -253,8 +254,8 @@ def test_every_epoch_below_is_sealed_used_or_not() -> None:
 @pytest.mark.parametrize("what", ["take", "recover"])
 def test_a_store_that_does_not_answer_is_waited_for_15_seconds(
         what: str, silence_s: int, caplog: pytest.LogCaptureFixture) -> None:
-    """However long each try takes: no try begins later than 15 s after the first, and after 2 s the log says, once,
-    what is waited for, and why once that is known."""
+    """No try begins later than 15 s after the first, and after 2 s one log line names the request and, if known, the
+    error."""
     async def main(clock: ManualClock) -> None:
         a = Rig(MemoryStore(), clock, "a", 1)
         taken = await a.take_shard()
@@ -279,7 +280,7 @@ def test_a_store_that_does_not_answer_is_waited_for_15_seconds(
 
 
 def test_one_warning_for_many_concurrent_calls(caplog: pytest.LogCaptureFixture) -> None:
-    """32 headers are asked for at once: a short delay is not logged, a long one is logged once."""
+    """A short delay of 32 concurrent header requests is not logged, and a long one is logged once."""
     async def main(clock: ManualClock, seconds: float) -> None:
         a = Rig(MemoryStore(), clock, "a", 1)
         until_ns = clock.monotonic_ns() + int(seconds * SECOND)
@@ -317,8 +318,8 @@ def test_a_claim_whose_answer_was_lost_is_ours() -> None:
 
 
 def test_a_late_segment_of_our_own_is_not_taken_for_our_seal() -> None:
-    """One process run, fenced and owner again: a late put of its first ownership lands at the number that it seals now.
-    The nonce is its own, but the object is a segment, so the epoch's end is further on."""
+    """A process run is fenced and becomes owner again, and a late put of its first ownership takes the number that it
+    seals now. The nonce is its own, but the object is a segment, so the epoch ends at a later number."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         a = await owner(shared, clock, "a", 1, ShardSettings())
@@ -371,7 +372,7 @@ def test_a_damaged_entry_is_not_the_end() -> None:
 
 
 def test_after_a_clean_stop_the_next_owner_replays_next_to_nothing() -> None:
-    """Drain, checkpoint, seal."""
+    """After drain, checkpoint and seal, the next owner replays almost nothing."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         a = await owner(shared, clock, "a", 1, ShardSettings())
@@ -405,8 +406,7 @@ def test_the_wall_clock_ten_years_off_changes_nothing() -> None:
 
 
 def test_a_busy_owner_cannot_outrun_its_seal() -> None:
-    """An owner that puts a segment before each put of the taker would win every number: a seal is placed ahead of
-    it."""
+    """A seal is put ahead of an owner that puts a segment before each put of the taker, and would win every number."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         old = await owner(shared, clock, "old", 1, ShardSettings())
@@ -434,8 +434,7 @@ def test_a_busy_owner_cannot_outrun_its_seal() -> None:
 
 
 def test_a_root_beyond_the_end_of_its_epoch() -> None:
-    """No owner puts one. Both the root and the opening cannot be right, so the take-over ends with an error that names
-    it."""
+    """A root at or beyond the end of its epoch, which no owner puts, ends the take-over with an error that names it."""
     async def main(clock: ManualClock) -> None:
         shared, acked = MemoryStore(), {}
         for seed, name in enumerate("ab"):
@@ -450,8 +449,7 @@ def test_a_root_beyond_the_end_of_its_epoch() -> None:
 
 
 def test_openings_are_read_in_batches() -> None:
-    """A broker that was restarted thousands of times without a checkpoint asks for no more at once than of an epoch's
-    entries."""
+    """After thousands of restarts without a checkpoint, the number of concurrent requests is bounded as for entries."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         now = most = 0

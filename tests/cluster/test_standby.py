@@ -1,4 +1,4 @@
-"""When a standby tries to take over: a log that stopped growing, a clean stop, its own name, a released lock."""
+"""A standby takes over after silence of the log, a clean stop, a claim under its own name, or a released lock."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEASED = ShardSettings(log=LogSettings(lease_ns=T), checkpoint=CheckpointSetting
 
 
 async def waited(rig: Rig) -> float:
-    """Seconds until the rig may take over."""
+    """Return the seconds until the rig may take over."""
     began_ns = rig.clock.monotonic_ns()
     await wait_for_lease(rig.store, PATHS, rig.me, rig.clock, rig.rng, T)
     return (rig.clock.monotonic_ns() - began_ns) / SECOND
@@ -53,8 +53,7 @@ def test_a_live_owner_is_left_alone_and_a_dead_one_replaced_after_t() -> None:
 
 
 def test_an_idle_owner_costs_its_standby_few_requests() -> None:
-    """Two looks for each heartbeat: each asks for the next claim and for what follows the log, and one of them for what
-    follows that."""
+    """There are two polls for each heartbeat. Each reads the next claim and the next entry; one reads an entry more."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1, settings=LEASED)
@@ -75,7 +74,7 @@ def test_an_idle_owner_costs_its_standby_few_requests() -> None:
 @pytest.mark.parametrize(("a_second", "late", "gets"), [(0.25, 2.6, 2.0), (2.0, 1.7, 6.0), (10.0, 0.8, 30.0)])
 @pytest.mark.parametrize("killed_after_s", [40.0, 40.7, 41.3, 41.9])
 def test_a_busy_owner_is_replaced_sooner(a_second: float, late: float, gets: float, killed_after_s: float) -> None:
-    """The more an owner puts, the more often a standby looks, and the less beyond T it takes over after a kill.
+    """The more an owner puts, the more often a standby polls, and the sooner after T it takes over from a dead owner.
 
     Args: a_second: puts. late: seconds beyond T. gets: a second, at most; each costs a thirteenth of a put.
     """
@@ -101,7 +100,7 @@ def test_a_busy_owner_is_replaced_sooner(a_second: float, late: float, gets: flo
 
 
 def test_a_busy_owner_that_sweeps_is_seen_too() -> None:
-    """The number that a standby waits for may be swept between two looks; a checkpoint beyond it proves that the owner
+    """The number that a standby waits for may be swept between two polls; a checkpoint beyond it proves that the owner
     is alive."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
@@ -131,7 +130,7 @@ def test_the_same_name_takes_over_at_once() -> None:
 
 @pytest.mark.shows("cluster.standby")
 def test_after_a_clean_stop_any_broker_takes_over_at_once() -> None:
-    """The owner's own seal says that it is gone."""
+    """A standby takes over at once from an owner that sealed its own epoch."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1, settings=LEASED)
@@ -144,7 +143,7 @@ def test_after_a_clean_stop_any_broker_takes_over_at_once() -> None:
 
 
 def test_a_store_that_does_not_answer_does_not_mean_a_dead_owner() -> None:
-    """The store is unreachable for five minutes for the standby alone: that does not make it take over."""
+    """A standby for which alone the store is unreachable for five minutes does not take over."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         a = Rig(shared, clock, "a", 1, settings=LEASED)

@@ -29,7 +29,7 @@ OTHERS = {
 ENVIRON = {"ENVPORT": "4321", "ENVWORD": "abc", "ENVEMPTY": "", "ENVREF": "$ENVPORT", "ENVLOOP": "$ENVLOOP"}
 
 SNIPPETS = [
-    # Keys and their separators from values.
+    # Keys, and their separators from values.
     "port: 4222", "port = 4222", "port 4222", "port:4222", "port  =  4222", "port:: 4222", "port:= 4222",
     "port:\n4222", "port\n4222", "port:", "port", '"port": 1', "'port': 1", '"port" 1', '"po\\x72t": 1', "PORT: 1",
     "port: 1\nport: 2", "\tport:\t4222\t", "$x: 1", "x: 1", "unknown { nested: { deep: 1 } }",
@@ -94,19 +94,19 @@ TAKEN_HERE = {
     'debug: "true"': "a boolean in quotes is clear",
     "\ufeffport: 4222": "editors begin files with a byte order mark",
 }
-"""Refused by nats-server; why jetblock accepts it."""
+"""Texts that nats-server refuses, with the reason why jetblock accepts them."""
 
 REFUSED_HERE = {
     "port: 1 }": "nats-server reads no further than a stray brace, in silence",
     "{ port: 1 } debug: true": "the same",
     "server_name: a{b}": "the same",
 }
-"""Accepted by nats-server; why jetblock refuses it."""
+"""Texts that nats-server accepts, with the reason why jetblock refuses them."""
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the files that snippets include."""
+    """Return a directory with the files that snippets include."""
     found = tmp_path_factory.mktemp("grammar")
     (found / "sub").mkdir()
     for name, text in OTHERS.items():
@@ -115,13 +115,16 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def real(path: Path) -> bool:
-    """Whether the real server accepts the file."""
-    return told(path).returncode == 0
+    """Return whether the real server accepts the file."""
+    return checked(path).returncode == 0
 
 
-def told(path: Path) -> subprocess.CompletedProcess[str]:
-    """What the real server says about the file. It reads one that includes itself until its stack has a gigabyte: after
-    a second of CPU, twenty times what any other takes, it is ended."""
+def checked(path: Path) -> subprocess.CompletedProcess[str]:
+    """Run the real server's check of the file.
+
+    The server reads a file that includes itself until its stack has a gigabyte. So it is ended after a second of CPU
+    time, twenty times as much as any other file takes.
+    """
     return subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True,
                           timeout=100,
                           check=False, cwd=path.parent, env={**os.environ, **ENVIRON},
@@ -129,7 +132,7 @@ def told(path: Path) -> subprocess.CompletedProcess[str]:
 
 
 def ours(path: Path) -> bool:
-    """Whether jetblock does; it raises nothing but ConfigError."""
+    """Return whether jetblock accepts the file; it raises nothing but ConfigError."""
     try:
         load(read_flags(["-t", "-c", str(path)]), ENVIRON)
     except ConfigError:
@@ -147,7 +150,7 @@ def test_as_the_real_server(directory: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", [*TAKEN_HERE, *REFUSED_HERE])
 def test_known_differences(directory: Path, text: str) -> None:
-    """They are still differences."""
+    """Each known difference is one: the two servers decide differently."""
     path = directory / "x.conf"
     path.write_text(text, newline="")
     assert (ours(path), real(path)) == (text in TAKEN_HERE, text in REFUSED_HERE)
@@ -166,10 +169,10 @@ SAME_WORDS = [
 @pytest.mark.shows("operation.unknown_keys")
 @pytest.mark.parametrize("text", SAME_WORDS)
 def test_mistakes_in_the_words_of_the_real_server(directory: Path, text: str) -> None:
-    """Text that launchers and people search for; the file's name may precede it."""
+    """Errors have the text that programs and people search for; the file's name may precede it."""
     path = directory / "x.conf"
     path.write_text(text)
-    theirs = told(path).stderr.replace("nats-server: ", "").replace(f"{directory}/", "").strip()
+    theirs = checked(path).stderr.replace("nats-server: ", "").replace(f"{directory}/", "").strip()
     with pytest.raises(ConfigError) as caught:
         load(read_flags(["-t", "-c", str(path)]), ENVIRON)
     assert theirs

@@ -125,7 +125,7 @@ def test_accounts(text: str, wanted: list[AccountSettings]) -> None:
 
 
 def test_mappings() -> None:
-    """A subject, one destination, several with weights; functions count as one token each."""
+    """Mappings have a subject, one destination or several with weights; a function counts as one token."""
     text = ("mappings: { a: b, 'c.*': {dest: 'd.$1', weight: '20%'}, e: [ {destination: 'f.{{partition(3, 1)}}', "
             "weight: 50, cluster: x}, {destination: g, weight: 50} ] }")
     found = Findings()
@@ -137,7 +137,7 @@ def test_mappings() -> None:
 
 
 def test_users_of_all_blocks_come_together(tmp_path: Path) -> None:
-    """Each with its account, and with the default permissions of its block if it has none of its own."""
+    """Each user has the account, and the default permissions, of the block unless the user has own permissions."""
     own, given = Permissions(SubjectPermission(("own",))), Permissions(SubjectPermission(("given",)))
     found = loaded(
         "authorization { default_permissions { publish: given }\n"
@@ -154,7 +154,7 @@ def test_users_of_all_blocks_come_together(tmp_path: Path) -> None:
 
 
 def test_what_is_shown_can_be_read_back(tmp_path: Path) -> None:
-    """--print-config's text gives the same users and accounts once the passwords are written into it."""
+    """The text of --print-config has the same users and accounts after the passwords are written into it."""
     text = ("authorization { users [ {user: a, password: hunter2, permissions { publish: [x, y], subscribe { allow: "
             "'q v1', deny: z }, allow_responses { max: 3, expires: '1m30s' } }, allowed_connection_types: [WEBSOCKET]} "
             "] }\n"
@@ -288,7 +288,7 @@ REFUSED: list[str] = [
     'accounts { A { imports: [ {service: {account: B, subject: "a.B"}} ] }, '
     'B { exports: [ {service: "a.*", account_token_position: 2} ] } }',
 ]
-"""Refused by both, in the same words."""
+"""Texts that both servers refuse, in the same words."""
 
 OTHER_WORDS: list[tuple[str, str]] = [
     ("accounts { A { limits { max_conn: x } } }", "x.conf:1:24: max_conn must be a size such as 64MB"),
@@ -301,32 +301,32 @@ OTHER_WORDS: list[tuple[str, str]] = [
      "x.conf:2:1: Can not have a token and accounts"),
     ("accounts 5", "x.conf:1:0: Expected map entries for accounts"),
 ]
-"""Refused by both, or ignored by nats-server, in our own words."""
+"""Texts that both servers refuse, or nats-server ignores; the words are our own."""
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
-    """nats-server's text is part of ours, except for the column and suggestions."""
+    """Our error contains nats-server's, except for the column and suggestions."""
     with pytest.raises(ConfigError) as caught:
         loaded(text, tmp_path)
     done = subprocess.run([*NatsServerProcess.command, "-t", "-c", "x.conf"], capture_output=True, text=True,
                           timeout=100,
                           check=False, cwd=tmp_path)
     assert done.returncode != 0
-    ours = {_told(line) for line in str(caught.value).splitlines()}
-    theirs = [_told(line) for line in done.stderr.splitlines() if line]
+    ours = {_without_column(line) for line in str(caught.value).splitlines()}
+    theirs = [_without_column(line) for line in done.stderr.splitlines() if line]
     assert theirs
     assert set(theirs) <= ours
 
 
-def _told(line: str) -> str:
+def _without_column(line: str) -> str:
     line = line.removeprefix("nats-server: ").partition("; did you mean")[0].partition("; keep one")[0]
     return re.sub(r"^\S*x\.conf:\d+:\d+: ", "", line)
 
 
 @pytest.mark.parametrize(("text", "why"), OTHER_WORDS)
 def test_refused(text: str, why: str, tmp_path: Path) -> None:
-    """With the place, the key and what would be right."""
+    """Each error has the place, the key and a valid value."""
     with pytest.raises(ConfigError) as caught:
         loaded(text, tmp_path)
     assert why in str(caught.value)
@@ -381,5 +381,5 @@ def test_any_block(file: dict[str, Any]) -> None:
 
 
 def test_the_lower_max_payload_counts() -> None:
-    """Shows an account without a limit of its own, and with lower and higher ones than the server's; 0 is one, too."""
+    """The lower of an account's max_payload and the server's applies; 0 is a limit, too."""
     assert [AccountSettings("A", max_payload=own).payload_bytes_max(5) for own in (-1, 0, 3, 9)] == [5, 0, 3, 5]

@@ -34,8 +34,8 @@ def loaded(text: str, tmp_path: Path) -> Settings:
 
 
 def test_values(tmp_path: Path) -> None:
-    """Tokens inline or from files, also decorated ones; the system account and the account server of the one
-    operator."""
+    """Tokens are read inline and from files, with decoration, too; one operator names system account and account
+    server."""
     (tmp_path / "o.jwt").write_text(f"-----BEGIN NATS OPERATOR JWT-----\n{WITH_SYSTEM}\n------END NATS OPERATOR "
                                     f"JWT------\n")
     found = loaded(f'operator: "{tmp_path}/o.jwt"\nresolver: URL(https://x.example/jwt/v1/accounts/)\n'
@@ -69,7 +69,7 @@ def test_directories(text: str, wanted: ResolverSettings, tmp_path: Path) -> Non
 
 
 def test_a_password_of_an_account_server_is_not_shown(tmp_path: Path) -> None:
-    """Neither printed nor in the settings' text."""
+    """The password is neither printed nor in the settings' text."""
     found = loaded(f"operator: {TOKEN}\nresolver: URL(https://u:hush-hush@x.example/accounts/)", tmp_path)
     assert found.operator.resolver is not None
     assert "hush-hush" in found.operator.resolver.url
@@ -77,7 +77,7 @@ def test_a_password_of_an_account_server_is_not_shown(tmp_path: Path) -> None:
 
 
 def test_services(tmp_path: Path) -> None:
-    """An authorization service's settings, printed and read back."""
+    """An authorization service's settings can be printed and read back."""
     text = (f"authorization {{ users: [ {{user: u, password: p}} ], auth_callout {{ {ISSUED}, account: B, xkey: "
             f"{XKEY}, "
             f"allowed_accounts: [ B ] }} }}\naccounts {{ B {{}} }}")
@@ -128,10 +128,10 @@ REFUSED = [
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
-    """nats-server's reason is among ours."""
+    """Our errors contain nats-server's reason."""
     with pytest.raises(ConfigError) as caught:
         loaded(text, tmp_path)
-    # Without -t, which does not look at how settings contradict each other.
+    # nats-server checks contradicting settings only without -t.
     done = subprocess.run([*NatsServerProcess.command, "-a", "127.0.0.1", "-p", "-1", "-c", "x.conf"],
                           capture_output=True,
                           text=True, timeout=100, check=False, cwd=tmp_path)
@@ -143,6 +143,6 @@ def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
 
 
 def test_an_operator_of_an_older_version(tmp_path: Path) -> None:
-    """A server that is newer than what an operator asserts will do."""
+    """A server may be newer than the version that an operator asserts."""
     assert loaded(f"operator: {tokens.operator(assert_server_version='2.1.9')}\nresolver: MEMORY",
                   tmp_path).operator.tokens

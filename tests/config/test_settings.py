@@ -1,4 +1,4 @@
-"""From flags, environment and file to one ``Settings``: meaning, precedence, and the text of every refusal."""
+"""Flags, environment and file become one ``Settings``: meaning, precedence, and the text of every error."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Load = Callable[..., Settings]
 
 @pytest.fixture
 def load_with(tmp_path: Path) -> Load:
-    """``load_with("flags here", file="text", VARIABLE="value")``."""
+    """Return a function to be called as ``load_with("flags here", file="text", VARIABLE="value")``."""
     def go(flags: str = "", file: str | None = None, **environ: str) -> Settings:
         words = flags.split()
         if file:
@@ -50,7 +50,7 @@ def load_with(tmp_path: Path) -> Load:
 
 
 def changed(found: Settings) -> dict[str, Any]:
-    """The fields that differ from the defaults."""
+    """Return the fields that differ from the defaults."""
     values = {setting.path: found[setting.path] for setting in settings_table()
               if found[setting.path] != setting.default}
     return values | ({"notices": found.notices} if found.notices else {})
@@ -257,7 +257,7 @@ REFUSED: list[tuple[str, str]] = [
 @pytest.mark.shows("store.sync_interval")
 @pytest.mark.parametrize(("text", "why"), REFUSED)
 def test_file_refused(load_with: Load, text: str, why: str) -> None:
-    """Each mistake is named, with its place in the file, its key and what would be right."""
+    """Each mistake has an error with its place in the file, its key and a valid value."""
     with pytest.raises(ConfigError) as caught:
         load_with(file=text)
     assert why in str(caught.value)
@@ -265,7 +265,7 @@ def test_file_refused(load_with: Load, text: str, why: str) -> None:
 
 
 def test_what_settings_allow_the_log_takes(load_with: Load) -> None:
-    """The bound of puts in flight is the log's own; a directory needs no lease, so no interval is too long for it."""
+    """The settings' bound of puts in flight is the log's. Any interval suits a directory, which needs no lease."""
     most, more = str(PUTS_IN_FLIGHT_MAX), str(PUTS_IN_FLIGHT_MAX + 1)
     LogSettings(puts_in_flight=load_with(JETBLOCK_PUTS_IN_FLIGHT=most).storage.puts_in_flight)
     with pytest.raises(ConfigError, match=f"JETBLOCK_PUTS_IN_FLIGHT must be between 1 and {most}, not '{more}'"):
@@ -275,7 +275,7 @@ def test_what_settings_allow_the_log_takes(load_with: Load) -> None:
 
 @pytest.mark.shows("operation.check")
 def test_an_empty_file_fails_a_check_only(load_with: Load) -> None:
-    """As on nats-server, which starts with such a file."""
+    """A check refuses an empty file and a start accepts it, as on nats-server."""
     notice = "x.conf: config has no values or is empty"
     assert [line.endswith(notice) for line in load_with("", file="# nothing").notices] == [True]
     with pytest.raises(ConfigError, match=notice):
@@ -330,13 +330,13 @@ def test_precedence(load_with: Load) -> None:
 ])
 def test_where_streams_are_kept(load_with: Load, flags: str, file: str, environ: dict[str, str], jetstream: bool,
                                 store: str) -> None:
-    """Settings that turn JetStream on, and which of several stores is used."""
+    """The table's settings turn JetStream on or off, and one of several stores is used."""
     found = load_with(flags, file, **environ)
     assert (found.jetstream.enabled, found.storage.url) == (jetstream, store)
 
 
 def test_relative_store_is_made_absolute(load_with: Load) -> None:
-    """Relative to the working directory, as for nats-server, and fixed at start."""
+    """A relative store is relative to the working directory at the start, as on nats-server."""
     assert load_with("-js -sd some/dir").storage.url == f"file://{Path('some/dir').absolute()}"
 
 
@@ -367,7 +367,7 @@ def test_command_line_refused(load_with: Load, flags: str, why: str) -> None:
 ])
 def test_flags_about_tls_replace_the_files_settings_as_a_whole(load_with: Load, flags: str,
                                                                wanted: TlsSettings) -> None:
-    """Or turn TLS off."""
+    """TLS flags replace the file's whole block, or turn TLS off."""
     assert load_with(flags, "tls { cert_file: file, key_file: key, timeout: 7 }").tls == wanted
 
 
@@ -394,13 +394,13 @@ def test_file_that_is_no_text(load_with: Load, tmp_path: Path) -> None:
     (["--auth", "t"], {"auth.token": "t"}),
 ])
 def test_flags(words: list[str], wanted: dict[str, Any]) -> None:
-    """One dash or two, with a blank or an equals sign."""
+    """Flags have one dash or two, and a blank or an equals sign before the value."""
     assert read_flags(words).values == wanted
 
 
 @pytest.mark.shows("operation.flags")
 def test_other_words_of_the_command_line() -> None:
-    """Flags other than settings: files, signals, arguments after the flags."""
+    """Files, signals and arguments after the flags are fields of the command line."""
     line = read_flags(["-c", "f", "-sd=d", "--signal", "ldm=7", "-t", "stray", "-p", "1"])
     assert (line.config, line.store_dir, line.signal, line.test, line.words) == (
         "f", "d", "ldm=7", True, ["stray", "-p", "1"])
@@ -408,13 +408,13 @@ def test_other_words_of_the_command_line() -> None:
 
 @pytest.mark.parametrize("words", [["-foo"], ["--port"], ["-p", "x"], ["-D=maybe"], ["---p", "1"]])
 def test_flags_that_get_the_usage(words: list[str]) -> None:
-    """As nats-server's, which ends with its usage and status 0."""
+    """These flags are errors for which nats-server prints its usage, with status 0."""
     with pytest.raises(FlagError):
         read_flags(words)
 
 
 def test_environment(load_with: Load) -> None:
-    """Every kind of value by its variable; an empty one is not set; variables of the tests are ignored."""
+    """Each kind of value has a variable; an empty variable is unset; variables of the tests are ignored."""
     found = load_with(JETBLOCK_PORT="-1", JETBLOCK_COMMIT_INTERVAL="20ms", JETBLOCK_SEGMENT_BYTES="1MiB",
                       JETBLOCK_DEBUG="true", JETBLOCK_SERVER_TAGS="a,b", JETBLOCK_TOKEN="", JETBLOCK_TEST_SEEDS="5")
     assert changed(found) == {"clients.port": -1, "storage.commit_interval_ns": 20_000_000,
@@ -437,7 +437,7 @@ def test_environment_refused(load_with: Load, environ: dict[str, str], why: str)
 
 
 def test_no_auth_user_from_the_environment(load_with: Load) -> None:
-    """It must name one of the file's users, otherwise the broker does not start."""
+    """The user must be one of the file's; otherwise the broker does not start."""
     users = "authorization { users [ {user: a} ] }"
     assert load_with(file=users, JETBLOCK_NO_AUTH_USER="a").auth.no_auth_user == "a"
     with pytest.raises(ConfigError, match='no_auth_user: "b" not present as user or nkey'):
@@ -480,8 +480,7 @@ def test_what_is_shown_can_be_read_back(load_with: Load, flags: str, file: str, 
 
 @pytest.mark.shows("auth.redaction")
 def test_what_is_shown_masks_secrets(load_with: Load) -> None:
-    """Every password, token and key is masked. A file with a mask in it is refused by the place and name of the
-    secret."""
+    """Every password, token and key is masked. A file with a mask is refused, with place and name of the secret."""
     for text in ("authorization { user: u, password: hunter2 }", "authorization { token: hunter2 }",
                  "authorization { users [ {user: u, password: hunter2} ] }",
                  "accounts { A { users [ {user: u, password: hunter2} ] } }",
@@ -530,7 +529,7 @@ def test_any_file(words: list[str]) -> None:
     "x: 1", "port: 1\n  Foo: 2", "\n\nx: 1", "jetstream {\n foo: 1\n}", "a: 1\nb: 2",
     "authorization {\n\n   foo: 1\n}"])
 def test_unknown_fields_as_the_real_server_tells_them(load_with: Load, tmp_path: Path, text: str) -> None:
-    """The same file, line and column."""
+    """The errors have the same file, line and column."""
     with pytest.raises(ConfigError) as caught:
         load_with(file=text)
     done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(tmp_path / "x.conf")], capture_output=True,

@@ -1,4 +1,4 @@
-"""Which exports and imports of accounts a configuration may have: those that the real server accepts."""
+"""A configuration may have the exports and imports of accounts that the real server accepts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from broker.config.settings import ConfigError
 from tests.harness import NatsServerProcess
 
 ORDERS_MAX = 60
-"""The real server adds accounts' imports in an order of chance: a configuration with a cycle is tried so often at
-most."""
+"""The most tries of a configuration with a cycle: the real server adds accounts' imports in a random order."""
 
 
 def ours(path: Path) -> str:
-    """Why jetblock refuses the configuration; "": it accepts it."""
+    """Return why jetblock refuses the configuration; "": it accepts it."""
     try:
         load(read_flags(["-t", "-c", str(path)]), {})
     except ConfigError as error:
@@ -50,7 +49,7 @@ PRIVATE, PUBLIC = '{%s: "q.>", accounts: [B]}', '{%s: "q.>"}'
     ((PRIVATE, '{%s: "q.>", accounts: [C]}'), "C", True), ((PRIVATE, PUBLIC, PUBLIC), "C", False)])
 def test_an_export_that_repeats_another_makes_nothing_public(
         tmp_path: Path, kind: str, exports: tuple[str, ...], importer: str, allowed: bool) -> None:
-    """Once private, always private; lists of accounts add up."""
+    """An export that was private once stays private; lists of accounts add up."""
     listed = f"exports: [{', '.join(export % kind for export in exports)}]"
     imports = f'imports: [{{{kind}: {{account: A, subject: "q.>"}}}}]'
     path = tmp_path / "x.conf"
@@ -61,7 +60,7 @@ def test_an_export_that_repeats_another_makes_nothing_public(
 
 
 def test_of_wider_exports_every_one_must_permit_an_import(tmp_path: Path) -> None:
-    """The real server asks one of them by chance."""
+    """All wider exports must permit an import; the real server asks a random one of them."""
     path = tmp_path / "x.conf"
     path.write_text(accounts('exports: [{service: ">"}, {service: "q.>", accounts: [B]}]', "",
                              'imports: [{service: {account: A, subject: "q.1"}}]'))
@@ -76,7 +75,7 @@ def test_of_wider_exports_every_one_must_permit_an_import(tmp_path: Path) -> Non
     (Export("service", "q", latency=Latency("l"), allow_trace=True), Export("service", "q", ("B",)),
      Export("service", "q", ("B",), latency=Latency("l"), allow_trace=True))])
 def test_what_a_repetition_leaves(before: Export, after: Export, both: Export) -> None:
-    """The restrictions and options of both; an export of another kind or subject is another export."""
+    """A repetition has the restrictions and options of both; other kinds and subjects are other exports."""
     other = Export("stream", "q")
     assert without_repetitions((before, other, after)) == (both, other)
 
@@ -106,7 +105,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case, text", REFUSED.items(), ids=REFUSED)
 def test_imports_that_the_real_server_refuses(tmp_path: Path, case: str, text: str) -> None:
-    """In any of the orders in which it may add them."""
+    """jetblock refuses imports that the real server refuses in any of its orders."""
     path = tmp_path / "x.conf"
     path.write_text(text)
     why = "duplicate service import subject" if case == "a subject twice" else "import forms a cycle"

@@ -1,8 +1,11 @@
 """The shipped files are correct: configuration, compose file, image, the page of settings.
 
-Without a Docker engine these checks are possible: that the broker accepts the compose file's command, variables and
-configuration, that the order of its services works, that the policy of the broker's user is enough on a real MinIO, and
-that the image's health check passes where it should.
+These checks need no Docker engine. They show that:
+
+    the broker accepts the compose file's command, variables and configuration
+    the order of its services works
+    the policy of the broker's user is enough on a real MinIO
+    the image's health check passes for brokers that serve or wait, and fails for others
 """
 
 from __future__ import annotations
@@ -41,12 +44,12 @@ def compose() -> dict[str, Any]:
 
 
 def _interpolated(text: str, environ: Mapping[str, str] | None = None) -> str:
-    """``${NAME:-default}`` as the engine reads it, with no variable set unless one is given."""
+    """Expand ``${NAME:-default}`` like the engine; no variable is set unless ``environ`` has it."""
     return re.sub(r"\$\{(\w+):-([^}]*)\}", lambda name: (environ or {}).get(name[1]) or name[2], text)
 
 
 def test_shipped_configuration() -> None:
-    """It is valid, and has the effects that its comments describe."""
+    """The shipped configuration is valid, and has the effects that its comments describe."""
     found = load(read_flags(["-c", str(CONF)]), {})
     assert (found.clients.port, found.monitoring.port, found.jetstream.enabled) == (4222, 8222, True)
     assert [line.partition(",")[0] for line in found.notices] == ["Temporary storage directory used"]
@@ -83,7 +86,7 @@ def test_every_commented_setting_is_valid() -> None:
 
 @pytest.mark.shows("operation.container")
 def test_compose_starts_what_the_broker_takes(compose: dict[str, Any]) -> None:
-    """Its flags and variables become settings: S3, no pause between commits, a name of its own."""
+    """The flags and variables of the compose file become settings: S3, no pause between commits, a name."""
     service = compose["services"]["jetblock"]
     environ = {name: _interpolated(value) for name, value in service["environment"].items()}
     found = load(read_flags(service["command"]), environ, lambda _path: read_text(str(CONF)))
@@ -93,7 +96,7 @@ def test_compose_starts_what_the_broker_takes(compose: dict[str, Any]) -> None:
 
 
 def test_compose_asks_whoever_is_told_to(compose: dict[str, Any]) -> None:
-    """With user and password in the environment clients log in; a hash, too, is used unchanged."""
+    """With user and password in the environment, clients must log in; a hash is used unchanged."""
     service = compose["services"]["jetblock"]
     given = {"JETBLOCK_USER": "app", "JETBLOCK_PASSWORD": "$2b$04$abc"}
     environ = {name: _interpolated(value, given) for name, value in service["environment"].items()}
@@ -137,10 +140,10 @@ def test_everything_is_pinned(compose: dict[str, Any]) -> None:
 
 
 async def test_the_policy_is_enough_and_no_more(minio: S3Server, tmp_path: Path) -> None:
-    """A broker with only the shipped policy creates, fills, purges and deletes a stream; it has no access to another
+    """With only the shipped policy a broker can create, fill, purge and delete a stream, and cannot read another
     bucket.
 
-    Here it is a session policy, which MinIO grants without its admin client.
+    The test uses a session policy, which MinIO grants without its admin client.
     """
     text = POLICY.read_text()
     assert text.count("arn:aws:s3:::jetblock") == 2
@@ -156,7 +159,7 @@ async def test_the_policy_is_enough_and_no_more(minio: S3Server, tmp_path: Path)
         await js.delete_stream("S")
         await client.close()
         assert await broker.stop() == 0
-        # A slow store is warned of too, and on a busy machine it is slow.
+        # On a busy machine the store may be slow, and the log has a warning about that.
         assert not [line for line in broker.stderr if "[ERR]" in line or "(403)" in line]
     broker = BrokerProcess("--store", f"s3://other-{minio.bucket}/x", environ=session)
     try:
@@ -168,20 +171,21 @@ async def test_the_policy_is_enough_and_no_more(minio: S3Server, tmp_path: Path)
 
 
 def _session(server: S3Server, policy: str) -> dict[str, str]:
-    """The environment of a process with the rights of ``policy``."""
+    """Return the environment of a process with the rights of ``policy``."""
     from botocore.session import Session
 
     session = Session()
     session.set_credentials(server.env["AWS_ACCESS_KEY_ID"], server.env["AWS_SECRET_ACCESS_KEY"])
     sts = session.create_client("sts", region_name=server.env["AWS_REGION"], endpoint_url=server.endpoint)
-    # type: ignore[attr-defined]
-    key = sts.assume_role(RoleArn="arn:xxx:xxx:xxx:xxxx", RoleSessionName="broker", Policy=policy)["Credentials"]
+    role = sts.assume_role(  # type: ignore[attr-defined]
+        RoleArn="arn:xxx:xxx:xxx:xxxx", RoleSessionName="broker", Policy=policy)
+    key = role["Credentials"]
     return {**server.env, "AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
             "AWS_SESSION_TOKEN": key["SessionToken"]}
 
 
 async def test_health_check_of_the_image(tmp_path: Path) -> None:
-    """The very command: an owner and a standby pass it, on whatever port; a stopped or missing process does not."""
+    """The image's own command passes for an owner and a standby on any port, and fails without a running process."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", "")
     found = re.search(r"^HEALTHCHECK .*?CMD (\[.*\])$", text, re.MULTILINE)
     assert found
@@ -212,7 +216,7 @@ async def test_health_check_of_the_image(tmp_path: Path) -> None:
 
 
 def test_compose_waits_in_order(compose: dict[str, Any]) -> None:
-    """MinIO healthy, then the bucket made, then the broker; only MinIO keeps anything."""
+    """MinIO must be healthy before the bucket is made, and then the broker starts; only MinIO has a volume."""
     services = compose["services"]
     assert services["bucket"]["depends_on"] == {"minio": {"condition": "service_healthy"}}
     assert services["jetblock"]["depends_on"] == {"bucket": {"condition": "service_completed_successfully"}}
@@ -226,14 +230,14 @@ def test_compose_waits_in_order(compose: dict[str, Any]) -> None:
 
 @pytest.mark.shows("operation.container")
 def test_image_has_what_the_build_copies() -> None:
-    """Every path that the Dockerfile copies is there and not ignored, and it does not run as root."""
+    """Every path that the Dockerfile copies exists and is not ignored, and the image does not run as root."""
     text = (ROOT / "Dockerfile").read_text()
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
     for sources in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE):
         for source in sources.split():
             assert source.split("/")[0] in allowed, source
             assert (ROOT / source).exists() or source == "README.md", source
-    # By number and not root; it owns its volume before that is declared.
+    # The user is a number other than root's, and owns the volume before that is declared.
     assert re.search(r"^USER 10001:10001$", text, re.MULTILINE)
     made = text.index("install --directory --owner=jetblock --group=jetblock --mode=0750 /var/lib/jetblock/data")
     volume = re.search(r"^VOLUME (\S+)$", text, re.MULTILINE)
@@ -246,8 +250,7 @@ def test_image_has_what_the_build_copies() -> None:
 
 
 async def test_a_long_start_is_alive() -> None:
-    """A store that does not answer yet: clients are not served, and a supervisor of dead processes spares the
-    broker."""
+    """While the store does not answer, no client is served, and health checks of the process pass."""
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -277,7 +280,7 @@ def test_spark_page_is_up_to_date() -> None:
 
 @pytest.mark.shows("operation.keys")
 def test_each_key_of_nats_server_is_dealt_with() -> None:
-    """Accepted, without effect, or refused with a reason: none is unknown, and none is ignored silently."""
+    """Each key is accepted, or without effect, or refused with a reason; none is unknown or silently ignored."""
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "nats_server_keys.py"))
     fates = {key: made["fate"](key) for key in made["KEYS"]}
     assert len(fates) > 375

@@ -1,6 +1,6 @@
 """The configuration language: a table of texts and their values, positions of errors, and arbitrary text.
 
-Where marked in the table, the real nats-server has checked the same text (``-t``): we accept what it accepts.
+If a row of the table is marked, the real nats-server has accepted the same text (``-t``).
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_included_files() -> None:
 
 
 def test_referred_keys_are_marked() -> None:
-    """A key that a variable refers to is known, since such a key may have any name."""
+    """A key that a variable refers to is marked, because it may have any name."""
     top: dict[str, Value] = parse("mine: 1\nother: 2\nport: $mine").value
     assert top["mine"].used
     assert not top["other"].used

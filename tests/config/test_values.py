@@ -42,14 +42,14 @@ async def understood(process: type[ServerProcess], path: Path) -> dict[str, Any]
         page = await server.monitor("/varz")
     if page["server_name"] == page["server_id"]:
         del page["server_name"]
-    # Left out, 0, -1 and false are all the same.
+    # A missing value, 0, -1 and false mean the same.
     return {name: page[name] for name in SHOWN if page.get(name, -1) not in (0, -1)}
 
 
 @pytest.mark.shows("operation.grammar")
 @pytest.mark.parametrize("name", FILES)
 async def test_both_understand_the_same(name: str, tmp_path: Path) -> None:
-    """Each value in /varz."""
+    """Both servers show the same values in /varz."""
     for other, text in OTHERS.items():
         (tmp_path / other).write_text(text)
     path = tmp_path / "x.conf"

@@ -1,5 +1,4 @@
-"""Tokens from strangers: whatever they contain, only ``TokenError`` comes out, and what is wrong with claims is
-said."""
+"""Tokens from strangers cause no error but ``TokenError``, and wrong claims are reported."""
 
 from __future__ import annotations
 
@@ -105,12 +104,12 @@ SHAPES: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "trace": st.fixed_dictionaries({}, optional={"dest": words, "sampling": numbers}), "cluster_traffic": words},
     "activation": {"subject": words, "kind": words, "type": words, "issuer_account": words},
     "authorization_response": {"jwt": words, "error": words, "issuer_account": words}}
-"""Fields that each kind of token has, with values mostly of their types."""
+"""The fields of each kind of token, with values mostly of their types."""
 
 
 @st.composite
 def claims_of(draw: st.DrawFn) -> tuple[str, int, dict[str, Any]]:
-    """A kind, a version, and claims that look like them."""
+    """Draw a kind, a version, and claims that mostly fit them."""
     kind = draw(st.sampled_from(sorted(SHAPES)))
     version = draw(st.sampled_from([1, 2, 2, 2]))
     nats = draw(st.fixed_dictionaries({}, optional=SHAPES[kind]))
@@ -126,14 +125,14 @@ def claims_of(draw: st.DrawFn) -> tuple[str, int, dict[str, Any]]:
 
 
 def signed(payload: bytes, kind: str, header: bytes = b'{"typ":"JWT","alg":"ed25519-nkey"}') -> str:
-    """A token with a right signature, whatever it claims."""
+    """Return a token of any claims with a valid signature."""
     text = f"{encode_base64url(header)}.{encode_base64url(payload)}"
     return f"{text}.{encode_base64url(key(kind).sign(text.encode()))}"
 
 
 @given(st.one_of(st.text(max_size=50), st.text("eyJ.abc-_=\n", max_size=50)))
 def test_any_text(text: str) -> None:
-    """No text without a right signature is a token."""
+    """No text without a valid signature is a token."""
     with pytest.raises(TokenError):
         decode_token(text)
     with pytest.raises(TokenError):
@@ -147,7 +146,7 @@ def test_any_text(text: str) -> None:
 @example(b'{"a":NaN}', "user")
 @example(b'{"name":"\\ud800"}', "user")
 def test_any_payload(payload: bytes, kind: str) -> None:
-    """Bytes that are no JSON object of the kind are refused."""
+    """A payload that is no JSON object of the kind is refused."""
     decode, _, signer = DECODERS[kind]
     with pytest.raises(TokenError):
         decode(signed(payload, signer))
@@ -156,7 +155,7 @@ def test_any_payload(payload: bytes, kind: str) -> None:
 @settings(max_examples=300, deadline=None)
 @given(claims_of())
 def test_any_claims(drawn: tuple[str, int, dict[str, Any]]) -> None:
-    """What can be decoded can be validated, and used where nothing is wrong with it."""
+    """Decoded claims can be validated, and claims without issues can be used."""
     kind, version, claims = drawn
     decode, issues_of, signer = DECODERS[kind]
     try:
@@ -186,7 +185,7 @@ def test_any_claims(drawn: tuple[str, int, dict[str, Any]]) -> None:
 
 @given(bodies)
 def test_any_fields(values: dict[str, Any]) -> None:
-    """Each way to read a field gives a value of its type, or a TokenError."""
+    """Each reader of a field returns a value of its type or raises TokenError."""
     fields = Fields(values)
     for name in values:
         for read, kind in ((fields.text, str), (fields.integer, int), (fields.boolean, bool), (fields.texts, tuple),
@@ -236,7 +235,7 @@ def test_why(text: str) -> None:
 
 
 def test_reasons_are_one_line() -> None:
-    """What a stranger wrote does not begin a line of the log."""
+    """Text from a stranger cannot begin a line of the log."""
     with pytest.raises(TokenError) as caught:
         decode_token(signed(b"{}", ACCOUNT, b'{"typ":"a\\nb\\u001b[31m","alg":"x"}'))
     assert str(caught.value).isprintable()
@@ -244,7 +243,7 @@ def test_reasons_are_one_line() -> None:
 
 
 def test_a_changed_token() -> None:
-    """A token of which any character was changed is refused."""
+    """A token with any changed character is refused."""
     text = tokens.user()
     for at in range(0, len(text), 7):
         changed = text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1:]
@@ -254,8 +253,8 @@ def test_a_changed_token() -> None:
 
 
 def test_a_decorated_file() -> None:
-    """A file with lines of dashes has its token between them; no newline need follow, and lines may end as on
-    Windows."""
+    """The token of a file is between lines of dashes; a last newline is optional, and Windows' line ends are
+    allowed."""
     text = tokens.operator()
     for end in ("\n\n", "\n", ""):
         file = f"-----BEGIN NATS OPERATOR JWT-----\n{text}\n------END NATS OPERATOR JWT------{end}"
@@ -266,13 +265,13 @@ def test_a_decorated_file() -> None:
 @given(st.lists(st.lists(st.sampled_from(["a", "b", "*", ">", "a>", ""]), min_size=1, max_size=4).map(".".join),
                 max_size=6))
 def test_overlapping_subjects(subjects: list[str]) -> None:
-    """The same as by comparing all pairs."""
+    """The result is the same as a comparison of all pairs."""
     assert overlapping(subjects) == [one for i, one in enumerate(subjects) if any(
         i != j and (contained(one, other) or contained(other, one)) for j, other in enumerate(subjects))]
 
 
 def test_thousands_of_exports_and_imports_do_not_stop_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not every pair of them is compared."""
+    """Validation compares only a small part of all pairs."""
     compared = 0
 
     def counted(subject: str, other: str) -> bool:

@@ -1,5 +1,4 @@
-"""Brokers in virtual time: the real ``ShardOwner`` waits for the shard, takes it, recovers and gives it back, on a
-store like S3."""
+"""Brokers in virtual time: the real ``ShardOwner`` on a simulated store like S3."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ T = TypeVar("T")
 
 
 class TrustedClock(ManualClock):
-    """As ``GuardedClock`` with a second source that always agrees."""
+    """A clock like ``GuardedClock``, with a second source that always agrees."""
 
     trusted = True
 
@@ -39,7 +38,7 @@ class TrustedClock(ManualClock):
 
 
 class Inline(Executor):
-    """Encodes in the caller's thread, since threads have no virtual time."""
+    """An executor that works in the caller's thread, because threads have no virtual time."""
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
         done: Future[Any] = Future()
@@ -51,8 +50,7 @@ class Inline(Executor):
 
 
 class Costly(FaultyStore):
-    """One process's connection to a store like S3: every call has a latency, and a listing one for each page of 1000
-    keys."""
+    """A process's connection to a store like S3: each call, and each page of 1000 keys of a listing, has a latency."""
 
     def __init__(self, shared: ObjectStore, latency_ns: int, page_ns: int, seed: int) -> None:
         super().__init__(shared, rng=random.Random(seed), faults=Faults(latency_ns=latency_ns))
@@ -67,7 +65,7 @@ class Costly(FaultyStore):
 
 
 class Broker:
-    """One process: owner, standby, owner again, as ``App`` has it. ``serve(shard)`` is what it does as owner."""
+    """A process that is owner, standby and owner again, like ``App``. As owner it runs ``serve(shard)``."""
 
     def __init__(self, name: str | None, shared: MemoryStore, clock: TrustedClock, *, latency_ns: int = 30 * MS,
                  page_ns: int = 0, seed: int = 1, before_claim: Callable[[], Awaitable[object]] | None = None,
@@ -81,7 +79,7 @@ class Broker:
         self.shard_owner = ShardOwner(self.store_host, 0, self._lost,
                                       **({"before_claim": before_claim} if before_claim is not None else {}))
         self.served_since_ns: list[int] = []
-        """When each of its tenures began."""
+        """The time at which each ownership began."""
         self.losses: list[BaseException] = []
         self.serve: Callable[[Shard], Coroutine[Any, Any, None]] | None = None
         self._gone = asyncio.Event()
@@ -94,11 +92,11 @@ class Broker:
 
     @property
     def error(self) -> BaseException | None:
-        """What ended it."""
+        """Return the error that ended the process."""
         return self._life.exception() if self._life.done() else None
 
     async def serving(self, seconds: float) -> float:
-        """Wait until it serves; returns after how many seconds. Fails when that takes longer than ``seconds``."""
+        """Wait until the process serves; return the seconds. Fail if it takes longer than ``seconds``."""
         began_ns = self.clock.monotonic_ns()
         while not self.serves:
             took = (self.clock.monotonic_ns() - began_ns) / SECOND
@@ -108,7 +106,7 @@ class Broker:
         return (self.clock.monotonic_ns() - began_ns) / SECOND
 
     async def kill(self) -> None:
-        """As SIGKILL: no further call reaches the store."""
+        """End the process as SIGKILL does: no further call reaches the store."""
         self.store.halt()
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
@@ -116,7 +114,7 @@ class Broker:
             await self.shard_owner.shard.abandon()
 
     async def stop(self) -> None:
-        """A clean stop."""
+        """Stop the process cleanly."""
         self._life.cancel()
         await asyncio.gather(self._life, return_exceptions=True)
         await self.shard_owner.give_back()
@@ -142,7 +140,7 @@ class Broker:
 
 
 def grow_log(shared: MemoryStore, epoch: int, first: int, count: int, nonce: bytes) -> None:
-    """What ``count`` heartbeats of the owner of ``epoch`` leave if no checkpoint ever covers them."""
+    """Put the segments of ``count`` heartbeats of the owner of ``epoch``, without a checkpoint."""
     for number in range(first, first + count):
         position = Position(epoch, number)
         shared.objects[PATHS.log(position)] = b"".join(encode_segment(position, nonce, []))
@@ -154,5 +152,5 @@ def log_size(shared: MemoryStore) -> int:
 
 
 def in_virtual_time(main: Callable[[TrustedClock], Coroutine[Any, Any, T]]) -> T:
-    """As in ``tests.storage.rig``, with a clock that a shard host accepts."""
+    """Run ``main`` in virtual time, as in ``tests.storage.rig``, with a clock that a shard host accepts."""
     return rig.in_virtual_time(main, TrustedClock)

@@ -12,6 +12,6 @@ from broker.storage.compaction.settings import CompactionSettings
 
 @pytest.fixture
 def merges_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers of this test's process merge nothing until the test asks for it."""
+    """Make the brokers of this test's process merge nothing until the test asks for it."""
     monkeypatch.setattr(shard, "CompactionSettings",
                         partial(CompactionSettings, segments=1000, quiet_ns=3_600_000_000_000))

@@ -1,4 +1,4 @@
-"""What accounts share, as /accountz shows it: the members that nats-server's page has for the same configuration."""
+"""/accountz shows the exports, imports and mappings of accounts with the members of nats-server's page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.manual_clock import ManualClock
 
 @pytest.mark.shows("monitoring.accountz")
 def test_exports_imports_and_mappings() -> None:
-    """Each kind, with what is unset left out."""
+    """Each kind is shown without its unset members."""
     settings = AccountSettings(
         "A", exports=(Export("service", "help", accounts=("B",), response_type="stream", latency=Latency("lat", 10)),
                       Export("service", "open"), Export("stream", "news.>", accounts=())),

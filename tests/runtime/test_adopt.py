@@ -1,4 +1,4 @@
-"""Requests in the inbox of a directory: granted by a running broker, by the next one, and by ``jetblock adopt``."""
+"""Requests in the inbox of a directory are granted by a running broker, by the next one, and by ``jetblock adopt``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAY = 86_400_000_000_000
 
 
 async def made(directory: Path, *names: str) -> None:
-    """Streams of a broker that has ended."""
+    """Create streams by a broker that is then stopped."""
     async with Broker(directory, settings=QUIET) as broker:
         client = await nats.connect(broker.url)
         for name in names:
@@ -85,7 +85,7 @@ async def keys(directory: Path, part: str) -> list[str]:
 
 
 async def sound(directory: Path) -> None:
-    """Nothing is wrong with any byte."""
+    """Check every byte of the store."""
     store = FileStore(directory)
     survey = await read_survey(Source(store))
     done = await verify(Source(store), survey)
@@ -94,7 +94,7 @@ async def sound(directory: Path) -> None:
 
 
 async def test_a_running_broker_looks_by_itself(tmp_path: Path) -> None:
-    """Shows that nobody has to tell it, that the request is gone then, and that every byte of the store is sound."""
+    """A broker finds a request without being asked, removes it, and every byte of the store is sound."""
     await made(tmp_path, "S")
     async with Broker(tmp_path, settings=SOON) as broker:
         await asked(tmp_path, "S", "1")
@@ -107,7 +107,7 @@ async def test_a_running_broker_looks_by_itself(tmp_path: Path) -> None:
 
 
 async def test_the_next_owner_does_it(tmp_path: Path) -> None:
-    """Shows requests that were put while no broker ran, in the store's order of their ids, each once."""
+    """Requests that were put while no broker ran are carried out once each, in the order of their ids."""
     await made(tmp_path, "S")
     for n in range(5):
         await asked(tmp_path, "S", str(n))
@@ -118,8 +118,10 @@ async def test_the_next_owner_does_it(tmp_path: Path) -> None:
 
 
 def test_the_command_does_it_where_no_broker_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows the report in text and JSON and the exit status: granted, refused, nothing to do; that the answers are in
-    the store; and that a broker and Spark's plan find the messages afterwards."""
+    """The command reports granted and refused requests, or nothing to do, as text and JSON, with its exit status.
+
+    The answers are in the store, and a broker and Spark's plan find the messages afterwards.
+    """
     asyncio.run(made(tmp_path, "S", "T"))
     url = f"file://{tmp_path}"
     asyncio.run(asked(tmp_path, "S", "granted"))
@@ -149,7 +151,7 @@ def test_the_command_does_it_where_no_broker_runs(tmp_path: Path, capsys: pytest
 
 
 def test_the_command_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A mistyped path or prefix is an error, and stays empty."""
+    """A mistyped path or prefix is an error, and nothing is created there."""
     assert adopt([f"file://{tmp_path}"]) == 2
     said = capsys.readouterr()
     assert said.out == ""
@@ -159,7 +161,7 @@ def test_the_command_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 async def test_the_command_leaves_a_store_with_a_broker_alone(tmp_path: Path,
                                                               capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows the reason and the remedy, status 2, and no harm to the broker; and the same for what is no store."""
+    """The command ends with reason, remedy and status 2, without harm to the broker; so it does without a store."""
     async with Broker(tmp_path, settings=QUIET) as broker:
         assert await asyncio.to_thread(adopt, [f"file://{tmp_path}"]) == 2
         assert "a broker owns the store" in capsys.readouterr().err
@@ -199,8 +201,11 @@ async def test_abandoned_runs_are_swept_and_pending_ones_are_not(tmp_path: Path)
 
 
 async def test_abandoned_runs_are_swept_where_nobody_looks_for_requests(tmp_path: Path) -> None:
-    """Shows them deleted soon after the start of a broker with ``inbox_interval: 0``, and by ``jetblock adopt`` with
-    the broker after it; that such a broker carries out no request, and keeps the old runs that one names."""
+    """Abandoned runs are deleted soon after the start of a broker with ``inbox_interval: 0``, and by ``jetblock
+    adopt``.
+
+    Such a broker carries out no request, and keeps the old runs that a request names.
+    """
     await made(tmp_path, "S")
     store = FileStore(tmp_path)
     state = (await read_snapshot(store, 0)).state
@@ -223,8 +228,8 @@ async def test_abandoned_runs_are_swept_where_nobody_looks_for_requests(tmp_path
 
 
 async def test_no_message_is_larger_than_max_payload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Shows a request refused by a broker and by the command, each with its own limit and what to do; and granted by
-    the command under a configuration that allows it."""
+    """A broker and the command refuse a request with too large a message, each with its limit and the remedy. The
+    command grants it with a configuration that allows the size."""
     await made(tmp_path, "S")
     large = [(b"s.1", b"small"), (b"s.2", b"x" * 2_000_000)]
     await asked(tmp_path, "S", "large", rows=large)
@@ -250,8 +255,8 @@ async def test_no_message_is_larger_than_max_payload(tmp_path: Path, capsys: pyt
 
 @pytest.mark.usefixtures("merges_on_request")
 async def test_compaction_rewrites_them_and_copies_have_them(tmp_path: Path) -> None:
-    """Shows that small staged blocks are merged with published ones, that the runs leave the store then, and that a
-    copy of the store, from before and after, is whole and serves the same messages."""
+    """Small staged blocks are merged with published ones, and the runs leave the store. Copies of the store from before
+    and after are whole and serve the same messages."""
     source = tmp_path / "source"
     await made(source, "S")
     async with Broker(source, settings={**COMPACTING, **SOON}) as broker:

@@ -30,7 +30,7 @@ def app_on(path: Path) -> App:
 
 async def test_an_unforeseen_error_on_the_way_to_standby_ends_the_process(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that has closed its clients and does not come back must end, and log why."""
+    """A process that has closed its clients and cannot serve again must end, and log why."""
     app = app_on(tmp_path)
     await app.start()
     assert app.jetstream is not None
@@ -48,7 +48,7 @@ async def test_an_unforeseen_error_on_the_way_to_standby_ends_the_process(
 
 
 async def test_an_owner_that_is_fenced_comes_back_on_its_port(tmp_path: Path) -> None:
-    """Its clients are closed and reconnect to the same address, in the next epoch."""
+    """The clients of a fenced owner are closed and reconnect to the same address, in the next epoch."""
     app = app_on(tmp_path)
     await app.start()
     assert app.shard_owner is not None
@@ -72,7 +72,7 @@ async def test_an_owner_that_is_fenced_comes_back_on_its_port(tmp_path: Path) ->
 
 async def test_a_shard_lost_before_clients_could_connect_is_taken_again(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fenced while its streams are loaded: it starts to serve once, not twice in parallel."""
+    """A broker that is fenced while its streams are loaded begins to serve once, not twice in parallel."""
     real = JetStream.open
     opened: list[int] = []
 
@@ -97,7 +97,7 @@ async def test_a_shard_lost_before_clients_could_connect_is_taken_again(
 
 
 async def test_dollars_only_where_aws_is_paid(tmp_path: Path) -> None:
-    """The price of commits at AWS is no matter of a MinIO endpoint, or of a directory."""
+    """The log has no price of commits for a MinIO endpoint or a directory."""
     assert "$648 a month" in commit_cost(20_000_000, at_aws=True)
     assert "each put is paid for" in commit_cost(0, at_aws=True)
     async with fake_s3() as fake:

@@ -1,4 +1,4 @@
-"""A broker whose machine's clock is wrong says so, and how wrong it is; and says when it is right again."""
+"""A broker logs that its machine's clock is wrong, by how much, and when it is right again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HOUR = 3600 * 1_000_000_000
 async def test_a_wrong_clock_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                        caplog: pytest.LogCaptureFixture,
                                        off: int, said: str) -> None:
-    """Once for each time."""
+    """Each change is logged once."""
     caplog.set_level("INFO", "broker")
     monkeypatch.setattr(store_host, "_CLOCK_SECONDS", 0.01)
     boot_ns, off_ns = time.monotonic_ns(), 0

@@ -1,4 +1,4 @@
-"""Where a command's output goes: into a pipe that nobody reads any more, onto a full disk, to a terminal in ASCII."""
+"""Commands write to a pipe without a reader, onto a full disk, and to a terminal in ASCII."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COMMANDS = ("--help", "fsck STORE", "inspect STORE --json", "adopt STORE")
 
 
 async def made(tmp_path: Path) -> dict[str, str]:
-    """A store with a stream whose name is not ASCII."""
+    """Create a store with a stream whose name is not ASCII."""
     async with Broker(tmp_path / "store") as broker:
         client = await nats.connect(broker.url)
         await client.jetstream().add_stream(name="été", subjects=["s"])
@@ -34,7 +34,7 @@ def run(command: str, urls: dict[str, str], stdout: int, **environ: str) -> subp
 
 @pytest.mark.parametrize("command", COMMANDS)
 async def test_nobody_reads_it(command: str, tmp_path: Path) -> None:
-    """The status of a process that SIGPIPE ended, and nothing more is said; on a full disk one line."""
+    """Without a reader the status is that of SIGPIPE, with no further output; on a full disk there is one line."""
     urls = await made(tmp_path)
     reader, writer = os.pipe()
     os.close(reader)

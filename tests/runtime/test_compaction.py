@@ -1,5 +1,4 @@
-"""Compaction below stock clients: what they read, acknowledge and publish while blocks are merged is the same as
-ever."""
+"""Stock clients read, acknowledge and publish the same messages while compaction merges blocks."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def shard_of(broker: Broker) -> Shard:
 
 
 async def compact(broker: Broker) -> None:
-    """Merge all that is small, and delete what it was made of."""
+    """Merge all small objects, and wait until the merged objects are deleted."""
     shard = shard_of(broker)
     assert shard.compactor is not None
     merges = shard.compactor.merges
@@ -67,7 +66,7 @@ async def connected(broker: Broker) -> tuple[Client, JetStreamContext]:
 
 
 async def verified(path: Path) -> None:
-    """``inspect --verify`` finds nothing wrong with the store, and no stray."""
+    """Check that ``inspect --verify`` finds no problem and no stray in the store."""
     store = FileStore(path)
     source = Source(store, give_up_ns=0)
     survey = await read_survey(source)
@@ -77,8 +76,8 @@ async def verified(path: Path) -> None:
 
 
 async def test_a_consumer_in_mid_stream(tmp_path: Path) -> None:
-    """It has some messages pending, some to come: all arrive, once, in order, and redeliveries too, from the merged
-    blocks; also after a restart."""
+    """A consumer gets all pending and later messages and redeliveries once, in order, from merged blocks, also after a
+    restart."""
     broker = Broker(tmp_path, settings=SETTINGS)
     async with broker:
         client, js = await connected(broker)
@@ -121,7 +120,7 @@ async def test_a_consumer_in_mid_stream(tmp_path: Path) -> None:
 
 
 async def test_keys_and_their_history(tmp_path: Path) -> None:
-    """Keys are put and deleted before, between and after merges: each has its newest values, and no others."""
+    """Keys that are put and deleted before, between and after merges have their newest values, and no others."""
     broker = Broker(tmp_path, settings=SETTINGS)
     async with broker:
         client, js = await connected(broker)
@@ -154,7 +153,7 @@ async def test_keys_and_their_history(tmp_path: Path) -> None:
 
 
 async def test_a_work_queue(tmp_path: Path) -> None:
-    """What was acked does not come back, what was not acked stays, whatever was merged in between."""
+    """Acked messages do not come back, and other messages stay, whatever was merged in between."""
     broker = Broker(tmp_path, settings=SETTINGS)
     async with broker:
         client, js = await connected(broker)
@@ -187,7 +186,7 @@ async def test_a_work_queue(tmp_path: Path) -> None:
 
 
 async def test_what_a_stream_takes_in_the_store(tmp_path: Path) -> None:
-    """``/jsz`` follows what is published, what is removed once it is rewritten, and what is purged."""
+    """The stored bytes in ``/jsz`` follow publishes, purges, and removals after they are rewritten."""
     often = compaction(segments=1000, quiet_ns=300_000_000)
     async with EagerBrokerProcess("--store", f"file://{tmp_path}", environ=often) as broker:
         client = await nats.connect(broker.url)
@@ -219,8 +218,7 @@ async def test_what_a_stream_takes_in_the_store(tmp_path: Path) -> None:
 
 
 async def test_message_ids_after_a_restart(tmp_path: Path) -> None:
-    """A message that was merged, and even one that was deleted then, is still known by its id while the window
-    lasts."""
+    """A merged message, even a deleted one, is a duplicate by its id within the window."""
     broker = Broker(tmp_path, settings=SETTINGS)
     async with broker:
         client, js = await connected(broker)
@@ -242,7 +240,7 @@ async def test_message_ids_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_publishes_and_reads_go_on_while_blocks_are_merged(tmp_path: Path) -> None:
-    """Publishers, a consumer, deletes and compaction side by side: every message arrives once, in order."""
+    """With publishers, a consumer, deletes and compaction side by side, every message arrives once, in order."""
     broker = Broker(tmp_path, settings=SETTINGS)
     async with broker:
         client, js = await connected(broker)

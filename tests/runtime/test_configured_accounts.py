@@ -24,7 +24,8 @@ FILE = """
 authorization { timeout: 60 }
 accounts {
   A {
-    users [ {user: a, password: a}, {user: r, password: r, permissions { publish: "r.>", subscribe: ["_INBOX.>", "r.*"] }} ]
+    users [ {user: a, password: a},
+            {user: r, password: r, permissions { publish: "r.>", subscribe: ["_INBOX.>", "r.*"] }} ]
     jetstream { max_mem: 1MB, max_streams: 2, max_consumers: 1 }
   }
   B { users [ {user: b, password: b} ], limits { max_connections: 1, max_payload: 100, max_subscriptions: 2 } }
@@ -36,7 +37,7 @@ accounts {
 @asynccontextmanager
 async def connected(broker: ServerProcess, user: str = "",
                     errors: asyncio.Queue[str] | None = None) -> AsyncIterator[Client]:
-    """A client who does not come back; ``errors`` get what it is told by ``-ERR``."""
+    """Connect a client that does not reconnect; ``errors`` gets the texts of its ``-ERR`` lines."""
     async def note(error: Exception) -> None:
         if errors is not None:
             errors.put_nowait(str(error))
@@ -50,7 +51,7 @@ async def connected(broker: ServerProcess, user: str = "",
 
 
 async def said(errors: asyncio.Queue[str], word: str) -> None:
-    """Wait until the client was told something."""
+    """Wait until the client has an error."""
     async with asyncio.timeout(30):
         while word not in await errors.get():
             pass
@@ -84,7 +85,7 @@ async def test_accounts_are_apart(process: type[ServerProcess], tmp_path: Path) 
 
 @BOTH
 async def test_jetstream_of_each_account(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Its limits are the account's own; an account without JetStream is told so."""
+    """Each account has its own limits; requests of an account without JetStream are answered with an error."""
     async with (serving(process, tmp_path) as broker, connected(broker, "a") as a, connected(broker, "b") as b):
         js = a.jetstream()
         info = await js.account_info()
@@ -107,7 +108,7 @@ async def test_jetstream_of_each_account(process: type[ServerProcess], tmp_path:
 @pytest.mark.shows("auth.permissions")
 @BOTH
 async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None:
-    """What a user may not do is refused by name, and the connection stays."""
+    """A forbidden operation gets an error with the subject, and the connection stays."""
     errors: asyncio.Queue[str] = asyncio.Queue()
     async with (serving(process, tmp_path) as broker, connected(broker, "a") as a,
                 connected(broker, "r", errors) as restricted):
@@ -126,7 +127,7 @@ async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None
 @pytest.mark.shows("accounts.limits")
 @BOTH
 async def test_limits_of_an_account(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Connections, subscriptions of each, and the size of a message, which INFO tells."""
+    """An account limits connections, the subscriptions of each, and the size of a message, which is in INFO."""
     async with serving(process, tmp_path) as broker:
         async with connected(broker, "b"):
             with pytest.raises(nats.errors.Error, match="maximum account active connections exceeded"):
@@ -167,7 +168,8 @@ async def limits(broker: ServerProcess, user: str) -> tuple[int, int]:
 @pytest.mark.shows("accounts.system")
 @BOTH
 async def test_users_of_the_system_account_alone(process: type[ServerProcess], tmp_path: Path) -> None:
-    """They keep nobody else out: who has no credentials is in the default account, with its streams."""
+    """If only the system account has users, clients without credentials are in the default account, with its
+    streams."""
     text = "accounts { $SYS { users [ {user: s, password: s} ] } }"
     async with serving(process, tmp_path, text) as broker, connected(broker) as client, connected(broker,
                                                                                                   "s") as system:
@@ -183,7 +185,7 @@ async def test_users_of_the_system_account_alone(process: type[ServerProcess], t
 
 
 async def test_an_account_that_asks_for_more_than_there_is(tmp_path: Path) -> None:
-    """The start fails, and says which."""
+    """The start fails with an error that names the account."""
     path = tmp_path / "x.conf"
     path.write_text("jetstream { max_mem: 1MB, store_dir: store }\n"
                     "accounts { A { users [ {user: a} ], jetstream { max_mem: 2MB } } }")

@@ -1,7 +1,4 @@
-"""What a consumer delivers is denied by the subject it is shown under, by jetblock and by the real server alike.
-
-A consumer sends to an inbox, which a user may well subscribe to, what was published to a subject that the user may not.
-"""
+"""Deliveries are denied by the subject of the message, by jetblock and by the real server alike."""
 
 from __future__ import annotations
 
@@ -32,9 +29,8 @@ async def ask(client: Client, api: str, request: dict[str, object]) -> None:
     assert "error" not in reply, reply
 
 
-async def heard(client: Client, deliver: str, pull: bool) -> list[str]:
-    """The subjects that a consumer of all of the stream shows ``client`` who listens to ``deliver``, up to the last
-    one."""
+async def delivered_subjects(client: Client, deliver: str, pull: bool) -> list[str]:
+    """Return the subjects that ``client`` gets from a consumer of the whole stream, up to the last one."""
     found: list[str] = []
     sub = await client.subscribe(deliver)
     config: dict[str, object] = {"name": "C", "ack_policy": "none", "mem_storage": True}
@@ -55,7 +51,7 @@ async def heard(client: Client, deliver: str, pull: bool) -> list[str]:
 @pytest.mark.parametrize("pull", [False, True], ids=["push", "pull"])
 @pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 async def test_denied_subjects_are_not_delivered(process: type[ServerProcess], pull: bool, tmp_path: Path) -> None:
-    """Once a client has a subscription that covers a denied subject, no consumer shows it one; others are shown all."""
+    """A client with a subscription that covers a denied subject gets no denied message; other clients get all."""
     path = tmp_path / "x.conf"
     path.write_text(FILE)
     async with process("-c", str(path), "-js", "-sd", str(tmp_path / "store")) as broker:
@@ -64,8 +60,8 @@ async def test_denied_subjects_are_not_delivered(process: type[ServerProcess], p
         for subject in SUBJECTS:
             await free.request(subject, b"", timeout=30)
         wide = await denied.subscribe("*.1")
-        assert await heard(denied, "d.x", pull) == ["open.1", "open.2", "open.3"]
-        assert await heard(free, "d.x", pull) == list(SUBJECTS)
+        assert await delivered_subjects(denied, "d.x", pull) == ["open.1", "open.2", "open.3"]
+        assert await delivered_subjects(free, "d.x", pull) == list(SUBJECTS)
         await free.publish("secret.1")
         await free.flush()
         await denied.flush()

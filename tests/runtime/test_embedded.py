@@ -22,7 +22,7 @@ pytestmark = pytest.mark.shows("operation.embedded")
 
 
 async def test_streams_in_memory_on_a_free_port() -> None:
-    """Two of them do not know of each other; after the end there is nothing at the address."""
+    """Two brokers have separate streams; after a stop nothing listens at the address."""
     async with Broker() as one, Broker() as other:
         assert one.port != other.port
         client, stranger = await nats.connect(one.url), await nats.connect(other.url)
@@ -39,7 +39,7 @@ async def test_streams_in_memory_on_a_free_port() -> None:
 
 
 async def test_a_directory_keeps_streams_from_one_start_to_the_next(tmp_path: Path) -> None:
-    """On the same port; a new broker on the directory finds them, too."""
+    """A restarted broker has the same port and streams; a new broker on the directory finds the streams, too."""
     broker = Broker(tmp_path / "streams")
     async with broker:
         client = await nats.connect(broker.url)
@@ -56,7 +56,8 @@ async def test_a_directory_keeps_streams_from_one_start_to_the_next(tmp_path: Pa
 
 
 async def test_settings_and_what_is_wrong_with_them() -> None:
-    """By their paths; without a store there is no JetStream; a port in use is told and leaves nothing running."""
+    """Settings are given by path; without a store there is no JetStream; a port in use is an error without
+    leftovers."""
     async with Broker(None, settings={"auth.user": "u", "auth.password": "p"}) as broker:
         client = await nats.connect(broker.url, user="u", password="p")
         assert client._server_info.get("jetstream") is None
@@ -81,7 +82,7 @@ async def test_settings_and_what_is_wrong_with_them() -> None:
     ({"storage.lease_ns": 2.5}, "storage.lease_ns must be of type int"),
 ])
 def test_wrong_settings(settings: dict[str, Any], why: str) -> None:
-    """Each is told by its path, with what it must be; a secret is not repeated."""
+    """Each error has the path and a valid value; a secret is not repeated."""
     with pytest.raises(ConfigError, match=re.escape(why)):
         Broker(settings=settings)
     with pytest.raises(ConfigError) as refused:
@@ -99,14 +100,13 @@ def test_text_as_in_a_configuration_file() -> None:
 
 @pytest.mark.parametrize("url", ["s3:/bucket", "ftp://host/x", "s3://b"])
 def test_what_is_no_store(url: str) -> None:
-    """A URL that is none does not become a folder of that name."""
+    """A wrong URL does not become a folder of that name."""
     with pytest.raises(ConfigError, match=r"s3://"):
         Broker(url)
 
 
 async def test_a_directory_in_use(tmp_path: Path) -> None:
-    """A second broker says so at once, and leaves the first one alone; one that is to stand by takes over when it
-    ends."""
+    """A second broker fails at once without harm to the first; a standby takes over when the first ends."""
     async with Broker(tmp_path / "streams") as first:
         client = await nats.connect(first.url)
         await client.jetstream().add_stream(name="S", subjects=["s"])
@@ -125,7 +125,7 @@ async def test_a_directory_in_use(tmp_path: Path) -> None:
 
 
 async def test_a_bucket_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, once a lease of silence would have told that the first one had died."""
+    """A second broker on a bucket fails after the time in which a dead owner would have been replaced."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     async with fake_s3() as fake:
@@ -137,7 +137,7 @@ async def test_a_bucket_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only this program can connect, as often as it likes: by streams, and the stock client over such a stream."""
+    """Only this program can connect, any number of times: by streams, and with the stock client over such a stream."""
     async with Broker(port=None) as broker:
         assert broker.port == 0
         with pytest.raises(RuntimeError, match="no port"):
@@ -162,8 +162,7 @@ async def test_without_a_port(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_two_brokers_with_different_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each broker uses the keys of its own settings, before and after the other has started; the environment keeps its
-    own."""
+    """Each broker uses the keys of its own settings, also after the other has started; the environment is unchanged."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "a token of nobody")

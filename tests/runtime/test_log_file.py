@@ -25,7 +25,7 @@ def write(handler: LogFile, first: int, count: int) -> None:
 
 @pytest.fixture(name="path")
 def a_path(tmp_path: Path) -> Path:
-    """Of a log file that is not there yet, beside one that only looks like an old one."""
+    """Return the path of a new log file, beside a file with a name like a rotated one."""
     (tmp_path / "x.log.old").write_text("not ours")
     return tmp_path / "x.log"
 
@@ -35,7 +35,7 @@ def rotated(path: Path) -> list[Path]:
 
 
 def test_rotation_loses_no_line(path: Path) -> None:
-    """Each file but the last is past the limit by one line; all lines are in one of them, in order."""
+    """Each file but the last exceeds the limit by one line; each line is in one of the files, in order."""
     handler = LogFile(str(path), 100, 0)
     write(handler, 0, 200)
     handler.close()
@@ -49,7 +49,7 @@ def test_rotation_loses_no_line(path: Path) -> None:
 
 
 def test_the_oldest_are_deleted(path: Path) -> None:
-    """So many files are kept, the present one included; nothing else in the directory is touched."""
+    """``max_num`` files are kept, the current one included; other files in the directory are not touched."""
     handler = LogFile(str(path), 50, 3)
     write(handler, 0, 100)
     handler.close()
@@ -68,7 +68,7 @@ def test_without_a_limit_it_grows(path: Path) -> None:
 
 @pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 async def test_rotation_of_a_broker(process: type[ServerProcess], path: Path) -> None:
-    """Both set their file aside under a name of the same form."""
+    """Both rename the full file to a name of the same form."""
     server = process("-l", str(path), "-c", str(path.with_suffix(".conf")), "--log_size_limit", "300")
     path.with_suffix(".conf").write_text("log_max_num: 2")
     try:

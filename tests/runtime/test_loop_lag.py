@@ -1,4 +1,4 @@
-"""The figures about the event loop's lag."""
+"""The event loop's lag is counted by its size."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from broker.runtime.loop_lag import LoopLag
 
 
 async def test_late_samples_are_counted_by_how_late_they_were() -> None:
-    """The loop is held for 40 ms once: that sample is over 1, 5, 10 and 20 ms, and the counts fall from each bound to
-    the next."""
+    """If the loop is blocked for 40 ms once, that sample counts beyond 1, 5, 10 and 20 ms; no bound has a higher count
+    than the bound before."""
     lag = LoopLag()
     assert lag.snapshot()["over"] == dict.fromkeys(("1", "5", "10", "20", "50", "100"), 0)
     lag.start()

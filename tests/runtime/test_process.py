@@ -1,5 +1,4 @@
-"""The broker as a process: the lines that launchers read, signals, files, exit statuses; compared with the real
-server's."""
+"""The broker as a process: log lines for other programs, signals, files, exit statuses, compared with nats-server."""
 
 from __future__ import annotations
 
@@ -25,13 +24,13 @@ BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], id
 
 
 def run(*words: str, environ: dict[str, str] | None = None, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """jetblock with these arguments, to its end."""
+    """Run jetblock with these arguments to its end."""
     return subprocess.run([sys.executable, "-m", "broker", *words], capture_output=True, text=True, timeout=30, cwd=cwd,
                           env={**os.environ, "PYTHONPATH": str(ROOT), **(environ or {})}, check=False)
 
 
 def test_version() -> None:
-    """The first line is the one that launchers parse."""
+    """The first line has nats-server's form, which other programs parse."""
     for word in ("--version", "-v", "version"):
         done = run(word)
         assert done.returncode == 0
@@ -41,7 +40,7 @@ def test_version() -> None:
 
 @pytest.mark.shows("operation.flags")
 def test_help_and_unknown_flags() -> None:
-    """Usage for both; an unknown flag or word is an error, with a suggestion."""
+    """Both print the usage; an unknown flag or word is an error, with a suggestion."""
     for word in ("--help", "-h", "help"):
         done = run(word)
         assert (done.returncode, "--store <url>" in done.stdout) == (0, True)
@@ -59,7 +58,7 @@ def test_help_and_unknown_flags() -> None:
 
 
 def test_print_config(tmp_path: Path) -> None:
-    """What flags, environment and file come to; printed to a file, it is a valid configuration."""
+    """The printed settings are those of flags, environment and file, and are a valid configuration."""
     path, shown = tmp_path / "x.conf", tmp_path / "shown.conf"
     path.write_text("port: 1\nmax_payload: 1KB\nauthorization { user: u, password: hunter2 }")
     done = run("--print-config", "-c", str(path), "--port", "5000", environ={"JETBLOCK_MAX_PENDING": "3MB"})
@@ -84,7 +83,7 @@ def test_print_config(tmp_path: Path) -> None:
 @pytest.mark.shows("auth.no_auth_user")
 @BOTH
 async def test_no_auth_user(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A client without credentials is let in as that user; wrong credentials are refused all the same."""
+    """A client without credentials logs in as that user, and wrong credentials are refused."""
     path = tmp_path / "x.conf"
     path.write_text("authorization { users [ {user: a, password: b} ] }\nno_auth_user: a")
     async with process("-c", str(path)) as broker:
@@ -95,7 +94,7 @@ async def test_no_auth_user(process: type[ServerProcess], tmp_path: Path) -> Non
 
 @pytest.mark.shows("operation.check")
 def test_bad_configuration(tmp_path: Path) -> None:
-    """Status 1, and the line that launchers look for."""
+    """A bad configuration ends with status 1 and the line that other programs search for."""
     path = tmp_path / "x.conf"
     for text, wanted in (("x: 1", f'nats-server: {path}:1:0: unknown field "x"\n'), ("port: [", "Parse error"),
                          ("ocsp: true", "not supported by this version of jetblock")):
@@ -110,8 +109,7 @@ def test_bad_configuration(tmp_path: Path) -> None:
 
 
 def test_whose_error_it_is(tmp_path: Path) -> None:
-    """nats-server's name begins what it says, too, about a configuration file; jetblock's own errors begin with
-    jetblock's."""
+    """Errors that nats-server reports, too, begin with its name; jetblock's own errors begin with jetblock's."""
     path = tmp_path / "x.conf"
     path.write_text("x: 1")
     assert run("-c", str(path)).stderr.startswith(f"nats-server: {path}:1:0: unknown field")
@@ -129,7 +127,7 @@ def test_whose_error_it_is(tmp_path: Path) -> None:
 
 
 def test_address_that_cannot_be_listened_on() -> None:
-    """Status 1 and a fatal line that names the port."""
+    """An address that cannot be used ends with status 1 and a fatal line that names the port."""
     with BlockedPort() as port:
         done = run("-a", "127.0.0.1", "-p", str(port))
     assert done.returncode == 1
@@ -145,7 +143,7 @@ def test_address_that_cannot_be_listened_on() -> None:
 
 
 def test_store_directory_that_cannot_be(tmp_path: Path) -> None:
-    """Status 1 and the words that launchers look for."""
+    """A directory that cannot be used ends with status 1 and the words that other programs search for."""
     file = tmp_path / "file"
     file.write_text("no directory")
     for path in (file, file / "below"):
@@ -158,7 +156,7 @@ def test_store_directory_that_cannot_be(tmp_path: Path) -> None:
 
 
 def test_pid_file_that_cannot_be_written(tmp_path: Path) -> None:
-    """Status 1 and nats-server's words, with the path that was given."""
+    """A pid file that cannot be written ends with status 1, nats-server's words and the given path."""
     (tmp_path / "file").write_text("")
     for path, why in ((tmp_path / "no" / "pid", "no such file or directory"), (tmp_path / "file" / "pid",
                       "not a directory"), (tmp_path, "is a directory")):
@@ -170,7 +168,7 @@ def test_pid_file_that_cannot_be_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["-l", "-P", "-c", "--ports_file_dir", "-sd"])
 async def test_no_raw_error_of_a_path(flag: str, tmp_path: Path) -> None:
-    """Whatever path cannot be used is named with what is wrong with it, in one line, and no error number."""
+    """Each path that cannot be used is an error of one line, with the path and the reason, without an error number."""
     (tmp_path / "file").write_text("port: -1")
     path = str(tmp_path / "file" / "below")
     server = BrokerProcess("-js", flag, path) if flag != "--ports_file_dir" else BrokerProcess(
@@ -208,7 +206,7 @@ class BlockedPort:
 @pytest.mark.shows("operation.log_lines", "operation.pid_file")
 @BOTH
 async def test_lines_and_files_of_a_start(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Log lines in their form and order, the ports file, the pid file with no newline; the same for both servers."""
+    """Both servers write the same log lines in order, the same ports file, and a pid file without a newline."""
     ports = tmp_path / "ports"
     ports.mkdir()
     pid_file = tmp_path / "pid"
@@ -228,8 +226,7 @@ async def test_lines_and_files_of_a_start(process: type[ServerProcess], tmp_path
 
 @BOTH
 async def test_lines_about_configuration_and_tls(process: type[ServerProcess], tmp_path: Path) -> None:
-    """The file with its digest at the start and after a reload, and what TLS means for clients; the same for both
-    servers."""
+    """Both servers log the file with its digest, at the start and after a reload, and the TLS mode of clients."""
     certificate = Authority(tmp_path).server()
     files = f'cert_file: "{certificate.cert}", key_file: "{certificate.key}"'
     path = tmp_path / "x.conf"
@@ -251,7 +248,7 @@ async def test_lines_about_configuration_and_tls(process: type[ServerProcess], t
 
 
 def test_a_directory_named_twice(tmp_path: Path) -> None:
-    """By the command line and the file, or twice in the file: refused at the place where nats-server refuses it."""
+    """A directory named by flag and file, or twice in a file, is refused at the place where nats-server refuses it."""
     path = tmp_path / "x.conf"
     for text, words in ((f'jetstream {{ store_dir: "{tmp_path / "a"}" }}', ["-sd", str(tmp_path / "b")]),
                         (f'store_dir: "{tmp_path / "a"}"\njetstream: true', ["-sd", str(tmp_path / "a")]),
@@ -272,7 +269,7 @@ def test_a_directory_named_twice(tmp_path: Path) -> None:
     ("migrate", "broker.migration.cli"), ("cost", "broker.maintenance.cost_cli"), ("adopt", "broker.runtime.adopt_cli"),
     ("pipeline", "broker.pipeline.cli")])
 def test_a_command_interrupted_while_it_is_imported(command: str, module: str, tmp_path: Path) -> None:
-    """Ctrl-C at a time when the command cannot handle it yet ends it with a line, not with a traceback."""
+    """Ctrl-C before the command handles it ends the command with a line, not with a traceback."""
     (tmp_path / "sitecustomize.py").write_text(f"""
 import sys
 
@@ -291,8 +288,7 @@ sys.meta_path.insert(0, Interrupting())
 
 @pytest.mark.parametrize("name", ["python -m broker", "jetblock"])
 def test_interrupted_at_the_start(name: str, tmp_path: Path) -> None:
-    """SIGINT before the broker handles signals ends the process without a word: here while it waits for its file, a
-    FIFO."""
+    """SIGINT before the broker handles signals ends the process without output; here it waits for its file, a FIFO."""
     fifo = tmp_path / "x.conf"
     os.mkfifo(fifo)
     command = [sys.executable, "-m", "broker"] if " " in name else [
@@ -309,7 +305,7 @@ def test_interrupted_at_the_start(name: str, tmp_path: Path) -> None:
 @BOTH
 @pytest.mark.parametrize(("number", "name"), [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupt")])
 async def test_clean_end(process: type[ServerProcess], number: signal.Signals, name: str) -> None:
-    """Status 0 with a client connected, the client told, the ports file gone."""
+    """A clean end with a client connected has status 0, notifies the client, and removes the ports file."""
     async with process() as server:
         closed = asyncio.Event()
 
@@ -331,7 +327,8 @@ async def test_clean_end(process: type[ServerProcess], number: signal.Signals, n
 @pytest.mark.shows("core.lame_duck")
 @BOTH
 async def test_lame_duck(process: type[ServerProcess], tmp_path: Path) -> None:
-    """SIGUSR2: a connected client is informed, new ones are refused, and without clients it ends with 0."""
+    """After SIGUSR2 a connected client is notified, new clients are refused, and without clients the broker ends with
+    0."""
     config = tmp_path / "x.conf"
     for grace_s in (3, 12):  # on a busy machine it may be over when the client looks
         config.write_text(f'lame_duck_duration: "60s"\nlame_duck_grace_period: "{grace_s}s"\n')
@@ -357,7 +354,7 @@ async def test_lame_duck(process: type[ServerProcess], tmp_path: Path) -> None:
 
 @BOTH
 async def test_log_file(process: type[ServerProcess], tmp_path: Path) -> None:
-    """``-l`` writes there; SIGUSR1 reopens the file by its name after it was moved."""
+    """``-l`` logs to a file; after the file was moved, SIGUSR1 opens a new one by its name."""
     path = tmp_path / "x.log"
     server = process("-l", str(path))
     try:
@@ -374,7 +371,7 @@ async def test_log_file(process: type[ServerProcess], tmp_path: Path) -> None:
 
 
 async def until(condition: object, seconds: float = 30) -> None:
-    """Wait for a condition on a file, which tells nobody that it changed."""
+    """Wait for a condition on a file by polling."""
     assert callable(condition)
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 (a file is what changes)
@@ -383,7 +380,7 @@ async def until(condition: object, seconds: float = 30) -> None:
 
 @pytest.mark.shows("operation.signals")
 async def test_other_signals() -> None:
-    """SIGUSR1 without a log file and SIGHUP are answered with a line, and the broker goes on."""
+    """After SIGUSR1 without a log file, and after SIGHUP, the broker logs a line and continues."""
     async with BrokerProcess() as server:
         server.send_signal(signal.SIGUSR1)
         await server.wait_line("File log re-open ignored, not a file logger")
@@ -397,7 +394,7 @@ async def test_other_signals() -> None:
 @BOTH
 @pytest.mark.parametrize("named", [False, True])
 async def test_temporary_store_is_warned_of(process: type[ServerProcess], named: bool, tmp_path: Path) -> None:
-    """``-js`` alone keeps streams where a reboot may lose them, and says so; with a directory there is no such line."""
+    """``-js`` alone logs that a reboot may lose the streams; with a directory there is no such line."""
     flags = ("-js", *(("-sd", str(tmp_path / "store")) if named else ()))
     async with process(*flags, environ={"TMPDIR": str(tmp_path)}) as server:
         said = [line for line in server.stderr
@@ -407,7 +404,7 @@ async def test_temporary_store_is_warned_of(process: type[ServerProcess], named:
 
 @pytest.mark.shows("operation.signals", "operation.lame_duck_command")
 async def test_signals_by_the_command(tmp_path: Path) -> None:
-    """``--signal`` reaches a running broker by its id or its pid file; what cannot be reached is an error."""
+    """``--signal`` reaches a running broker by its id or its pid file; a missing process is an error."""
     pid_file = tmp_path / "pid"
     async with BrokerProcess("-P", str(pid_file)) as server:
         assert (await asyncio.to_thread(run, "--signal", f"reopen={server.pid}")).returncode == 0
@@ -459,7 +456,7 @@ async def test_configuration_of_a_run(tmp_path: Path) -> None:
 
 
 async def test_ipv6() -> None:
-    """Addresses with colons stand in brackets wherever they are read."""
+    """Addresses with colons are in brackets in the log and in the ports file."""
     server = BrokerProcess("-a", "::1", "-p", "-1", listen=False, monitor=False)
     try:
         async with server:
@@ -474,7 +471,7 @@ async def test_ipv6() -> None:
 
 @pytest.mark.shows("operation.pid_file")
 async def test_ports_file_appears_whole(tmp_path: Path) -> None:
-    """It is readable by everybody as its directory allows, and no temporary file is left."""
+    """The ports file is readable by everybody, and no temporary file is left."""
     async with BrokerProcess() as server:
         files = list(server._directory.iterdir())
         assert [path.name for path in files] == [f"nats-server_{server.pid}.ports"]
@@ -482,7 +479,7 @@ async def test_ports_file_appears_whole(tmp_path: Path) -> None:
 
 
 async def test_second_signal_ends_at_once() -> None:
-    """A second signal means that the operator does not want to wait."""
+    """A second signal ends the process at once: the operator does not want to wait."""
     async with BrokerProcess() as server:
         os.kill(server.pid, signal.SIGSTOP)
         server.send_signal(signal.SIGTERM)
@@ -498,14 +495,14 @@ NEVER = ("pydantic", "botocore", "aiobotocore", "aiohttp", "prometheus_client", 
          "broker.migration", "broker.monitor", "broker.pipeline", "broker.jetstream.archive", "broker.jetstream.backup",
          "broker.jwt.claims", "broker.server.auth.callout", "broker.server.auth.tokens", "broker.server.operator",
          "broker.server.listeners.opening", "broker.server.listeners.proxy_protocol", "ctypes", "gzip", "tempfile")
-"""What few brokers need, or only after the start."""
+"""Modules that few brokers need, or need only after the start."""
 OF_FILES = ("broker.config.file", "broker.config.reading", "broker.config.syntax", "broker.jwt.token")
-"""What a start with a configuration file needs besides."""
+"""Modules that only a start with a configuration file needs."""
 OF_STREAMS = ("broker.jetstream.stream.stream", "broker.jetstream.stream.publish", "broker.jetstream.stream.retention",
               "broker.jetstream.stream.state", "broker.jetstream.stream.upstream.follower", "broker.jetstream.consumer",
               "broker.jetstream.config", "broker.jetstream.api.streams", "broker.jetstream.api.consumers",
               "broker.jetstream.api.messages", "broker.jetstream.api.backups", "broker.jetstream.api.direct_get")
-"""What the first stream, consumer or request needs: loaded half a second after the start."""
+"""Modules for the first stream, consumer or request, which are loaded half a second after the start."""
 
 
 @pytest.mark.parametrize("flags, without", [
@@ -543,8 +540,7 @@ def test_nothing_is_imported_without_need(flags: list[str], without: tuple[str, 
 
 
 async def test_the_first_request_waits_for_no_import(tmp_path: Path) -> None:
-    """What JetStream's first stream needs is loaded without a request, all of it: a stream and a consumer import
-    nothing more."""
+    """All modules for JetStream's first stream are loaded without a request: a stream and a consumer import no more."""
     code = """
 import asyncio, sys
 from broker.runtime.embedded import Broker

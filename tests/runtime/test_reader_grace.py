@@ -1,5 +1,4 @@
-"""The setting ``reader_grace``, from where an operator writes it to the object that is kept so long: the real shard
-host, in virtual time."""
+"""The setting ``reader_grace`` decides how long an object is kept: the real shard owner, in virtual time."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ SHORT = "jetblock { reader_grace: 90s }"
     (DEFAULTS, {"JETBLOCK_READER_GRACE": "3m"}, 180),
     (SHORT, {"JETBLOCK_READER_GRACE": "0s"}, 0)])
 def test_a_released_object_stays_for_reader_grace(text: str, environ: dict[str, str], seconds: int) -> None:
-    """Counted from when its release is in the log: until then it is there, and a second later it is not."""
+    """The grace counts from the release in the log: the object exists until its end, and not a second later."""
     settings = load(read_flags(["-c", "jetblock.conf"]), environ, lambda path: text).storage
 
     async def main(clock: TrustedClock) -> None:

@@ -1,4 +1,4 @@
-"""SIGHUP reads the configuration file again: what follows for live connections, beside the real server."""
+"""A reload by SIGHUP has the same effects on live connections as on the real server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RELOADED = r"\[INF\] Reloaded server configuration"
 
 
 class Line:
-    """A client that speaks the protocol by hand, and sees each line as it comes."""
+    """A client that sends and reads protocol lines itself."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -44,7 +44,7 @@ class Line:
         await self._writer.drain()
 
     async def read(self) -> str:
-        """The next line but the server's PINGs; "" at the end of the connection."""
+        """Return the next line except PINGs; "" at the end of the connection."""
         async with asyncio.timeout(30):
             try:
                 while (line := await self._reader.readline()) == b"PING\r\n":
@@ -54,7 +54,7 @@ class Line:
                 return ""
 
     async def ask(self, *lines: str) -> list[str]:
-        """What these are answered with, before the answer to a PING after them."""
+        """Send lines and a PING; return the lines that come before its PONG."""
         await self.send(*lines, "PING")
         answers = []
         while (line := await self.read()) not in ("PONG", ""):
@@ -62,7 +62,7 @@ class Line:
         return answers if line else [*answers, ""]
 
     async def rest(self) -> list[str]:
-        """All lines up to the end of the connection."""
+        """Return all lines up to the end of the connection."""
         lines = []
         while line := await self.read():
             lines.append(line)
@@ -70,14 +70,14 @@ class Line:
 
 
 class Reloading:
-    """A broker with a configuration file that can be changed under it."""
+    """A broker, and its configuration file, which the test can change."""
 
     def __init__(self, broker: ServerProcess, path: Path) -> None:
         self.broker = broker
         self._path = path
 
     async def change(self, text: str, until: str = RELOADED) -> None:
-        """Have the broker read another text, and wait for the line about it."""
+        """Replace the file, let the broker reload it, and wait for a log line."""
         self._path.write_text(text)
         self.broker.stderr.clear()
         self.broker.send_signal(signal.SIGHUP)
@@ -95,7 +95,8 @@ async def serving(process: type[ServerProcess], tmp_path: Path, text: str, *flag
 
 @BOTH
 async def test_users(process: type[ServerProcess], tmp_path: Path) -> None:
-    """One who is gone is closed without a word, one with another password is told; others stay, new ones may come."""
+    """A removed user is closed without an error, a user with a changed password with one; others stay; new ones log
+    in."""
     hashed = {word: bcrypt.hashpw(word.encode(), bcrypt.gensalt(4)).decode() for word in ("p", "q")}
     before = (f"authorization {{ timeout: 60, users [ {{user: stays, password: p}}, {{user: goes, password: p}}, "
               f"{{user: changes, password: p}}, {{user: hashed, password: '{hashed['p']}'}}, "
@@ -118,7 +119,7 @@ async def test_users(process: type[ServerProcess], tmp_path: Path) -> None:
 
 @BOTH
 async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Subscriptions no longer permitted end with an -ERR each; the rest goes on under the new rules."""
+    """Subscriptions that are no longer permitted end with an -ERR each; the others continue under the new rules."""
     def text(permissions: str) -> str:
         return (f"authorization {{ timeout: 60, users [ {{user: a, password: p, permissions {permissions}}}, "
                 f"{{user: b, password: p}} ] }}")
@@ -133,7 +134,8 @@ async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None
         assert sorted([await a.read(), await a.read()]) == [
             """-ERR 'Permissions Violation for Subscription to "gone" (sid "1")'""",
             """-ERR 'Permissions Violation for Subscription to "gone" using queue "q" (sid "3")'"""]
-        assert await b.ask("PUB gone 1", "x", "PUB kept.no 1", "x", "PUB kept.yes 1", "x", "PUB kept.limited 1", "2") == []
+        assert await b.ask("PUB gone 1", "x", "PUB kept.no 1", "x", "PUB kept.yes 1", "x", "PUB kept.limited 1",
+                           "2") == []
         assert sorted([line for line in await a.ask() if line.startswith("MSG")]) == [
             "MSG kept.limited 2 1", "MSG kept.limited 4 1", "MSG kept.yes 2 1"]
         assert await b.ask("PUB kept.limited 1", "3") == []
@@ -147,7 +149,8 @@ async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None
 
 @BOTH
 async def test_accounts(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A user who moved is closed and comes back there; JetStream follows the accounts that come, change and go."""
+    """A user who has moved to another account is closed and reconnects there; JetStream follows all changes of
+    accounts."""
     def user(name: str) -> str:
         return f"users [ {{user: {name}, password: p}} ]"
 
@@ -162,7 +165,8 @@ async def test_accounts(process: type[ServerProcess], tmp_path: Path) -> None:
         await js.add_stream(name="ONE", subjects=["one"])
         assert await clients["b"].ask("SUB x 1") == []
         await server.change(f"{LOGIN}\naccounts {{ A {{ {user('a')}, jetstream {{ max_streams: 2 }} }}, "
-                            f"B {{ users [ {{user: b, password: p}}, {{user: moves, password: p}} ], jetstream: enabled }}, "
+                            f"B {{ users [ {{user: b, password: p}}, {{user: moves, password: p}} ], jetstream: "
+                            f"enabled }}, "
                             f"D {{ {user('d')}, jetstream: enabled }} }}")
         assert await clients["moves"].rest() == []
         assert await clients["c"].rest() == []
@@ -182,7 +186,7 @@ async def test_accounts(process: type[ServerProcess], tmp_path: Path) -> None:
 
 @BOTH
 async def test_limits(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A smaller payload holds for those who are there, fewer connections close some of them."""
+    """A smaller max_payload applies to connected clients; a smaller max_connections closes some of them."""
     async with serving(process, tmp_path, "max_payload: 1000\nmax_connections: 10") as server:
         clients = [await Line.login(server.broker) for _ in range(3)]
         assert await clients[0].ask("PUB x 11", "12345678901") == []
@@ -216,9 +220,10 @@ async def test_subscriptions_of_an_account(process: type[ServerProcess], tmp_pat
 
 @BOTH
 async def test_clients_without_credentials(process: type[ServerProcess], tmp_path: Path) -> None:
-    """They stay the user that they became: another password of that user refuses them, another user's does not."""
+    """Clients without credentials keep their user: a new password of that user closes them, another user's does not."""
     def text(a: str, b: str) -> str:
-        return (f"accounts {{ A {{ users: [ {{user: a, password: {a}}} ] }}, B {{ users: [ {{user: b, password: {b}}} ] }} }}\n"
+        return (f"accounts {{ A {{ users: [ {{user: a, password: {a}}} ] }}, B {{ users: [ {{user: b, password: {b}}} "
+                f"] }} }}\n"
                 "no_auth_user: a")
 
     async with serving(process, tmp_path, text("p", "p")) as server:
@@ -232,7 +237,7 @@ async def test_clients_without_credentials(process: type[ServerProcess], tmp_pat
 
 @BOTH
 async def test_connections_of_an_account(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Where an account may have fewer connections than it has, only so many stay; other accounts keep theirs."""
+    """If an account has more connections than its new limit, the surplus is closed; other accounts keep theirs."""
     def text(most: int) -> str:
         return (f"{LOGIN}\naccounts {{ A {{ users [ {{user: a, password: p}} ], limits {{ max_conn: {most} }} }}, "
                 f"B {{ users [ {{user: b, password: p}} ], limits {{ max_conn: 1 }} }} }}")
@@ -250,7 +255,7 @@ async def test_connections_of_an_account(process: type[ServerProcess], tmp_path:
 
 @BOTH
 async def test_logging(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Debug and trace lines begin with a reload, and the log may go to a file."""
+    """A reload turns debug and trace lines on, and moves the log to a file."""
     async with serving(process, tmp_path, "debug: false") as server:
         client = await Line.login(server.broker)
         await server.change("debug: true\ntrace: true")
@@ -261,7 +266,8 @@ async def test_logging(process: type[ServerProcess], tmp_path: Path) -> None:
         (tmp_path / "x.conf").write_text(f"log_file: '{path}'")
         server.broker.send_signal(signal.SIGHUP)
         async with asyncio.timeout(30):
-            while not path.exists() or "Reloaded server configuration" not in path.read_text():  # noqa: ASYNC110 (a file)
+            loaded = "Reloaded server configuration"
+            while not path.exists() or loaded not in path.read_text():  # noqa: ASYNC110 (a file)
                 await asyncio.sleep(0.01)
 
 
@@ -279,7 +285,7 @@ CANNOT = [
 
 
 async def test_what_cannot_change(tmp_path: Path) -> None:
-    """It is named, by its key, and nothing changes, neither what could."""
+    """A setting that needs a restart is an error with its key, and no other setting changes."""
     def text(user: str) -> str:
         return f"{LOGIN}, listen: '127.0.0.1:-1', accounts {{ A {{ users [ {{user: {user}, password: p}} ] }} }}\n"
 
@@ -297,7 +303,7 @@ async def test_what_cannot_change(tmp_path: Path) -> None:
 @pytest.mark.shows("operation.flags_win")
 @BOTH
 async def test_flags_stay(process: type[ServerProcess], tmp_path: Path) -> None:
-    """What the command line says is still stronger than the file."""
+    """Flags override the reloaded file."""
     async with serving(process, tmp_path, "max_payload: 100", "--user", "u", "--pass", "p") as server:
         await server.change("max_payload: 10\nauthorization { user: other, password: other }")
         client = await Line.login(server.broker, "u")

@@ -1,5 +1,7 @@
-"""Progress: a live broker on a live store serves again within a stated time, whatever the log's length, and the number
-of claims and objects does not grow with it. The real shard host, in virtual time."""
+"""A live broker on a live store serves again within a stated time, for a log of any length.
+
+The numbers of claims and objects do not grow with the log. The real shard owner runs in virtual time.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from tests.runtime.brokers import Broker, TrustedClock, grow_log, in_virtual_tim
 from tests.storage.rig import MS, PATHS, SECOND, Stream
 
 T = 15.0
-"""The lease, seconds."""
+"""The lease in seconds."""
 BARE = 1.5
-"""A take-over with a short log, at 30 ms a call."""
+"""The seconds of a take-over with a short log, at 30 ms for a call."""
 
 
 def epochs(shared: MemoryStore) -> int:
@@ -29,7 +31,7 @@ def epochs(shared: MemoryStore) -> int:
 
 
 async def long_log(shared: MemoryStore, clock: TrustedClock, count: int) -> None:
-    """A store whose owner of epoch 1 is dead, and left ``count`` segments that no checkpoint covers."""
+    """Make a store whose owner of epoch 1 is dead, and left ``count`` segments that no checkpoint covers."""
     dead = Broker("dead", shared, clock)
     await dead.serving(BARE)
     shard = dead.shard_owner.shard
@@ -39,8 +41,8 @@ async def long_log(shared: MemoryStore, clock: TrustedClock, count: int) -> None
 
 
 def test_an_idle_owner_keeps_few_objects_and_is_replaced_in_time() -> None:
-    """Six hours of heartbeats: rounds come for them too. Then it is killed; one of two standbys takes over, and keeps
-    the shard."""
+    """Six hours of heartbeats cause checkpoint rounds, too. Then the owner is killed, and one of two standbys takes
+    over and keeps the shard."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         owner = Broker("a", shared, clock)
@@ -94,7 +96,7 @@ def test_a_recovery_that_outlasts_the_lease_is_left_alone() -> None:
 
 
 def test_from_the_claim_to_the_opening_the_length_of_the_log_does_not_count() -> None:
-    """The taker sends no heartbeats there: the end is found in a few round trips, and many epochs are sealed
+    """The taker sends no heartbeats before its opening, so the end is found in a few round trips, and epochs are sealed
     concurrently."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
@@ -116,7 +118,7 @@ def test_from_the_claim_to_the_opening_the_length_of_the_log_does_not_count() ->
 
 
 def test_a_taker_that_keeps_losing_waits_longer() -> None:
-    """Two takers so slow that each takes the other for dead between claim and opening: one of them gets through."""
+    """Of two takers that are so slow that each fences the other between claim and opening, one succeeds in the end."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         await long_log(shared, clock, 10)
@@ -132,8 +134,8 @@ def test_a_taker_that_keeps_losing_waits_longer() -> None:
 @pytest.mark.parametrize("operation", ["get", "list", "put"])
 @pytest.mark.parametrize("error", [Transient, StoreRefused])
 def test_store_errors_while_taking_over_do_not_end_a_standby(operation: str, error: type[Exception]) -> None:
-    """The store fails for five minutes just when the standby would take over: it logs that, waits, and takes over
-    then."""
+    """If the store fails for five minutes during a take-over, the standby logs that, waits, and takes over
+    afterwards."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         owner = Broker("a", shared, clock)
@@ -160,7 +162,7 @@ def test_store_errors_while_taking_over_do_not_end_a_standby(operation: str, err
 
 
 def test_two_brokers_without_names_are_owner_and_standby() -> None:
-    """Started twice without a server_name, on one host and one store: no name says that they are one broker."""
+    """Two brokers without server_name on one host and store have different names, so one waits for the other."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         one = Broker(None, shared, clock)
@@ -280,7 +282,7 @@ def test_looking_for_orphans_delays_no_commit() -> None:
 
 
 async def never_two(*brokers: Broker) -> None:
-    """Fails once two brokers may answer from memory at the same time."""
+    """Fail if two brokers may answer from memory at the same time."""
     while True:
         serving = [broker.store_host.identity.name for broker in brokers if broker.serves]
         assert len(serving) < 2, f"{serving} all answer"
@@ -294,8 +296,7 @@ async def for_a_while(seconds: float, *brokers: Broker) -> None:
 
 
 def frozen_at(broker: Broker, operation: str, key: str) -> tuple[asyncio.Event, asyncio.Event]:
-    """From that call on nothing of ``broker`` reaches the store; returns an event that says that it began, and one that
-    ends it."""
+    """Block all calls of ``broker`` from this call on; return an event for the begin, and one that ends the block."""
     reached, wakes = asyncio.Event(), asyncio.Event()
 
     async def freeze(called: str, about: str) -> None:
@@ -309,7 +310,8 @@ def frozen_at(broker: Broker, operation: str, key: str) -> tuple[asyncio.Event, 
 
 @pytest.mark.parametrize("operation", ["list", "put"])
 def test_an_empty_store_claimed_by_another_broker_is_waited_for(operation: str) -> None:
-    """Two brokers find an empty store; one claims it, the other is slow before its own claim. It deposes nobody."""
+    """Two brokers find an empty store, and one claims it. The other, which was slow before its claim, deposes
+    nobody."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         late = Broker("late", shared, clock, seed=2)

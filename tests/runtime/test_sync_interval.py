@@ -1,4 +1,4 @@
-"""A broker that syncs later: what it leaves, what its next start finds, and how it ends when a sync fails."""
+"""A broker with a sync interval: its files after a kill or a power cut, its next start, and its end if a sync fails."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def messages(app: App) -> list[bytes]:
 
 
 async def cut_copy(tmp_path: Path, count: int) -> Path:
-    """The directory of a broker that runs and has acknowledged ``count`` messages, as another machine would find it."""
+    """Copy the directory of a running broker that has acknowledged ``count`` messages, as another machine finds it."""
     app = app_on(tmp_path / "store")
     await app.start()
     await publish(app, count)
@@ -70,7 +70,7 @@ async def cut_copy(tmp_path: Path, count: int) -> Path:
 
 
 async def killed_copy(tmp_path: Path, count: int) -> Path:
-    """The same, as the next start on the same machine finds it after kill -9."""
+    """Copy the directory as the next start on the same machine finds it after kill -9."""
     copy = await cut_copy(tmp_path, count)
     mark = unsynced.read_mark(str(copy / LOG))
     assert mark is not None
@@ -82,8 +82,8 @@ async def killed_copy(tmp_path: Path, count: int) -> Path:
 @pytest.mark.parametrize("later_ns", [None, 3_600_000_000_000], ids=["always", "later"])
 async def test_a_start_after_a_power_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture,
                                          later_ns: int | None) -> None:
-    """A segment that is torn ends the log: what comes before it is served, the rest is set aside, and the log says so.
-    Also if the setting was changed in between."""
+    """A torn segment ends the log: earlier messages are served, and the rest is moved away, with a log line. It makes
+    no difference whether the setting was changed in between."""
     copy = await cut_copy(tmp_path, 8)
     segments = sorted(path for path in (copy / LOG).iterdir() if path.name[0] != ".")
     torn = segments[-3]
@@ -101,7 +101,7 @@ async def test_a_start_after_a_power_cut(tmp_path: Path, caplog: pytest.LogCaptu
 
 
 async def test_readers_of_a_torn_log(tmp_path: Path) -> None:
-    """Without a broker they see what its next start will; and change nothing."""
+    """Readers without a broker see what its next start will serve, and change nothing."""
     copy = await cut_copy(tmp_path, 8)
     segments = sorted(path for path in (copy / LOG).iterdir() if path.name[0] != ".")
     segments[-2].write_bytes(bytes(segments[-2].stat().st_size))
@@ -119,7 +119,7 @@ async def test_readers_of_a_torn_log(tmp_path: Path) -> None:
 
 
 async def test_a_repair_of_a_torn_log(tmp_path: Path) -> None:
-    """There is nothing to mend: ``fsck`` finds no fault, and with --repair ends the log as a broker's start does."""
+    """``fsck`` finds no fault in a torn log, and with --repair ends the log as a broker's start does."""
     copy = await cut_copy(tmp_path, 8)
     segments = sorted(path for path in (copy / LOG).iterdir() if path.name[0] != ".")
     os.truncate(segments[-2], 0)
@@ -137,7 +137,7 @@ async def test_a_repair_of_a_torn_log(tmp_path: Path) -> None:
 
 
 async def test_damage_before_the_mark_is_no_end(tmp_path: Path) -> None:
-    """What was synced is never taken for the end: the start is refused and names it."""
+    """Damage in synced objects is never the end of the log: the start fails and names the object."""
     copy = await cut_copy(tmp_path, 8)
     segments = sorted(path for path in (copy / LOG).iterdir() if path.name[0] != ".")
     mark = unsynced.read_mark(str(copy / LOG))
@@ -151,7 +151,7 @@ async def test_damage_before_the_mark_is_no_end(tmp_path: Path) -> None:
 
 
 async def test_a_mark_that_cannot_be_read_is_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it a torn segment could not be told from damage."""
+    """A mark that cannot be read is an error: without it a torn segment could not be distinguished from damage."""
     copy = await cut_copy(tmp_path, 1)
 
     def refused(folder: str) -> None:
@@ -165,8 +165,8 @@ async def test_a_mark_that_cannot_be_read_is_not_ignored(tmp_path: Path, monkeyp
 
 
 async def test_a_sync_that_fails_ends_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It acknowledges nothing more; the next start checks what was not synced, writes it again, and serves all of
-    it."""
+    """After a failed sync the broker acknowledges nothing. The next start checks unsynced objects, writes them again
+    and serves them."""
     app = app_on(tmp_path)
     await app.start()
     await publish(app, 5)
@@ -193,7 +193,7 @@ async def test_a_sync_that_fails_ends_the_broker(tmp_path: Path, monkeypatch: py
 
 
 async def test_a_sync_that_fails_in_a_start_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The start may end before all is written again. The next one's sync would succeed, and prove nothing."""
+    """A start may end before all is written again; a later sync would succeed and prove nothing, so a mark remains."""
     copy = await killed_copy(tmp_path, 5)
     folder = copy / LOG
     before = {path.name: path.stat().st_ino for path in folder.iterdir() if path.name[0] != "."}
@@ -219,7 +219,7 @@ async def test_a_sync_that_fails_in_a_start_is_remembered(tmp_path: Path, monkey
 @pytest.mark.parametrize("left", ["torn", "far apart", "known to be there"])
 async def test_a_disk_that_went_without_the_machine(left: str, tmp_path: Path,
                                                     caplog: pytest.LogCaptureFixture) -> None:
-    """Detached and mounted again, it has lost what a power cut takes, though the machine has run all the time."""
+    """A disk that was detached and mounted again has lost what a power cut takes, although the machine kept running."""
     copy = await killed_copy(tmp_path, PUTS_IN_FLIGHT_MAX + 3)
     segments = sorted(path for path in (copy / LOG).iterdir() if path.name[0] != ".")
     torn = segments[-PUTS_IN_FLIGHT_MAX - 1]
@@ -245,13 +245,14 @@ async def test_a_disk_that_went_without_the_machine(left: str, tmp_path: Path,
 
 
 def in_flight_with_the_one_before(segment: bytes) -> bytes:
-    """``segment`` as it is if its put began when one more was in flight."""
+    """Return ``segment`` as if its put had begun while one more was in flight."""
     fixed = struct.pack("<4sI", segment[64:68], struct.unpack_from("<I", segment, 68)[0] + 1) + segment[72:100]
     return segment[:64] + fixed + crc32(fixed).to_bytes(4, "little") + segment[104:]
 
 
 async def test_a_kill_leaves_nothing_to_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of the puts in flight, a later one may have been made before an earlier one: neither was acknowledged."""
+    """After a kill, a later put may exist without an earlier one; neither was acknowledged, and nothing is moved
+    away."""
     copy = await killed_copy(tmp_path, 5)
     segments = sorted(path for path in (copy / LOG).iterdir() if path.name[0] != ".")
     segments[-2].unlink()
@@ -266,7 +267,7 @@ async def test_a_kill_leaves_nothing_to_set_aside(tmp_path: Path, caplog: pytest
 
 
 async def test_a_reader_while_an_owner_sets_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it has listed may be gone when it looks: it looks again, and sees what the owner has left."""
+    """An object that a reader has listed may be gone: it lists again, and sees the owner's result."""
     copy = await cut_copy(tmp_path, 5)
     segments = sorted(path for path in (copy / LOG).iterdir() if path.name[0] != ".")
     os.truncate(segments[-2], 0)
@@ -287,7 +288,7 @@ async def test_a_reader_while_an_owner_sets_aside(tmp_path: Path, monkeypatch: p
 
 
 async def test_damage_of_an_older_jetblocks_log_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It knows no marks, so it leaves one that says nothing about what it has put itself, synced."""
+    """An older jetblock knows no marks, so an old mark does not cover the objects that it has put and synced."""
     first = await cut_copy(tmp_path, 3)
     with monkeypatch.context() as patch:
         patch.setattr(shard_owner, "repair_tail", lambda store, paths: None)

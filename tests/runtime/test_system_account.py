@@ -1,8 +1,4 @@
-"""The system account of a whole broker beside the real nats-server's: the same requests, the same answers.
-
-Of two answers, the members and their types must be equal, and their values unless they depend on the process. What only
-one of the two has is named here.
-"""
+"""Requests to the system account get the same answers as from the real nats-server."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ DEPENDS_ON_PROCESS = {
     "num_removes", "num_matches", "cache_hit_rate", "max_fanout", "avg_fanout", "total_connections", "stop",
     "subscriptions_list", "first_ts", "last_ts", "tls_timeout", "auth_timeout", "cores", "storage", "bytes", "api",
     "http_host", "msgs"}
-"""Values that two processes may differ in; their types still agree."""
+"""Values that may differ between two processes; their types must agree."""
 
 ONLY_REAL = {
     "git_commit": "there is none", "imports": "built in, not imports",
@@ -112,7 +108,7 @@ def _name(value: object) -> str:
 
 
 class Broker:
-    """A process with clients in two accounts, and a stream with a consumer."""
+    """A server with clients in two accounts, and a stream with a consumer."""
 
     def __init__(self, process: ServerProcess, system: Listener, user: Listener) -> None:
         self.process = process
@@ -154,7 +150,7 @@ async def prepared(kind: type[ServerProcess], directory: Path) -> AsyncIterator[
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def brokers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Broker, Broker]]:
-    """Ours and the real one."""
+    """Start jetblock and the real server."""
     directory = tmp_path_factory.mktemp("system")
     async with AsyncExitStack() as stack:
         yield (await stack.enter_async_context(prepared(BrokerProcess, directory)),
@@ -162,7 +158,7 @@ async def brokers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 
 
 def differences(ours: Any, real: Any, path: str = "") -> Iterator[str]:
-    """Where two answers differ, except as allowed above."""
+    """Return the places at which two answers differ, except for the allowed ones above."""
     name = path.rpartition(".")[2]
     if isinstance(ours, dict) and isinstance(real, dict):
         for only, here, allowed in ((ours.keys() - real.keys(), "ours", ONLY_OURS),
@@ -189,7 +185,7 @@ def _kind(value: object) -> str:
 
 
 def _place(entry: Any) -> tuple[str, str]:
-    """Where an entry of a list is compared: by what names it."""
+    """Return the name of an entry of a list, by which entries are compared."""
     if isinstance(entry, dict):
         return str(entry.get("sid", "")), str(entry.get("acc", entry.get("name", "")))
     return "", str(entry)
@@ -200,7 +196,7 @@ def _is_inbox(value: object) -> bool:
 
 
 def _without_null(answer: dict[str, Any]) -> dict[str, Any]:
-    """nats-server puts a null beside some errors."""
+    """Remove the null that nats-server puts beside some errors."""
     return {name: value for name, value in answer.items() if name != "data" or value is not None}
 
 
@@ -209,7 +205,7 @@ def _without_null(answer: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("subject", "request_body"), REQUESTS, ids=_name)
 async def test_same_answers(brokers: tuple[Broker, Broker], subject: str, request_body: object) -> None:
-    """Members, their types, and values."""
+    """Answers have the same members, types and values."""
     ours, real = [_without_null(await broker.ask(subject, request_body)) for broker in brokers]
     assert list(differences(ours, real)) == []
 
@@ -217,7 +213,7 @@ async def test_same_answers(brokers: tuple[Broker, Broker], subject: str, reques
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("subject", "request_body"), UNANSWERED, ids=_name)
 async def test_same_silence(brokers: tuple[Broker, Broker], subject: str, request_body: object) -> None:
-    """For other servers, or about nothing."""
+    """Requests for other servers, or about nothing, get no answer."""
     for broker in brokers:
         assert await broker.system.is_unanswered(subject, request_body)
 
@@ -226,7 +222,7 @@ async def test_same_silence(brokers: tuple[Broker, Broker], subject: str, reques
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("user", ["a", "sys"])
 async def test_info_of_a_connection(brokers: tuple[Broker, Broker], user: str) -> None:
-    """After the first PING, INFO says whether the account is the system account."""
+    """After the first PING, INFO has a member for the system account."""
     told = []
     for broker in brokers:
         async with Wire(broker.process.port) as wire:
@@ -243,7 +239,7 @@ async def test_info_of_a_connection(brokers: tuple[Broker, Broker], user: str) -
 @pytest.mark.shows("monitoring.api_requests")
 @pytest.mark.asyncio(loop_scope="module")
 async def test_requests_of_all_accounts_are_seen(brokers: tuple[Broker, Broker]) -> None:
-    """With who made them, and also those that fail; but not pull requests and direct gets, which are too many."""
+    """API requests are reported with their client, also failed ones, but not pull requests and direct gets."""
     seen = []
     for broker in brokers:
         async with (Listener(broker.process.url, "$JS.API.>") as watcher,
@@ -275,7 +271,7 @@ async def test_requests_of_all_accounts_are_seen(brokers: tuple[Broker, Broker])
 @pytest.mark.shows("accounts.purge")
 @pytest.mark.asyncio(loop_scope="module")
 async def test_purge_of_an_account(brokers: tuple[Broker, Broker]) -> None:
-    """Only the system account may ask for it."""
+    """Only the system account may purge an account."""
     left = []
     for broker in brokers:
         js = broker.user.client.jetstream(domain="hub")
@@ -300,7 +296,7 @@ FROM_ACCOUNT: list[tuple[str, object]] = [
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("subject", "request_body"), FROM_ACCOUNT, ids=_name)
 async def test_an_account_asks_about_itself(brokers: tuple[Broker, Broker], subject: str, request_body: object) -> None:
-    """And learns nothing of others, whatever it asks for."""
+    """An account gets data about itself only, for any request."""
     ours, real = [_without_null(await broker.user.ask(subject, request_body)) for broker in brokers]
     assert list(differences(ours, real)) == []
     assert "$SYS" not in json.dumps(ours)
@@ -313,7 +309,7 @@ async def test_an_account_asks_about_itself(brokers: tuple[Broker, Broker], subj
     "$SYS.REQ.ACCOUNT.PING.SUBSZ",
     "$SYS.REQ.ACCOUNT.PING.JSZ", "$SYS.REQ.ACCOUNT.A.CONNS"])
 async def test_an_account_asks_nothing_else(brokers: tuple[Broker, Broker], subject: str) -> None:
-    """There is nobody to answer."""
+    """Other requests of an account get no answer."""
     for broker in brokers:
         with pytest.raises(NoRespondersError):
             await broker.user.ask(subject.replace("<id>", broker.id))
@@ -322,7 +318,7 @@ async def test_an_account_asks_nothing_else(brokers: tuple[Broker, Broker], subj
 @pytest.mark.shows("monitoring.connect_events")
 @pytest.mark.asyncio(loop_scope="module")
 async def test_same_events(brokers: tuple[Broker, Broker]) -> None:
-    """A client comes, publishes and goes; another one is refused: the same events with the same members."""
+    """A client that connects, publishes and leaves, and one that is refused, cause the same events."""
     seen = []
     for broker in brokers:
         url, events = broker.process.url, []
@@ -349,7 +345,7 @@ async def test_same_events(brokers: tuple[Broker, Broker]) -> None:
 @pytest.mark.shows("monitoring.kick")
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kick(brokers: tuple[Broker, Broker]) -> None:
-    """The client is gone, and the answers are the same."""
+    """A kicked client is closed, and the answers are the same."""
     answers = []
     for broker in brokers:
         async with Listener(broker.process.url,
@@ -368,8 +364,8 @@ async def test_kick(brokers: tuple[Broker, Broker]) -> None:
 @pytest.mark.shows("monitoring.reload_request", "monitoring.server_events")
 @pytest.mark.parametrize("kind", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 async def test_reload_and_shutdown(kind: type[ServerProcess], tmp_path: Path) -> None:
-    """A new user can log in; a wrong file changes nothing and is the answer; the end is announced. The system account
-    may have another name."""
+    """After a reload a new user can log in; a wrong file changes nothing, and its errors are the answer; a shutdown is
+    announced. The system account may have another name."""
     path = tmp_path / "x.conf"
     text = ("authorization { timeout: 60 }\nsystem_account: ADMIN\n"
             "accounts { ADMIN { users [ {user: sys, password: p} ] }, A { users [ %s ] } }\n")
@@ -390,7 +386,7 @@ async def test_reload_and_shutdown(kind: type[ServerProcess], tmp_path: Path) ->
 
 
 async def test_an_account_that_appears(tmp_path: Path) -> None:
-    """An account that a reload adds may ask about itself, and is heard of."""
+    """An account that a reload adds may request data about itself, and causes events."""
     path = tmp_path / "x.conf"
     text = "accounts { $SYS { users [ {user: sys, password: p} ] } %s }\n"
     path.write_text(text % "")

@@ -1,4 +1,4 @@
-"""JSON is decoded as by Go's encoding/json, which wrote what ``cases.json`` has for each text: by ``cases.go``."""
+"""JSON is decoded as by Go's encoding/json: ``cases.go`` wrote the expected values in ``cases.json``."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ S = struct("S", exp=(int, wire.int64()), unum=(int, wire.uint64()), on=(bool, wi
 
 
 def by_fields(text: bytes) -> dict[str, Any]:
-    """The same struct, read as tokens are."""
+    """Read the same struct as a token is read."""
     read = Fields.parse(text)
     if read.integer("unum") < 0:
         raise TokenError("no uint64")
@@ -58,7 +58,7 @@ def by_fields(text: bytes) -> dict[str, Any]:
 
 
 def without_nulls(value: dict[str, Any]) -> dict[str, Any]:
-    """Go's nil lists and maps as empty ones."""
+    """Replace Go's nil lists and maps by empty ones."""
     pub, resp = ({name: one or [] for name, one in (rules or {}).items()} for rules in (value["pub"], value["resp"]))
     return {**value, "src": value["src"] or [], "times": value["times"] or [], "meta": value["meta"] or {}, "pub": pub,
             "resp": None if value["resp"] is None else resp}
@@ -66,7 +66,7 @@ def without_nulls(value: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("text, value, said", CASES, ids=[repr(text) for text, _, _ in CASES])
 def test_requests_are_read_as_by_go(text: bytes, value: dict[str, Any], said: str) -> None:
-    """The same value, or the same message."""
+    """Both read the same value, or fail with the same message."""
     why, got = "", None
     try:
         got = wire.read(S, wire.load_one(text), lenient=True)
@@ -78,7 +78,7 @@ def test_requests_are_read_as_by_go(text: bytes, value: dict[str, Any], said: st
 
 @pytest.mark.parametrize("text, value, said", CASES, ids=[repr(text) for text, _, _ in CASES])
 def test_tokens_are_read_as_by_go(text: bytes, value: dict[str, Any], said: str) -> None:
-    """The same value, or an error where Go has one; uint64 is no type of theirs."""
+    """Both read the same value, or fail; tokens have no field of type uint64."""
     if b"18446744073709551615" in text or b'"unum":-0' in text:
         return
     try:
@@ -95,12 +95,12 @@ def test_tokens_are_read_as_by_go(text: bytes, value: dict[str, Any], said: str)
     (b'{"a":{"b":1}} {"a":{"c":2}}', {"a": {"c": 2}}),
     (b"1 null", 1)])
 def test_several_values_are_decoded_into_one(text: bytes, value: object) -> None:
-    """As by Go's Decoder; members of nested objects are merged by who reads them."""
+    """Several values are decoded as by Go's Decoder; the reader of a nested object merges its members."""
     assert decode_all(text) == value
 
 
 def test_what_is_decoded_without_a_type_is_sorted_and_has_the_last_of_each_member() -> None:
-    """As in a scope of a signing key: Go decodes it to a map, encodes that, and decodes the text again."""
+    """Values are read like a signing key's scope: Go decodes it to a map, encodes that, and decodes the text again."""
     found = generic(unmarshal(b'{"b":1,"a":{"x":1,"y":2},"B":1e2,"a":{"x":3.5},"c":12345678901234567890123}'))
     assert list(found.items()) == [("B", 100), ("a", {"x": "3.5"}), ("b", 1), ("c", "1.2345678901234568e+22")]
 
@@ -116,7 +116,7 @@ def test_only_names_that_go_holds_for_equal_are_equal(name: str) -> None:
 @pytest.mark.parametrize("one", [
     b'"pub":{"deny":["a"]}', b'"src":["a"]', b'"times":[{"start":"1"}]', b'"exp":1', b'"meta":{"a":"b"}'])
 def test_a_field_that_is_assigned_again_and_again_takes_no_more_than_its_length(one: bytes) -> None:
-    """Processor time for 5000 and 40 000 members: 8 times as much, not 64 times.
+    """40 000 members take 8 times the processor time of 5000, and not 64 times.
 
     A full collection during one of them would examine all that the tests before this one have left.
     """
@@ -137,7 +137,7 @@ def test_a_field_that_is_assigned_again_and_again_takes_no_more_than_its_length(
 @pytest.mark.parametrize("text", [
     b'{"src":%b,"src":%b}' % ((b"[" * 900 + b"]" * 900,) * 2), b'{"src":' * 900 + b"1" + b"}" * 900])
 def test_deep_nesting_is_an_error(text: bytes) -> None:
-    """In each reader's own kind."""
+    """Each reader raises its own kind of error."""
     with pytest.raises(TokenError):
         by_fields(text)
     with pytest.raises(ApiError):
@@ -149,7 +149,7 @@ def test_deep_nesting_is_an_error(text: bytes) -> None:
 
 
 def test_members_come_with_their_repetitions() -> None:
-    """``assigned`` names fields, ``members`` names as written."""
+    """``assigned`` returns names of fields, and ``members`` returns names as they are written."""
     value = unmarshal(b'{"A":1,"b":2,"a":3,"A":4}')
     assert list(members(value)) == [("A", 1), ("b", 2), ("a", 3), ("A", 4)]
     assert list(assigned(value, ("a",))) == [("a", 1), ("a", 3), ("a", 4)]

@@ -1,4 +1,4 @@
-"""JSON is written as Go's ``json.Marshal`` writes it."""
+"""JSON has the form of Go's ``json.Marshal``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from broker.base.gojson.encoding import marshal
     ({"a": [1, 1.5, True, None]}, '{"a":[1,1.5,true,null]}'),
 ])
 def test_text(value: object, text: str) -> None:
-    """The characters that HTML gives a meaning are escaped, all others are not."""
+    """HTML's special characters are escaped, and no others."""
     assert marshal(value).decode() == text
 
 
 def test_half_of_a_surrogate_pair() -> None:
-    """It does not stop the encoding."""
+    """Half of a surrogate pair does not stop the encoding."""
     assert marshal("\ud800") == b'"?"'
 
 

@@ -1,4 +1,4 @@
-"""The text of one value within JSON, as it was written."""
+"""The text of one value is found within JSON as it was written."""
 
 from __future__ import annotations
 
@@ -19,5 +19,6 @@ BLANKS = '{ "a" : [ 1, { "b" :  "x\\u0041" } ], "c": 1.50 , "a": { } }'
     ("[1, [ 2 ]]", [1], [2], "[ 2 ]"),
     ('{"a": 1' + " " * 70_000 + "}", ["a"], 1, None), ("[" * 30_000, [0], 1, None)])
 def test_text_of(source: str, path: list[str | int], value: Any, text: str | None) -> None:
-    """Found by its path and value; of several values under one name, the equal one; none of a long or deep text."""
+    """A text is found by path and value; of several values under one name, the equal one; none in a long or deep
+    text."""
     assert text_of(source, path, value) == text
