@@ -241,9 +241,9 @@ class TlsSettings(Section):
     timeout_ns: int = setting(
         2 * SECOND, kinds.duration_ns(), "Time for the TLS handshake.", "timeout", reload="server")
     handshake_first_ns: int | None = setting(
-        None, kinds.handshake_first, "Order of INFO and TLS handshake. true: the handshake is first; auto or a "
-        "duration: wait that long for a client's handshake, then send INFO; false: INFO is first.", "handshake_first",
-        "first", "immediate", variable="HANDSHAKE_FIRST", reload="server")
+        None, kinds.handshake_first, "TLS handshake before INFO: true; auto or a duration: wait that long for a "
+        "client's handshake, then send INFO; false: INFO comes first.", "handshake_first", "first", "immediate",
+        variable="HANDSHAKE_FIRST", reload="server")
     min_version: str = setting(
         "1.2", kinds.choice("1.2", "1.3"), "Lowest version of TLS: 1.2 or 1.3.", "min_version", reload="server")
     cipher_suites: tuple[str, ...] = setting(
@@ -408,9 +408,8 @@ class JetStreamSettings(Section):
         False, kinds.boolean, "Put domain and account into the reply subjects of deliveries and flow control; both "
         "formats are always answered.", "feature_flags.js_ack_fc_v2", variable="FEATURE_FLAGS_JS_ACK_FC_V2")
     overlapping_streams: bool = setting(
-        False, kinds.boolean, "Let streams of one account have subjects in common: each stores a message, and the one "
-        "that was created first sends the PubAck, unless Nats-Expected-Stream names another.",
-        "jetblock.overlapping_streams")
+        False, kinds.boolean, "Let streams of one account have subjects in common: each stores a message, and the "
+        "oldest stream acknowledges it, unless Nats-Expected-Stream names another.", "jetblock.overlapping_streams")
     request_queue_limit: int = setting(
         10_000, kinds.integer(1), "API requests that may wait at once; more are dropped.",
         "jetstream.request_queue_limit")
@@ -447,9 +446,9 @@ class StorageSettings(Section):
         None, kinds.duration_ns(0, 10 * SECOND), "Least time between the beginnings of two puts of a log, except for "
         "full segments; unset: 0 for a directory, 20ms for S3, where each put costs money.", "jetblock.commit_interval")
     sync_interval_ns: int | None = setting(
-        None, kinds.sync_interval, "On a directory: the interval at which acknowledged messages are synced to the "
-        "disk; a power cut may lose the messages of one interval. Unset, or always: they are synced before they are "
-        "acknowledged.", "jetstream.sync_interval", "jetstream.sync")
+        None, kinds.sync_interval, "On a directory: interval of syncs; a power cut may lose what was acknowledged "
+        "since the last one. Unset, or always: messages are synced before PubAcks.", "jetstream.sync_interval",
+        "jetstream.sync")
     segment_bytes: int = setting(
         4 * MIB, kinds.size(64 * KIB, 64 * MIB), "Raw bytes at which a segment is full and is put at once.",
         "jetblock.segment_bytes")
