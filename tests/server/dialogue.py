@@ -1,4 +1,4 @@
-"""A dialogue over raw connections, and what both servers said in it.
+"""A dialogue over raw connections, and the bytes that a server answers in it.
 
 A dialogue is a list of steps (connection, bytes). After each step every connection that is still open sends PING and is
 read up to the PONG, so that all effects of a step are in that step's transcript. A step marked with ``END`` ends
@@ -26,16 +26,16 @@ NO_ECHO = b'CONNECT {"verbose":false,"pedantic":false,"echo":false,"headers":tru
 Step = tuple[str, bytes] | tuple[str, bytes, str]
 
 BETWEEN: Step = ("", b"")
-"""Not the client's: the player calls what it was given for it."""
+"""The step that calls the player's ``between``; no client sends anything."""
 
 Transcript = list[tuple[str, bytes]]
 
 
 async def play(port: int, steps: list[Step], between: Callable[[], Awaitable[object]] | None = None, *,
                pings: bool = False) -> Transcript:
-    """The bytes received, step by step and connection by connection.
+    """Play a dialogue. Returns: the bytes received, step by step and connection by connection.
 
-    Args: ``between`` is called by the step ``BETWEEN``; ``pings``: with the server's PINGs.
+    Args: ``between`` is called by the step ``BETWEEN``; ``pings``: include the server's PINGs.
     """
     transcript: Transcript = []
     wires: dict[str, Wire] = {}

@@ -1,5 +1,8 @@
-"""Every text that nats-server 2.15 sends to a client as -ERR, by the call of ``sendErr`` and the like in its sources: a dialogue
-that shows it, or where it is tested, or why no client of a server that runs alone can get it.
+"""Every text that nats-server 2.15 sends to a client as -ERR, found by the calls of ``sendErr`` and the like in its
+sources.
+
+For each text there is a dialogue that shows it, or the name of its test, or the reason why no client of a server
+without a cluster can get it.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ _ONE = _LOGIN.replace(b'"u"', b'"one"')
 
 @dataclass(frozen=True)
 class Group:
-    """Dialogues with one configuration; ``then`` is the one that ``BETWEEN`` loads."""
+    """Dialogues with one configuration; ``then`` is the configuration that ``BETWEEN`` loads."""
 
     config: str
     texts: dict[str, list[Step]]
@@ -80,7 +83,7 @@ SHOWN: dict[str, Group] = {
             ("a", b"HPUB yes %d %d\r\n%b\r\n" % (len(_TRACED), len(_TRACED), _TRACED))],
     }),
 }
-"""Each text with its dialogue; without steps: another dialogue of the group shows it, too."""
+"""Each text with its dialogue. A text without steps is shown by another dialogue of its group."""
 
 ELSEWHERE: dict[str, str] = {
     "Connection throttling is active. Please try again later.":
@@ -89,7 +92,7 @@ ELSEWHERE: dict[str, str] = {
     "Account Authentication Expired": "tests/server/operator/test_claims_requests.py::test_an_account_is_deleted",
     "User Authentication Revoked": "tests/server/operator/test_claims_requests.py::test_an_update_ends_clients",
 }
-"""Texts whose conditions a configuration file alone does not bring about, and the tests that do."""
+"""Texts that need more than a configuration file, with the tests that show them."""
 
 UNREACHABLE: dict[str, str] = {
     "Secure Connection - TLS Required": "written into the TLS that the client has not begun, so it does not arrive",
@@ -110,4 +113,4 @@ UNREACHABLE: dict[str, str] = {
     "Permissions Violation for Publish to %q, of a leaf node": "leaf nodes",
     "Stale Leaf Node Connection - Closing": "leaf nodes",
 }
-"""Texts that no client sees, and why."""
+"""Texts that no client gets, with the reason."""

@@ -1,4 +1,4 @@
-"""The server inside the test's process."""
+"""A server inside the test's process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _AUTH = frozenset(value.fields(AuthSettings))
 @asynccontextmanager
 async def running(accounts: Iterable[AccountSettings] = (), *, authenticators: Sequence[Authenticator] = (),
                   **fields: Any) -> AsyncIterator[Server]:
-    """A server on a port of its own; ``fields`` of its settings for clients and authentication.
+    """Run a server on a port of its own; ``fields`` are its settings for clients and authentication.
 
-    Clients have ``LOGIN_SECONDS`` to log in unless ``timeout_ns`` says otherwise: the default, 2 s, is too short for a test's
-    own client on a busy machine now and then.
+    Clients have ``LOGIN_SECONDS`` to log in unless ``timeout_ns`` is given. The default of 2 s is sometimes too short
+    for a test's own client on a busy machine.
     """
     fields.setdefault("timeout_ns", LOGIN_SECONDS * 1_000_000_000)
     server = Server(make_settings({

@@ -1,4 +1,4 @@
-"""Dialogues by name, of ``tests.server.dialogue``'s steps: what both servers must answer alike."""
+"""Dialogues by name, with steps of ``tests.server.dialogue``; both servers must answer them alike."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ DIALOGUES: dict[str, list[Step]] = {
         ("a", b"PUB $JS.ACK.S.C.1.2.3.4.5 1\r\na\r\nPUB $JS.ACK.S.C.2.3.4.5.6 1\r\nb\r\n"
               b"PUB $JS.ACK.S.C.1 1\r\nc\r\n"),
         ("b", b"UNSUB 7\r\n"), ("a", b"PUB $JS.ACK.S.C.2.3.4.5.6 1\r\nb\r\n")],
-    # What clients may not publish
+    # Subjects that clients may not publish to
     "reserved replies": [
         ("a", OLD), ("a", b"SUB foo 1\r\n"),
         ("a", b"PUB foo _R_.abc 1\r\nx\r\nPUB foo ok 1\r\ny\r\n"
@@ -183,7 +183,7 @@ GUARDED: dict[str, tuple[list[str], dict[str, Any], list[Step]]] = {
 }
 
 ANY_ORDER = {"two subscriptions of one connection"}
-"""nats-server serves them in the order of a Go map."""
+"""Dialogues in which nats-server serves subscriptions in the order of a Go map."""
 
 CONFIGURED: dict[str, tuple[str, dict[str, Any], list[Step]]] = {
     "authentication timeout": ("authorization { user: u, password: p, timeout: 0.2 }",
@@ -230,4 +230,4 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "core.max_payload": ("pub too large", "small payloads"),
     "core.max_control_line": ("control line *",),
 }
-"""What dialogues show, for docs/COMPATIBILITY.md: features, and names of dialogues (``*`` as in file names)."""
+"""Features with the names of dialogues that show them, for docs/COMPATIBILITY.md (``*`` as in file names)."""

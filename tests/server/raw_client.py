@@ -1,4 +1,4 @@
-"""A raw client: sends and receives bytes, and parses only the marks that end a wait."""
+"""A raw client: it sends and receives bytes, and parses only the marks that end a wait."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ SECONDS = 30.0
 
 
 class Wire:
-    """One TCP connection; ``info`` is the first INFO line as it came.
+    """A TCP connection; ``info`` is the first INFO line as received.
 
-    Args: ``pings``: return the server's PINGs, too. The first comes two seconds after CONNECT: on a busy machine anywhere.
+    Args: ``pings``: return the server's PINGs, too. The first comes two seconds after CONNECT, which may be anywhere
+    in a dialogue on a busy machine.
         ``source``: the loopback address from which it connects.
     """
 
@@ -40,39 +41,40 @@ class Wire:
         self.writer.write(data)
 
     async def until(self, mark: bytes) -> bytes:
-        """All up to and including ``mark``, or to the end of the connection."""
+        """Return the bytes up to and including ``mark``, or up to the end of the connection."""
         async with asyncio.timeout(SECONDS):
             try:
-                while not (data := self._told(await self.reader.readuntil(mark))):
+                while not (data := self._without_pings(await self.reader.readuntil(mark))):
                     pass
                 return data
             except asyncio.IncompleteReadError as error:
                 self.closed = True
-                return self._told(error.partial)
+                return self._without_pings(error.partial)
             except ConnectionResetError:
                 self.closed = True
                 return b""
 
     async def end(self) -> bytes:
-        """All up to the end of the connection."""
+        """Return the bytes up to the end of the connection."""
         data = b""
         async with asyncio.timeout(SECONDS):
-            with suppress(ConnectionResetError):  # what came before counts
+            with suppress(ConnectionResetError):  # return the bytes before the reset
                 while part := await self.reader.read(1 << 16):
                     data += part
         self.closed = True
-        return self._told(data)
+        return self._without_pings(data)
 
     async def settled(self) -> bytes:
-        """Everything the server has sent by the time it answers a PING; for a connection between two operations."""
+        """Return everything the server sends before it answers a PING. The connection must be between two
+        operations."""
         self.send(b"PING\r\n")
         return await self.until(b"PONG\r\n")
 
-    def _told(self, data: bytes) -> bytes:
+    def _without_pings(self, data: bytes) -> bytes:
         return data if self.pings else re.sub(rb"^PING\r\n", b"", data, flags=re.MULTILINE)
 
     @staticmethod
     def plain(data: bytes) -> bytes:
-        """``data`` with INFO lines reduced to the fields that do not depend on server and connection."""
+        """Return ``data`` with INFO lines reduced to the fields that do not depend on server and connection."""
         return re.sub(rb"INFO \{[^\n]*\r\n",
                       lambda line: b"INFO connect\r\n" if b'"connect_info":true' in line[0] else b"INFO\r\n", data)

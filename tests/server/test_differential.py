@@ -1,4 +1,4 @@
-"""The same dialogue with the real nats-server and with ours: both must answer with the same bytes."""
+"""Dialogues with the real nats-server and with ours: both must answer with the same bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def real_port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[i
 @pytest.mark.parametrize("name", DIALOGUES)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_dialogue(name: str, real_port: int) -> None:
-    """Both servers, one dialogue, the same bytes."""
+    """Both servers answer a dialogue with the same bytes."""
     ours, theirs = await play_ours(DIALOGUES[name]), await play(real_port, DIALOGUES[name])
     if name in ANY_ORDER:
         ours, theirs = ([(wire, b"\n".join(sorted(data.splitlines()))) for wire, data in one] for one in (ours, theirs))
@@ -40,7 +40,7 @@ async def test_dialogue(name: str, real_port: int) -> None:
 
 @pytest.mark.parametrize("name", GUARDED)
 async def test_guarded_dialogue(name: str, tmp_path: Path) -> None:
-    """The same behind a password or a token."""
+    """Both servers answer alike behind a password or a token."""
     flags, fields, steps = GUARDED[name]
     ours = await play_ours(steps, **fields)
     path = tmp_path / "nats.conf"
@@ -51,7 +51,7 @@ async def test_guarded_dialogue(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", CONFIGURED)
 async def test_configured_dialogue(name: str, tmp_path: Path) -> None:
-    """The same with limits and time-outs set."""
+    """Both servers answer alike with configured limits and time-outs."""
     config, fields, steps = CONFIGURED[name]
     pings = "ping_interval" in config
     ours = await play_ours(steps, pings=pings, **fields)
@@ -63,7 +63,7 @@ async def test_configured_dialogue(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.shows("core.info")
 async def test_info_fields(tmp_path: Path) -> None:
-    """The first INFO has nats-server's fields with values of the same types, and those that clients rely on equal."""
+    """The first INFO has nats-server's fields and types; the fields on which clients rely have equal values."""
     async with (running() as server, NatsServerProcess(monitor=False) as process, Wire(process.port) as real,
                 Wire(server.port) as ours):
         theirs = json.loads(real.info[5:])

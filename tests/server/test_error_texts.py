@@ -1,4 +1,5 @@
-"""Each -ERR that a client can get: both servers with one configuration file send the same bytes, and the text is in them."""
+"""Each -ERR that a client can get: with one configuration file both servers send the same bytes, which have the
+text."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def configure(path: Path, text: str) -> None:
 
 
 async def transcripts(process: type[ServerProcess], group: Group, path: Path) -> dict[str, Transcript]:
-    """What the server says in each dialogue of the group."""
+    """Return the server's answers in each dialogue of the group."""
     configure(path, group.config)
     async with process("-c", str(path), monitor=False) as server:
         async def reload() -> None:
@@ -32,7 +33,7 @@ async def transcripts(process: type[ServerProcess], group: Group, path: Path) ->
 
 
 ANY_ORDER = "permissions that shrink"
-"""nats-server looks through a connection's subscriptions in the order of a Go map."""
+"""nats-server visits a connection's subscriptions in the order of a Go map."""
 
 
 def _sorted(transcript: Transcript) -> list[tuple[str, list[bytes]]]:
@@ -42,7 +43,7 @@ def _sorted(transcript: Transcript) -> list[tuple[str, list[bytes]]]:
 @pytest.mark.shows("core.max_sub_tokens")
 @pytest.mark.parametrize("name", SHOWN)
 async def test_texts_of_errors(name: str, tmp_path: Path) -> None:
-    """The same bytes, and all texts among them."""
+    """Both servers answer with the same bytes, which have all texts of the group."""
     group = SHOWN[name]
     ours = await transcripts(BrokerProcess, group, tmp_path / "x.conf")
     theirs = await transcripts(NatsServerProcess, group, tmp_path / "x.conf")
@@ -57,7 +58,7 @@ async def test_texts_of_errors(name: str, tmp_path: Path) -> None:
 
 
 def test_every_text_is_accounted_for() -> None:
-    """None is listed both as shown and as impossible; tests that are named exist, and contain the text."""
+    """No text is listed both as shown and as impossible; the named tests exist and contain the text."""
     shown = {text for group in SHOWN.values() for text in group.texts}
     assert not shown & (ELSEWHERE.keys() | UNREACHABLE.keys())
     for text, where in ELSEWHERE.items():

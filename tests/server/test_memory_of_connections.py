@@ -1,7 +1,7 @@
-"""Nothing is left of a connection that is gone, whatever it had said: its objects are freed at once, without a collection.
+"""All objects of a connection that has ended are freed at once, without a collection, whatever its client sent.
 
-A collection of all objects waits until there is little to do, or until ten thousand connections have gone. Half a TLS
-handshake takes 40 KB, so that would be 400 MB for whoever cannot log in.
+The garbage collector runs only when there is little to do, or after ten thousand connections. Half a TLS handshake
+takes 40 KB, so clients that cannot log in could hold 400 MB.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PASSWORD = {"auth.user": "u", "auth.password": "p"}
 
 
 def hello() -> bytes:
-    """The beginning of a TLS handshake."""
+    """Return the beginning of a TLS handshake."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     sent = ssl.MemoryBIO()
     with suppress(ssl.SSLWantReadError):
@@ -52,7 +52,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def uncollected() -> Iterator[None]:
-    """No collection, so that only reference counts free objects."""
+    """Switch collections off, so that only reference counts free objects."""
     gc.collect()
     gc.disable()
     yield
@@ -60,14 +60,14 @@ def uncollected() -> Iterator[None]:
 
 
 def ours() -> Counter[str]:
-    """The objects of connections, by class."""
+    """Count the objects of connections by class."""
     found = (type(each) for each in gc.get_objects())
     return Counter(f"{kind.__module__}.{kind.__name__}" for kind in found if str(kind.__module__).startswith((
         "broker.server.auth", "broker.server.connection", "broker.server.listeners", "websockets", "ssl", "uvloop")))
 
 
 async def settled(before: Counter[str]) -> Counter[str]:
-    """What there is more than before, once no more of it goes."""
+    """Wait until the number of objects stops falling. Returns: the objects in excess of ``before``."""
     more: Counter[str] = Counter()
     for _ in range(200):
         more = ours() - before
@@ -78,7 +78,7 @@ async def settled(before: Counter[str]) -> Counter[str]:
 
 
 async def visit(port: int, said: bytes, answer: bytes) -> None:
-    """Connect, say something, wait for a part of the answer, and go."""
+    """Connect, send ``said``, wait for a part of the answer, and disconnect."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(said)
     async with asyncio.timeout(20):
@@ -90,7 +90,7 @@ async def visit(port: int, said: bytes, answer: bytes) -> None:
 
 
 async def compare(server: Server, port: int, said: bytes, answer: bytes) -> None:
-    await visit(port, said, answer)  # what is made once
+    await visit(port, said, answer)  # the first visit makes objects that stay
     await gone(server)
     before = ours()
     for _ in range(COUNT):
@@ -128,7 +128,7 @@ async def gone(server: Server) -> None:
     pytest.param(PROXY, b"PROXY TCP4 192.0.2.1 198.51.100.1 1 2\r\n" + LOGIN, b"PONG\r\n", id="by a proxy"),
 ])
 async def test_of_the_client_port(fields: dict[str, Any], said: bytes, answer: bytes) -> None:
-    """Clients that stop at any step."""
+    """Clients may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, **fields}))
     await server.start()
     first = await asyncio.open_connection("127.0.0.1", server.port) if "clients.max_connections" in fields else None
@@ -156,7 +156,7 @@ async def test_of_the_client_port(fields: dict[str, Any], said: bytes, answer: b
     pytest.param({"tls.handshake_first_ns": 0}, b"", b"", id="no first handshake"),
 ])
 async def test_of_the_client_port_with_tls(fields: dict[str, Any], said: bytes, answer: bytes, tls: dict[str, str]) -> None:
-    """Handshakes that stop at any step."""
+    """Handshakes may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, **tls, **fields}))
     await server.start()
     await compare(server, server.port, hello() if said == b"hello" else said, answer)
@@ -165,14 +165,14 @@ async def test_of_the_client_port_with_tls(fields: dict[str, Any], said: bytes, 
 
 @pytest.mark.usefixtures("uncollected")
 async def test_of_a_client_with_tls(tls: dict[str, str]) -> None:
-    """A whole handshake, and a login."""
+    """A client completes its handshake and logs in."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, **tls}))
     await server.start()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
 
     def login() -> None:
-        """In a thread, with blocking sockets: asyncio's own TLS leaves cycles of the test's side."""
+        """Log in from a thread with blocking sockets: asyncio's own TLS leaves reference cycles on the test's side."""
         with socket.create_connection(("127.0.0.1", server.port), 20) as plain:
             assert plain.recv(4096).startswith(b"INFO")
             with context.wrap_socket(plain) as secure:
@@ -191,7 +191,7 @@ async def test_of_a_client_with_tls(tls: dict[str, str]) -> None:
 
 
 def frame(data: bytes) -> bytes:
-    """A whole message of WebSocket, as a client sends it."""
+    """Return a whole WebSocket message, as a client sends it."""
     return Frame(Opcode.BINARY, data).serialize(mask=True)
 
 
@@ -210,7 +210,7 @@ def frame(data: bytes) -> bytes:
     pytest.param({"websocket.same_origin": True}, REQUEST + b"Origin: http://other\r\n\r\n", b"403", id="another origin"),
 ])
 async def test_of_the_websocket_port(fields: dict[str, Any], said: bytes, answer: bytes) -> None:
-    """Upgrades that stop at any step."""
+    """Upgrades may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "websocket.host": "127.0.0.1",
                                    "websocket.port": -1, "websocket.no_tls": True, **fields}))
     await server.start()
@@ -224,7 +224,7 @@ async def test_of_the_websocket_port(fields: dict[str, Any], said: bytes, answer
     pytest.param(frame(LOGIN), id="is a client"), pytest.param(frame(LOGIN)[:-9], id="half a frame"),
     pytest.param(b"\xff\xff\xff\xff", id="no frame")])
 async def test_of_a_websocket_client(sent: bytes) -> None:
-    """What comes after the upgrade."""
+    """Clients may stop at any step after the upgrade."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "websocket.host": "127.0.0.1",
                                    "websocket.port": -1, "websocket.no_tls": True}))
     await server.start()
@@ -258,7 +258,7 @@ async def test_of_a_websocket_client(sent: bytes) -> None:
     pytest.param(b"", b"", id="says nothing"), pytest.param(b"hello", b"\x16\x03", id="half a handshake"),
     pytest.param(b"GET / HTTP/1.1\r\n\r\n", b"HTTP", id="no handshake")])
 async def test_of_the_websocket_port_with_tls(said: bytes, answer: bytes, tls: dict[str, str]) -> None:
-    """Handshakes that stop at any step."""
+    """Handshakes may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "websocket.host": "127.0.0.1",
                                    "websocket.port": -1, **{f"websocket.{name}": value for name, value in tls.items()}}))
     await server.start()

@@ -1,4 +1,4 @@
-"""What monitoring is given of a server: rows made when they are shown, subscriptions by account and subject."""
+"""The rows that a server gives monitoring: made when they are shown; subscriptions by account and subject."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ QUIET = b'CONNECT {"verbose":false,"headers":true}\r\n'
 
 
 async def test_rows_made_late_say_the_same() -> None:
-    """Each column that rows are sorted by is the one of the whole row; a client that left in between does no harm."""
+    """Each column by which rows are sorted equals that of the whole row; a client that disconnects meanwhile is
+    harmless."""
     async with running() as server:
         async with Wire(server.port) as wire:
             wire.send(QUIET + b"SUB a.* 1\r\nSUB b q 2\r\nPUB a.x 3\r\nabc\r\n")
@@ -25,7 +26,7 @@ async def test_rows_made_late_say_the_same() -> None:
             assert [sub["subject"] for sub in subscriptions_of(server, row)] == ["a.*", "b"]
             late, = connections(server)
         async with asyncio.timeout(30):
-            while server.clients:  # noqa: ASYNC110 (a server tells nobody that a client left)
+            while server.clients:  # noqa: ASYNC110 (a server notifies nobody when a client leaves)
                 await asyncio.sleep(0.01)
         assert late["cid"] == whole["cid"]
         assert (list(subscriptions_of(server, late)), certificates_of(server, late)) == ([], [])
@@ -34,7 +35,7 @@ async def test_rows_made_late_say_the_same() -> None:
 
 
 async def test_subscriptions_by_account_and_subject() -> None:
-    """All of them, those that a subject reaches, those of an account."""
+    """All subscriptions are returned, or those that match a subject, or those of an account."""
     async with running() as server, Wire(server.port) as wire:
         wire.send(QUIET + b"SUB a.* 1\r\nSUB a.x q 2\r\nSUB > 3\r\nUNSUB 3 7\r\n")
         await wire.settled()

@@ -1,4 +1,4 @@
-"""The server as nats-py and a raw socket see it: ordinary use, slow clients, and shutdown."""
+"""The server from the point of view of nats-py and of a raw socket: ordinary use, slow clients, and shutdown."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Overriding the")
 @pytest.fixture(scope="module", params=[asyncio.DefaultEventLoopPolicy, uvloop.EventLoopPolicy],
                 ids=["asyncio", "uvloop"])
 def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
-    """Every test on both loops: their transports buffer, pause and close differently."""
+    """Run every test on both loops: their transports buffer, pause and close differently."""
     policy: asyncio.AbstractEventLoopPolicy = request.param()
     return policy
 
@@ -83,7 +83,7 @@ async def test_request() -> None:
 
 @pytest.mark.shows("core.queue_groups")
 async def test_queue_group() -> None:
-    """Each message has one member; all members get some."""
+    """Each message goes to one member; all members get some messages."""
     async with running() as server, client(server) as nc:
         counts, done = [0, 0, 0], asyncio.Event()
 
@@ -170,7 +170,7 @@ async def test_reconnect() -> None:
 
 @asynccontextmanager
 async def deaf(server: Server, receive_bytes: int = 4096) -> AsyncIterator[socket.socket]:
-    """A client that subscribes to ``a`` and then reads nothing, with so much room in its socket."""
+    """Connect a client that subscribes to ``a`` and then reads nothing; ``receive_bytes`` is its socket's buffer."""
     loop = asyncio.get_running_loop()
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -186,7 +186,7 @@ async def deaf(server: Server, receive_bytes: int = 4096) -> AsyncIterator[socke
 async def until_gone(server: Server, count: int) -> None:
     """Wait until only ``count`` clients are left."""
     async with asyncio.timeout(30):
-        while len(server.clients) > count:  # noqa: ASYNC110 - a server tells nobody that a client left
+        while len(server.clients) > count:  # noqa: ASYNC110 - a server notifies nobody when a client leaves
             await asyncio.sleep(0.01)
 
 
@@ -219,7 +219,8 @@ async def test_slow_consumer_by_time() -> None:
 
 @pytest.mark.shows("core.write_timeout")
 async def test_write_timeout_retry() -> None:
-    """With ``retry``, a client past its deadline stays, and is counted, as long as it takes something; then it is closed."""
+    """With ``retry``, a client past its deadline is counted and stays while it receives something; then it is
+    closed."""
     for deadline_s in (0.3, 1, 3):  # a busy machine may keep the client from reading for longer than that
         async with (running(write_deadline_ns=int(deadline_s * 1e9), write_timeout="retry") as server,
                     deaf(server, 1 << 20) as sock):
@@ -251,7 +252,7 @@ async def test_a_reader_is_not_slow() -> None:
 
 
 async def read_steadily(server: Server, sock: socket.socket, seconds: float) -> None:
-    """Read what is published meanwhile, a few megabytes always in flight."""
+    """Publish messages and read them, with a few megabytes always in flight."""
     loop = asyncio.get_running_loop()
     body = b"x" * 1_000_000
     message = b"MSG a 1 %d\r\n%b\r\n" % (len(body), body)
@@ -267,7 +268,7 @@ async def read_steadily(server: Server, sock: socket.socket, seconds: float) -> 
 
 @pytest.mark.shows("core.stall")
 async def test_fast_producer_is_stalled() -> None:
-    """While a receiver is above three quarters of its bound, its publisher is slowed down, and counted."""
+    """A publisher is slowed down, and counted, while its receiver is above three quarters of its bound."""
     async with running(max_pending=40 * 1024 * 1024) as server, deaf(server), Wire(server.port) as publisher:
         publisher.send(QUIET)
         body = b"x" * 1_000_000
@@ -295,12 +296,12 @@ async def test_fast_producer_is_not_stalled_when_that_is_turned_off() -> None:
 async def test_hold_and_release() -> None:
     """A held source is not read until there are as many releases as holds; pings wait too."""
     async with running() as server, Wire(server.port) as wire:
-        heard: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        handled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def handler(ops: Sequence[Msg], start: int, end: int, source: Any, now_ns: int) -> None:
             source.hold()
             source.hold()
-            heard.set_result(source)
+            handled.set_result(source)
 
         server.router.subscribe(b"s", handler)
         wire.send(QUIET + b"PING\r\n")
@@ -308,7 +309,7 @@ async def test_hold_and_release() -> None:
         await wire.until(b"\r\n")
         wire.send(b"PUB s 1\r\nx\r\n")
         async with asyncio.timeout(30):
-            source = await heard
+            source = await handled
         wire.send(b"PING\r\n")
         source.release()
         with pytest.raises(TimeoutError):
@@ -319,7 +320,7 @@ async def test_hold_and_release() -> None:
 
 
 async def test_release_after_the_end() -> None:
-    """JetStream may release a source that is long gone."""
+    """JetStream may release a source whose connection ended long ago."""
     async with running() as server:
         async with Wire(server.port) as wire:
             await wire.settled()
@@ -336,8 +337,9 @@ async def test_release_after_the_end() -> None:
 
 @pytest.mark.shows("core.lame_duck")
 async def test_lame_duck() -> None:
-    """No new connections, INFO with ldm for those that can take one, the grace period, then the end of each."""
-    for grace_s in (0.2, 1, 5):  # on a busy machine it may be over before the client says something
+    """The server refuses new connections, sends INFO with ldm to clients that accept it, waits, and closes each
+    client."""
+    for grace_s in (0.2, 1, 5):  # on a busy machine it may be over before the client sends something
         async with running(lame_duck_duration_ns=int(2e9 * grace_s), lame_duck_grace_period_ns=int(1e9 * grace_s)) as server, Wire(
                 server.port) as new, Wire(server.port) as old:
             new.send(QUIET + b"PING\r\n")
@@ -346,8 +348,8 @@ async def test_lame_duck() -> None:
             old.send(b'CONNECT {"verbose":false}\r\n')
             await old.settled()
             ending = asyncio.create_task(server.lame_duck())
-            told = await new.until(b"\r\n")
-            assert json.loads(told[5:])["ldm"] is True
+            notice = await new.until(b"\r\n")
+            assert json.loads(notice[5:])["ldm"] is True
             with pytest.raises(OSError):
                 async with Wire(server.port):
                     pass
@@ -363,8 +365,7 @@ async def test_lame_duck() -> None:
 
 
 async def test_listening_again_is_on_the_same_port() -> None:
-    """A broker that lost its store and recovered listens where its clients know it, also if its port was chosen at
-    random."""
+    """A broker that lost its store and recovered listens on the port that its clients know, even if that was random."""
     async with running() as server:
         port = server.port
         await server.close()
@@ -409,7 +410,7 @@ async def test_pings_keep_a_client() -> None:
 
 @pytest.mark.shows("core.info")
 async def test_advertise() -> None:
-    """New addresses are sent to clients that accept them, and to new ones."""
+    """New addresses are sent to clients that accept INFO, and to new clients."""
     async with running() as server, Wire(server.port) as wire:
         wire.send(QUIET + b"PING\r\n")
         await wire.until(b'"connect_info":true')
@@ -421,7 +422,7 @@ async def test_advertise() -> None:
 
 
 class ByName:
-    """Admits clients by a field of CONNECT, on a connection that it can identify."""
+    """Admits clients by a field of CONNECT, if their connection has the expected properties."""
 
     wants_nonce = True
 
@@ -435,7 +436,7 @@ class ByName:
 
 
 async def test_custom_authenticator() -> None:
-    """An authenticator of one's own decides by the fields of CONNECT and by what the connection knows."""
+    """A custom authenticator decides by the fields of CONNECT and by the connection's properties."""
     by_name = ByName()
     async with running(authenticators=[by_name]) as server, Wire(server.port) as friend, Wire(server.port) as other:
         assert json.loads(friend.info[5:])["auth_required"] is True
@@ -449,11 +450,11 @@ async def test_custom_authenticator() -> None:
     assert by_name.nonces == nonces
 
 
-# What monitoring reads
+# Figures for monitoring
 
 
 async def test_counts() -> None:
-    """Messages and bytes of each connection and of the server, closed ones included."""
+    """Messages and bytes of each connection and of the server are counted, closed connections included."""
     async with running() as server, Wire(server.port) as wire:
         wire.send(QUIET + b"SUB a 1\r\nSUB b q 2\r\nUNSUB 2 5\r\n")
         async with Wire(server.port) as other:
@@ -479,7 +480,7 @@ async def test_counts() -> None:
 
 
 def test_times_as_text() -> None:
-    """Instants and durations as Go's JSON and nats-server's monitoring write them."""
+    """Instants and durations are written as by Go's JSON and nats-server's monitoring."""
     assert format_time(1_700_000_000_000_000_000) == "2023-11-14T22:13:20Z"
     assert format_time(1_700_000_000_120_000_000) == "2023-11-14T22:13:20.12Z"
     assert uptime(59_999_999_999) == "59s"

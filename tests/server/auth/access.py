@@ -1,4 +1,4 @@
-"""Users, permissions and accounts as nats-server's configuration has them, from the same values as our server's."""
+"""Users, permissions and accounts in nats-server's configuration, made from the values for our server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["configuration", "connect"]
 
 
 def configuration(users: Sequence[User], accounts: Iterable[AccountSettings] = (), *, no_auth_user: str = "") -> str:
-    """The configuration file of nats-server for these."""
+    """Return nats-server's configuration file for these users and accounts."""
     lines = [f"no_auth_user: {json.dumps(no_auth_user)}"] if no_auth_user else []
     default, named = f"authorization {{ timeout: {LOGIN_SECONDS} }}", []
     for account in accounts:
@@ -30,7 +30,7 @@ def configuration(users: Sequence[User], accounts: Iterable[AccountSettings] = (
 
 
 def connect(user: str, **fields: object) -> bytes:
-    """The CONNECT of a user of ours; the password of each is ``p``."""
+    """Return the CONNECT of a user of ``USERS``; the password of each is ``p``."""
     return b"CONNECT " + json.dumps({"verbose": False, "user": user, "pass": "p", **fields}).encode() + b"\r\n"
 
 

@@ -1,4 +1,4 @@
-"""Authorization services, which decide who may connect, of jetblock and of the real server alike."""
+"""Authorization services, which decide who may connect, with jetblock and with the real server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ accounts {{
 system_account: SYS
 """
 SHORT = (FILE % "").replace("timeout: 30", "timeout: 1")
-"""For clients that nobody answers for; on a busy machine it is too short for others now and then."""
+"""Configuration for clients that nobody answers for; on a busy machine its timeout is too short for other tests."""
 
 Request = dict[str, Any]
 Answer = Callable[[Request], str | bytes | None]
@@ -55,7 +55,7 @@ Answer = Callable[[Request], str | bytes | None]
 
 def user(request: Request, account: str = "APP", *, signer: KeyPair = ISSUER, sub: str = "", name: str = "bound", exp: int = 0,
          **nats_claims: Any) -> str:
-    """The token of the user that is asked about."""
+    """Return the token of the user that a request is about."""
     claims = {"sub": sub or request["nats"]["user_nkey"], "aud": account, "name": name,
               "nats": {"type": "user", "subs": -1, "data": -1, "payload": -1, **nats_claims}}
     return encode_token(claims | ({"exp": exp} if exp else {}), signer, int(time.time()))
@@ -107,7 +107,7 @@ ANSWERS: dict[str, tuple[Answer, bytes]] = {
 @asynccontextmanager
 async def service(client: Client, answer: Answer, requests: list[Request], curve: CurveKeyPair | None = None,
                   *, seal: bool = True) -> AsyncIterator[None]:
-    """Answers all requests."""
+    """Answer all requests."""
     async def serve(msg: Msg) -> None:
         data, sender = msg.data, (msg.headers or {}).get("Nats-Server-Xkey", "")
         if curve is not None:
@@ -115,9 +115,9 @@ async def service(client: Client, answer: Answer, requests: list[Request], curve
             data = curve.open(data, sender)
         token = decode_token(data.decode())
         requests.append(token.fields.values)
-        said = answer(token.fields.values)
-        if said is not None:
-            body = said.encode() if isinstance(said, str) else said
+        answered = answer(token.fields.values)
+        if answered is not None:
+            body = answered.encode() if isinstance(answered, str) else answered
             await msg.respond(curve.seal(body, sender) if curve is not None and seal else body)
 
     sub = await client.subscribe("$SYS.REQ.USER.AUTH", cb=serve)
@@ -132,12 +132,12 @@ def as_user(name: str) -> bytes:
 
 @BOTH
 async def test_answers(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Each answer of the table admits or refuses; the log names the reason and no credentials."""
+    """Each answer of the table admits or refuses; the log has the reason and no credentials."""
     async with process("-c", write(tmp_path, FILE % ""), monitor=False) as server:
         auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
         for case, (answer, wanted) in ANSWERS.items():
             if case == "by another kind of connection" and process is NatsServerProcess:
-                continue  # which it does not look at
+                continue  # nats-server does not check this
             requests: list[Request] = []
             async with service(auth, answer, requests), Wire(server.port) as wire:
                 wire.send(b'CONNECT {"user":"alice","pass":"hush-hush","verbose":false}\r\nPING\r\n')
@@ -149,7 +149,7 @@ async def test_answers(process: type[ServerProcess], tmp_path: Path) -> None:
 
 @BOTH
 async def test_what_a_request_tells(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Who the client is, as far as it is known, and what it sent."""
+    """A request describes the client, as far as it is known, and contains what the client sent."""
     async with process("-c", write(tmp_path, FILE % ""), monitor=False) as server:
         auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
         requests: list[Request] = []
@@ -159,25 +159,25 @@ async def test_what_a_request_tells(process: type[ServerProcess], tmp_path: Path
             await wire.until(OK)
             info = json.loads(wire.info[5:])
             [request] = requests
-            told = request["nats"]
-            assert request["iss"] == info["server_id"] == told["server_id"]["id"]
+            parts = request["nats"]
+            assert request["iss"] == info["server_id"] == parts["server_id"]["id"]
             assert is_public_key(info["server_id"], SERVER)
             assert (request["aud"], request["sub"]) == ("nats-authorization-request", ISSUER.public)
             assert abs(request["exp"] - request["iat"] - 30) <= 1
-            assert {name: told["server_id"][name] for name in ("name", "host", "version")} == {
+            assert {name: parts["server_id"][name] for name in ("name", "host", "version")} == {
                 "name": info["server_name"], "host": "127.0.0.1", "version": "2.15.1"}
-            assert is_public_key(told["user_nkey"], USER)
-            assert told["client_info"].pop("id") == info["client_id"]
-            assert told["client_info"] == {"host": "127.0.0.1", "user": "UA", "name": "n", "kind": "Client", "type": "nats",
-                                           **({"nonce": info["nonce"]} if "nonce" in info else {})}
-            assert told["connect_opts"] == {"user": "alice", "pass": "x", "auth_token": "t", "nkey": "UA", "sig": "s", "name": "n",
-                                             "lang": "py", "version": "1", "protocol": 1}
+            assert is_public_key(parts["user_nkey"], USER)
+            assert parts["client_info"].pop("id") == info["client_id"]
+            assert parts["client_info"] == {"host": "127.0.0.1", "user": "UA", "name": "n", "kind": "Client",
+                                            "type": "nats", **({"nonce": info["nonce"]} if "nonce" in info else {})}
+            assert parts["connect_opts"] == {"user": "alice", "pass": "x", "auth_token": "t", "nkey": "UA", "sig": "s",
+                                             "name": "n", "lang": "py", "version": "1", "protocol": 1}
         await auth.close()
 
 
 @BOTH
 async def test_what_the_user_becomes(process: type[ServerProcess], tmp_path: Path) -> None:
-    """The name, account and permissions of the answer; nobody in the service's account may ask it."""
+    """The client gets the answer's name, account and permissions; users in the service's account may not ask it."""
     seconds = 1
 
     def answer(request: Request) -> str:
@@ -195,8 +195,8 @@ async def test_what_the_user_becomes(process: type[ServerProcess], tmp_path: Pat
                                                    ("eve", "AUTH", "x", "$SYS.REQ.USER.AUTH")):
                 async with Wire(server.port) as wire:
                     wire.send(as_user(name))
-                    heard = await wire.settled() + await wire.settled()
-                    assert b'"remote_account":"%s"' % account.encode() in heard
+                    greeting = await wire.settled() + await wire.settled()
+                    assert b'"remote_account":"%s"' % account.encode() in greeting
                     wire.send(f"PUB {allowed} 0\r\n\r\nPUB {denied} 0\r\n\r\n".encode())
                     refused = f"-ERR 'Permissions Violation for Publish to \"{denied}\"'\r\n".encode()
                     assert await wire.settled() == refused + OK, name
@@ -204,19 +204,19 @@ async def test_what_the_user_becomes(process: type[ServerProcess], tmp_path: Pat
                     shown = {row["cid"]: row["authorized_user"] for row in rows}[json.loads(wire.info[5:])["client_id"]]
                     assert shown == {"bob": "bob" if process is NatsServerProcess else requests[-1]["nats"]["user_nkey"]}.get(
                         name, "bound")
-            heard = REFUSED
-            while heard == REFUSED:  # on a busy machine the token has expired before the server reads it
+            ending = REFUSED
+            while ending == REFUSED:  # on a busy machine the token has expired before the server reads it
                 seconds *= 2
                 async with Wire(server.port) as wire:
                     wire.send(as_user("short"))
-                    heard = await wire.end()
-            assert b"-ERR 'User Authentication Expired'\r\n" in heard
+                    ending = await wire.end()
+            assert b"-ERR 'User Authentication Expired'\r\n" in ending
         await auth.close()
 
 
 @BOTH
 async def test_whom_it_decides_about(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Everybody but its own users; with ``allowed_accounts`` not about users of other accounts."""
+    """The service decides about all but its own users; with ``allowed_accounts``, not about users of other accounts."""
     for allowed, asked in (("", [("auth", 0), ("app", 1), ("sys", 1), ("x", 1)]),
                            (", allowed_accounts: [ APP ]", [("auth", 0), ("app", 1), ("sys", 0), ("x", 1)])):
         async with process("-c", write(tmp_path, FILE % allowed), monitor=False) as server:
@@ -238,7 +238,7 @@ async def test_whom_it_decides_about(process: type[ServerProcess], tmp_path: Pat
 
 @BOTH
 async def test_sealed(process: type[ServerProcess], tmp_path: Path) -> None:
-    """With an xkey, requests are sealed for the service; its answers may be, for the server."""
+    """Requests are sealed for a service with an xkey; its answers may be sealed for the server."""
     curve = CurveKeyPair(secret(CURVE, "service"))
     async with process("-c", write(tmp_path, FILE % f", xkey: {curve.public}"), monitor=False) as server:
         auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
@@ -254,22 +254,22 @@ async def test_sealed(process: type[ServerProcess], tmp_path: Path) -> None:
 
 
 async def refused_in_the_end(server: ServerProcess) -> None:
-    """A client that nobody answers for waits as long as it has to log in."""
-    heard = TOO_LATE
-    while heard == TOO_LATE:  # a busy machine: its time was up before the server had read its CONNECT
+    """A client that nobody answers for is refused after its whole time to log in."""
+    ending = TOO_LATE
+    while ending == TOO_LATE:  # on a busy machine its time may end before the server reads its CONNECT
         began = time.monotonic()
         async with Wire(server.port) as wire:
             wire.send(as_user("x") + b"PING\r\n" * 3)
             async with Wire(server.port) as gone:
                 gone.send(as_user("y"))
-            heard = await wire.end()
-    assert heard == REFUSED
+            ending = await wire.end()
+    assert ending == REFUSED
     assert time.monotonic() - began > 0.9
 
 
 @BOTH
 async def test_a_service_that_is_silent(process: type[ServerProcess], tmp_path: Path) -> None:
-    """It is asked once about each client, and none gets in."""
+    """A silent service is asked once about each client, and no client is admitted."""
     async with process("-c", write(tmp_path, SHORT), monitor=False) as server:
         auth = await nats.connect(server.url, user="auth", password="p")
         requests: list[Request] = []
@@ -282,7 +282,7 @@ async def test_a_service_that_is_silent(process: type[ServerProcess], tmp_path: 
 
 @BOTH
 async def test_a_service_that_is_not_there(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Its clients wait as long as they have to log in; a client that goes meanwhile leaves nothing."""
+    """Clients wait for their whole time to log in; a client that disconnects meanwhile leaves nothing behind."""
     async with process("-c", write(tmp_path, SHORT), monitor=False) as server:
         await refused_in_the_end(server)
         await (await nats.connect(server.url, user="auth", password="p")).close()
@@ -290,7 +290,8 @@ async def test_a_service_that_is_not_there(process: type[ServerProcess], tmp_pat
 
 @BOTH
 async def test_an_account_that_delegates(process: type[ServerProcess], tmp_path: Path) -> None:
-    """In operator mode: an account's claims name the service's users, and where its answers may put others."""
+    """In operator mode an account's claims name the service's users, and the accounts for which it may admit
+    clients."""
     auth_user = key(USER, "auth").public
     account = key(ACCOUNT, "AUTH")
 
@@ -328,7 +329,7 @@ async def test_an_account_that_delegates(process: type[ServerProcess], tmp_path:
 
 @BOTH
 async def test_whose_signature_counts(process: type[ServerProcess], tmp_path: Path) -> None:
-    """In operator mode: the account's or its signing keys', whatever account the answer names."""
+    """In operator mode the account or its signing keys must sign the answer, whatever account the answer names."""
     account, signing = key(ACCOUNT, "AUTH"), key(ACCOUNT, "signing")
     own = account.public
     cases: list[tuple[KeyPair, str, bytes]] = [
@@ -351,7 +352,7 @@ async def test_whose_signature_counts(process: type[ServerProcess], tmp_path: Pa
 
 @BOTH
 async def test_an_update_lets_nobody_ask_the_service(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Users of the service's account may not publish requests of their own, also after its claims have changed."""
+    """Users of the service's account may not publish requests to it, even after a change of its claims."""
     account = key(ACCOUNT, "AUTH")
     rows = {"authorization": {"auth_users": [key(USER, "auth").public]}}
     text = directory(tmp_path, AUTH=tokens.account("AUTH", **rows))
@@ -371,7 +372,7 @@ async def test_an_update_lets_nobody_ask_the_service(process: type[ServerProcess
 
 
 def test_seals_of_others() -> None:
-    """The real server's format, and that anything else is refused."""
+    """Seals have the real server's format; anything else is refused."""
     one, other = CurveKeyPair(secret(CURVE, "1")), CurveKeyPair(secret(CURVE, "2"))
     sealed = one.seal(b"message", other.public)
     assert sealed[:4] == b"xkv1"
@@ -387,7 +388,7 @@ def test_seals_of_others() -> None:
 
 
 async def test_many_at_once(tmp_path: Path) -> None:
-    """A hundred clients are asked about at the same time, each answer for its own client."""
+    """A hundred clients ask at the same time, and each gets its own answer."""
     def answer(request: Request) -> str:
         return response(request, user(request, name=request["nats"]["connect_opts"]["user"]))
 

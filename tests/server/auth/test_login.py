@@ -1,5 +1,4 @@
-"""Logging in: bcrypt hashes as nats-server accepts them, the lines of a refusal, and that a slow check delays no
-others."""
+"""Login: bcrypt hashes that nats-server accepts, the log lines of a refusal, and slow checks, which delay no others."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ USERS = {
     "longer": HASH + "A", "shorter": HASH[:-1], "broken": "$2a$10$short", "cheap": "$2b$03" + HASH[6:],
     "dear": "$2b$99" + HASH[6:], "plain": "pp", "none": "",
 }
-"""Every form of hash, and strings that only look like one."""
+"""Every form of hash, and strings that only resemble one."""
 
 RIGHT = [
     ("a", "secret"), ("b", "secret"), ("x", "secret"), ("y", "secret"), ("z", USERS["z"]), ("long", "x" * 72),
@@ -61,7 +60,7 @@ WRONG = [
 
 
 async def login(port: int, **fields: Any) -> bytes:
-    """What the server answers to a CONNECT with these fields and a PING."""
+    """Return the server's answer to a CONNECT with these fields and a PING."""
     async with Wire(port) as wire:
         wire.send(b"CONNECT " + json.dumps({"verbose": False, **fields}).encode() + b"\r\nPING\r\n")
         return await wire.until(b"\r\n")
@@ -103,7 +102,7 @@ async def test_bcrypt_users(process: type[ServerProcess], tmp_path: Path) -> Non
 @pytest.mark.shows("auth.token")
 @BOTH
 async def test_bcrypt_token(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A token may be a hash, too; unquoted in a file as well, where ``$`` begins a variable."""
+    """A token may be a hash, too, even unquoted in a file, where ``$`` begins a variable."""
     config = tmp_path / "x.conf"
     config.write_text(f"authorization {{ timeout: {LOGIN_SECONDS}, token: {HASH.replace('$2b', '$2a', 1)} }}")
     async with process("-c", str(config), monitor=False) as server:
@@ -115,7 +114,7 @@ async def test_bcrypt_token(process: type[ServerProcess], tmp_path: Path) -> Non
 @pytest.mark.shows("auth.timeout")
 @BOTH
 async def test_authentication_timeout_is_logged(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A client that never identifies itself: a debug line, like nats-server's."""
+    """A client that never identifies itself causes a debug line like nats-server's."""
     config = tmp_path / "x.conf"
     config.write_text("authorization { user: u, password: p, timeout: 0.1 }")
     async with process("-D", "-c", str(config), monitor=False) as server, Wire(server.port) as wire:
@@ -124,7 +123,7 @@ async def test_authentication_timeout_is_logged(process: type[ServerProcess], tm
 
 
 async def test_stock_client() -> None:
-    """nats-py logs in with the password of a hash, by user and by token."""
+    """nats-py logs in with a password or token that is configured as a hash."""
     async with running(user="joe", password=HASH) as server:
         url = f"nats://127.0.0.1:{server.port}"
         await (await nats.connect(url, user="joe", password="secret")).close()
@@ -135,7 +134,7 @@ async def test_stock_client() -> None:
 
 
 def test_an_unknown_user_costs_what_a_known_one_does() -> None:
-    """The comparison is still made, at the highest configured cost, and never succeeds."""
+    """The comparison takes place, at the highest configured cost, and never succeeds."""
     dear = hashed(b"other", 5)
     asked: list[BcryptCheck] = []
 
@@ -159,9 +158,9 @@ def test_an_unknown_user_costs_what_a_known_one_does() -> None:
 
 
 def test_warnings_name_what_cannot_work() -> None:
-    """Plaintext, and malformed hashes: with the user's name and without the password."""
-    said = warnings(AuthSettings(users=(User("a", HASH), User("b", HASH[:-1])), token="$2a$10$short"))
-    assert said == ["Nobody can log in with the password of user 'b': it begins like a bcrypt hash and is none",
+    """Plaintext and malformed hashes cause warnings, which have the user's name and not the password."""
+    found = warnings(AuthSettings(users=(User("a", HASH), User("b", HASH[:-1])), token="$2a$10$short"))
+    assert found == ["Nobody can log in with the password of user 'b': it begins like a bcrypt hash and is none",
                     "Nobody can log in with the token: it begins like a bcrypt hash and is none"]
     assert warnings(AuthSettings(user="a", password="p")) == ["Plaintext passwords detected, use bcrypt"]
     assert warnings(AuthSettings(user="a", password=HASH)) == warnings(AuthSettings()) == []
@@ -177,7 +176,7 @@ def test_hash_from_every_source() -> None:
 
 
 async def test_text_that_is_no_utf8() -> None:
-    """Half a surrogate pair, which JSON can escape: a refusal or U+FFFD as in Go, and no connection that hangs."""
+    """Half a surrogate pair, which JSON can escape, causes a refusal or U+FFFD as in Go; no connection hangs."""
     async with running(user="joe", password="p") as server:
         async with Wire(server.port) as wire:
             wire.send(b'CONNECT {"user":"joe","pass":"\\ud800"}\r\n')
@@ -208,7 +207,7 @@ class Never:
 
 
 class Gated(BcryptCheck):
-    """A check that takes until ``gate`` opens."""
+    """A check that lasts until ``gate`` opens."""
 
     gate: ClassVar[threading.Event]
     begun: ClassVar[list[str]]
@@ -229,7 +228,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 class GatedLogin:
-    """Clients that name a user have to pass the gate; all others are admitted."""
+    """Admits clients that name no user; others must pass the gate."""
 
     wants_nonce = False
 
@@ -249,7 +248,7 @@ def say(password: str, more: bytes = b"PING\r\n") -> bytes:
 
 @pytest.mark.parametrize("more", [0, 100, 300_000], ids=["alone", "with the rest", "a large read"])
 async def test_what_comes_meanwhile_is_served_afterwards(gate: threading.Event, more: int) -> None:
-    """In order and never before the verdict, whether sent with CONNECT, after it, or in slices."""
+    """Such input is served in order and after the decision, whether sent with CONNECT, after it, or in slices."""
     async with running(authenticators=[GatedLogin()]) as server, Wire(server.port) as wire, Wire(server.port) as other:
         other.send(b'CONNECT {"verbose":false}\r\nSUB > 1\r\n')
         await other.settled()
@@ -266,7 +265,7 @@ async def test_what_comes_meanwhile_is_served_afterwards(gate: threading.Event, 
 
 
 async def test_a_storm_of_logins_is_bounded(gate: threading.Event) -> None:
-    """A few checks at a time, in order of arrival; others are served meanwhile, and equal logins share one check."""
+    """A few checks run at a time, in order of arrival; others are served meanwhile; equal logins share one check."""
     async with running(authenticators=[GatedLogin(at_once=2)]) as server:
         wires = []
         passwords = ["right0", *(f"right{i % 10}" for i in range(40)), "wrong"]
@@ -288,7 +287,7 @@ async def test_a_storm_of_logins_is_bounded(gate: threading.Event) -> None:
 
 
 async def test_addresses_take_turns(gate: threading.Event) -> None:
-    """Many wrong passwords from one address delay a login from another address by one check, and those that leave by none."""
+    """Many wrong passwords from one address delay a login from another by one check; disconnected clients by none."""
     async with running(authenticators=[login := GatedLogin(at_once=1)]) as server, AsyncExitStack() as stack:
         def waiting() -> int:
             return len(login.checks._waiting)
@@ -337,7 +336,7 @@ async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
 
 
 async def test_who_waits_too_long_for_a_turn_is_told(gate: threading.Event) -> None:
-    """The timeout counts while a check waits, but not while it runs, however long it takes."""
+    """The timeout counts while a check waits, but not while it runs, however long that takes."""
     for seconds in (0.05, 0.5, 5.0):  # a busy machine may need longer than that until the first one's check begins
         async with (running(authenticators=[GatedLogin(at_once=1)], timeout_ns=int(seconds * 1e9)) as server,
                     Wire(server.port) as first, Wire(server.port) as second):
@@ -354,7 +353,7 @@ async def test_who_waits_too_long_for_a_turn_is_told(gate: threading.Event) -> N
 
 
 async def until(condition: Any) -> None:
-    """Wait for what happens on this loop or in a thread of it."""
+    """Wait for a condition that this loop or one of its threads makes true."""
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 (threads change it, too)
             await asyncio.sleep(0.001)

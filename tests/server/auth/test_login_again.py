@@ -1,4 +1,4 @@
-"""Users change while logins are in progress or done: a server in the test's process, with checks under its control."""
+"""Changes of users during and after logins: the server is in the test's process, and the test controls the checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.server.raw_client import Wire
 
 
 class Slow:
-    """A check that ends when the test says so."""
+    """A check that ends when the test calls ``end``."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()
@@ -35,7 +35,7 @@ class Slow:
 
 
 class Decisions:
-    """An authenticator that gives these, one after another."""
+    """An authenticator that returns given decisions, one after another."""
 
     wants_nonce = False
 
@@ -47,7 +47,7 @@ class Decisions:
 
 
 def reload(server: Server) -> None:
-    """Other settings; the difference does not matter to the test."""
+    """Load other settings; the difference does not matter to the test."""
     auth = server.settings.auth.replace(timeout_ns=server.settings.auth.timeout_ns + 1)
     server.prepare(server.settings.replace(auth=auth))()
 
@@ -56,7 +56,7 @@ CONNECT = b"CONNECT " + json.dumps({"verbose": False, "user": "u", "pass": "p"})
 
 
 async def test_a_check_under_way_begins_anew() -> None:
-    """Its result would be about former users; what the client sent meanwhile is served after the new check."""
+    """The old result would be about former users; input that arrived meanwhile is served after the new check."""
     first, second = Slow(), Slow()
     async with running(authenticators=[Decisions(first, second)]) as server, Wire(server.port) as client:
         client.send(CONNECT + b"SUB a 1\r\nPUB a 1\r\nx\r\n")
@@ -68,7 +68,7 @@ async def test_a_check_under_way_begins_anew() -> None:
 
 
 async def test_a_check_under_way_is_decided_at_once() -> None:
-    """With what the client sent meanwhile, or without the client."""
+    """The client's input is served, or the client is closed."""
     slow = [Slow(), Slow()]
     async with (running(authenticators=[Decisions(*slow, Login(user="u"), Refusal())]) as server,
                 Wire(server.port) as good, Wire(server.port) as bad):
@@ -81,7 +81,7 @@ async def test_a_check_under_way_is_decided_at_once() -> None:
 
 
 async def test_who_is_logged_in_is_served_while_checked_again() -> None:
-    """And closed if the check says so; a further change ends that check."""
+    """The client is closed if the check fails; a further change cancels that check."""
     first, second = Slow(), Slow()
     async with (running(authenticators=[Decisions(Login(user="u"), first, second)]) as server,
                 Wire(server.port) as client):
@@ -110,8 +110,10 @@ async def test_a_check_of_a_client_that_leaves_ends() -> None:
 
 
 async def test_authentication_begins_and_ends() -> None:
-    """Without any, every client is admitted; when it begins, clients without credentials are closed, before CONNECT
-    too."""
+    """All clients are admitted without authentication; when it begins, clients without credentials are closed.
+
+    This includes clients that have not sent CONNECT.
+    """
     async with running() as server, Wire(server.port) as client:
         client.send(b'CONNECT {"verbose":false}\r\n')
         assert await client.settled() == b"PONG\r\n"

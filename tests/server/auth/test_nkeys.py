@@ -1,4 +1,4 @@
-"""Logging in with keys of a configuration file, to jetblock and to the real server alike."""
+"""Login with keys of a configuration file, with jetblock and with the real server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def config(tmp_path: Path, text: str = FILE) -> str:
 
 
 async def answer(port: int, pair: Any, **fields: object) -> bytes:
-    """What a client with a signature by ``pair`` is told."""
+    """Return the server's answer to a client with a signature by ``pair``."""
     async with Wire(port) as wire:
         wire.send(signed(wire.info, pair, **fields) + b"PING\r\n")
         return await wire.until(b"\r\n")
@@ -51,12 +51,12 @@ async def answer(port: int, pair: Any, **fields: object) -> bytes:
 
 @BOTH
 async def test_who_may_come(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A key of the file with a signature of the nonce by it, and nothing else; the log names the key."""
+    """Only a key of the file that signs the nonce is admitted; the log names the key."""
     async with process("-c", config(tmp_path), monitor=False) as server:
         for pair in (A, R, B):
             assert await answer(server.port, pair, nkey=pair.public) == b"PONG\r\n"
         assert await answer(server.port, N, user="u", **{"pass": "p"}) == b"PONG\r\n"
-        # A key that is sent goes before a user.
+        # A key in CONNECT precedes a user.
         assert await answer(server.port, A, nkey=A.public, user="u") == b"PONG\r\n"
         refused: list[dict[str, object]] = [
             {"nkey": N.public}, {"nkey": W.public}, {"nkey": A.public}, {"nkey": "U"}, {"nkey": N.public, "user": "u", "pass": "p"},
@@ -71,7 +71,7 @@ async def test_who_may_come(process: type[ServerProcess], tmp_path: Path) -> Non
         await server.wait_line(f'authentication error - Nkey "{N.public}"')
         async with Wire(server.port) as wire:
             nonce = json.loads(wire.info[5:])["nonce"].encode()
-            sig = base64.b64encode(A.sign(nonce)).decode()  # standard base64 is taken, too
+            sig = base64.b64encode(A.sign(nonce)).decode()  # standard base64 is accepted, too
             wire.send(signed(wire.info, A, nkey=A.public, sig=sig) + b"PING\r\n")
             assert await wire.until(b"\r\n") == b"PONG\r\n"
         assert not any(encode_base64url(A.sign(nonce)) in line or sig in line for line in server.stderr)
@@ -79,25 +79,25 @@ async def test_who_may_come(process: type[ServerProcess], tmp_path: Path) -> Non
 
 @BOTH
 async def test_permissions_and_accounts(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Own permissions, or the default ones; the second INFO names the account."""
+    """A key has its own permissions, or the default ones; the second INFO names the account."""
     wanted = {A: b"r.x", R: b"d.x", B: None}
     async with process("-c", config(tmp_path)) as server:
         for pair, denied in wanted.items():
             async with Wire(server.port) as wire:
                 wire.send(signed(wire.info, pair, nkey=pair.public, protocol=1, lang="x", name="n"))
-                heard = await wire.settled() + await wire.settled()
+                greeting = await wire.settled() + await wire.settled()
                 wire.send(b"SUB r.> 1\r\nPUB d.x 0\r\n\r\nPUB r.x 0\r\n\r\n")
-                said = await wire.settled()
-                assert (b"Publish to \"%s\"" % denied in said if denied else b"-ERR" not in said), said
-                assert b'"remote_account":"%s"' % (b"B" if pair is B else b"$G") in heard + said
-                cid = json.loads(wire.info[5:])["client_id"]  # the one before may be on its way out yet
+                answers = await wire.settled()
+                assert (b"Publish to \"%s\"" % denied in answers if denied else b"-ERR" not in answers), answers
+                assert b'"remote_account":"%s"' % (b"B" if pair is B else b"$G") in greeting + answers
+                cid = json.loads(wire.info[5:])["client_id"]  # the previous connection may not have ended yet
                 [row] = (await server.monitor(f"/connz?auth=1&cid={cid}"))["connections"]
                 assert row["authorized_user"] == pair.public
 
 
 @BOTH
 async def test_clients_without_credentials(process: type[ServerProcess], tmp_path: Path) -> None:
-    """``no_auth_user`` may be a key; then nobody has to sign for it, and other keys are still checked."""
+    """``no_auth_user`` may be a key; then it needs no signature, and other keys are checked as usual."""
     text = f"no_auth_user: {A.public}\n{FILE}"
     async with process("-c", config(tmp_path, text), monitor=False) as server:
         async with Wire(server.port) as wire:
@@ -105,7 +105,7 @@ async def test_clients_without_credentials(process: type[ServerProcess], tmp_pat
             wire.send(b"CONNECT {}\r\nPUB d.x 0\r\n\r\nPUB r.x 0\r\n\r\n")
             assert b'Permissions Violation for Publish to "r.x"' in await wire.settled()
         async with Wire(server.port) as wire:
-            # Only a user with a name may leave CONNECT out.
+            # A client may leave out CONNECT only if a user with a name is configured.
             wire.send(b"PUB d.x 0\r\n\r\n")
             assert await wire.end() == REFUSED
         assert await answer(server.port, N, nkey=A.public) == b"PONG\r\n"
@@ -115,7 +115,7 @@ async def test_clients_without_credentials(process: type[ServerProcess], tmp_pat
 
 @BOTH
 async def test_only_users_for_the_system(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Then everybody else needs no credentials."""
+    """Clients need no credentials if only the system account has users."""
     text = f"accounts {{ $SYS {{ users: [ {{ nkey: {A.public} }} ] }} }}"
     async with process("-c", config(tmp_path, text), monitor=False) as server:
         async with Wire(server.port) as wire:
@@ -127,20 +127,20 @@ async def test_only_users_for_the_system(process: type[ServerProcess], tmp_path:
 
 @BOTH
 async def test_who_is_in_the_system_account_is_told(process: type[ServerProcess], tmp_path: Path) -> None:
-    """By the second INFO, which says nothing of the kind to others."""
+    """The second INFO has ``acc_is_sys`` for users of the system account only."""
     text = (f"authorization {{ timeout: 60 }}\n"
             f"accounts {{ $SYS {{ users: [ {{ nkey: {A.public} }} ] }}, B {{ users: [ {{ nkey: {B.public} }} ] }} }}")
     async with process("-c", config(tmp_path, text), monitor=False) as server:
-        for pair, told in ((A, True), (B, None)):
+        for pair, is_system in ((A, True), (B, None)):
             async with Wire(server.port) as wire:
                 wire.send(signed(wire.info, pair, nkey=pair.public, protocol=1, lang="x", name="n") + b"PING\r\n")
-                heard = await wire.until(b'"connect_info":true') + await wire.until(b"\r\n")
-                assert json.loads(heard[heard.index(b"INFO ") + 5:]).get("acc_is_sys") is told
+                info = await wire.until(b'"connect_info":true') + await wire.until(b"\r\n")
+                assert json.loads(info[info.index(b"INFO ") + 5:]).get("acc_is_sys") is is_system
 
 
 @BOTH
 async def test_keys_that_go(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A reload ends connections of keys that are gone, and keeps the others."""
+    """A reload closes connections of removed keys, and keeps the others."""
     path = config(tmp_path)
     async with process("-c", path, monitor=False) as server, Wire(server.port) as gone, Wire(server.port) as stays:
         gone.send(signed(gone.info, A, nkey=A.public))
@@ -156,7 +156,7 @@ async def test_keys_that_go(process: type[ServerProcess], tmp_path: Path) -> Non
 
 
 async def test_nothing_may_be_signed_for_ever(tmp_path: Path) -> None:
-    """A connection that was sent no nonce cannot log in with a key that a reload brought."""
+    """A connection that was sent no nonce cannot log in with a key that a reload added."""
     path = config(tmp_path, "authorization { timeout: 60, users: [ { user: u, password: p } ] }")
     async with BrokerProcess("-c", path, monitor=False) as server, Wire(server.port) as early:
         assert b"nonce" not in early.info

@@ -1,4 +1,4 @@
-"""Permissions and accounts: the same dialogues with the real nats-server and with ours, and the rules alone."""
+"""Permissions and accounts: dialogues with the real nats-server and with ours, and tests of the rules alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def permissions(*, pub: tuple[str, ...] | None = None, pub_deny: tuple[str, ...]
 
 
 def traced(subject: bytes, dest: bytes, *, only: bool = False) -> bytes:
-    """A publish whose trace is sent to ``dest``."""
+    """Return a publish whose trace is sent to ``dest``."""
     block = b"NATS/1.0\r\nNats-Trace-Dest: %b\r\n%b\r\n" % (dest, b"Nats-Trace-Only: true\r\n" if only else b"")
     return b"HPUB %b %d %d\r\n%bx\r\n" % (subject, len(block), len(block) + 1, block)
 
@@ -214,14 +214,14 @@ async def real_port(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[i
 @pytest.mark.parametrize("name", DIALOGUES)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_dialogue(name: str, real_port: int) -> None:
-    """Both servers, one dialogue, the same bytes."""
+    """Both servers answer a dialogue with the same bytes."""
     async with running(ACCOUNTS, users=tuple(USERS)) as server:
         assert await play(server.port, DIALOGUES[name]) == await play(real_port, DIALOGUES[name])
 
 
 @pytest.mark.shows("auth.no_auth_user")
 async def test_no_auth_user(tmp_path: Path) -> None:
-    """Clients without credentials are that user: in its account, with its permissions; no other client is."""
+    """Clients without credentials have that user's account and permissions; no other client does."""
     path = tmp_path / "nats.conf"
     path.write_text(configuration(ANYBODY, OTHERS, no_auth_user="any"))
     async with (running(OTHERS, users=tuple(ANYBODY), no_auth_user="any") as server,
@@ -231,7 +231,7 @@ async def test_no_auth_user(tmp_path: Path) -> None:
 
 
 async def test_violations_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The lines are nats-server's, since people search for these."""
+    """The log lines are nats-server's, since people search for these."""
     path = tmp_path / "nats.conf"
     path.write_text(configuration(USERS, ACCOUNTS))
     steps = [*DIALOGUES["publish to odd subjects"], ("b", connect("queue")), ("b", b"SUB bar 1\r\nSUB bar v2 2\r\n"),
@@ -244,17 +244,17 @@ async def test_violations_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFi
         await play(real.port, steps)
         await real.wait_line("maximum account active connections exceeded")
         theirs = [found[1] for line in real.stderr if (found := form.search(line))]
-    # The real server logs twice that an account has no room.
+    # The real server logs twice that an account has too many connections.
     assert ours == list(dict.fromkeys(theirs))
     assert len(ours) == 8
 
 
-# Settings that nats-server's configuration lacks, and what is shown
+# Settings that nats-server's configuration lacks, and what monitoring shows
 
 
 @pytest.mark.shows("auth.expiry")
 async def test_expiry() -> None:
-    """A login expires at its time; the connection gets the reason, and one without an expiry stays."""
+    """A login expires at its time, and the client gets the reason; a login without an expiry stays."""
     clock = GuardedClock()
     for seconds in (1, 4, 16):  # on a busy machine the login that is to be replaced may expire before that
         users = [User("short", "p", expires_at_ns=clock.now_ns() + seconds * 10**9), User("past", "p", expires_at_ns=1),
@@ -303,7 +303,7 @@ async def test_stock_clients() -> None:
 
 @pytest.mark.shows("accounts.limits")
 async def test_accounts_count_apart() -> None:
-    """Connections, messages, bytes and subscriptions of each account, also of a connection that moves."""
+    """Connections, messages, bytes and subscriptions are counted by account, also those of a connection that moves."""
     async with running(ACCOUNTS, users=tuple(USERS)) as server, Wire(server.port) as moving, Wire(server.port) as b:
         accounts = {account.name: account for account in server.accounts}
         own, each = server.subscription_count, accounts["A"].subscriptions
@@ -330,7 +330,7 @@ async def test_accounts_count_apart() -> None:
 
 
 def test_what_cannot_be_configured() -> None:
-    """An invalid pattern, and a user of a missing account: named, and not ignored."""
+    """An invalid pattern or a user of a missing account is an error that names it."""
     for bad in ("", "foo..bar", ".", "foo.", "a b c", "foo b..c"):
         with pytest.raises(ValueError, match=f"invalid subject {bad!r} in permissions"):
             permissions(sub=(bad,))
@@ -350,21 +350,21 @@ PATTERNS = ["a", "b", "*", ">", "a.a", "a.*", "*.b", "a.>", "b.>", "a.b.c", "a.*
 
 @pytest.mark.parametrize("seed", range(20))
 def test_publish_rules_are_what_the_patterns_say(seed: int) -> None:
-    """Allowed by some pattern and denied by none, whatever was checked before and however much was evicted since."""
+    """A subject is permitted if a pattern allows it and none denies it, whatever is in the cache."""
     rng = random.Random(seed)
     allow = rng.sample(PATTERNS, rng.randrange(4)) if seed % 4 else None
     deny = rng.sample(PATTERNS, rng.randrange(3))
     rules = PublishRules(allow, deny)
     for i in range(9000):
         subject = ".".join(rng.choice(TOKENS) for _ in range(rng.randint(1, 4))) + (f".{i}" if i % 2 else "")
-        said = subject.encode()
-        wanted = ((allow is None or any(matches(one.encode(), said) for one in allow))
-                  and not any(matches(one.encode(), said) for one in deny))
-        assert rules.permits(said) is wanted, (subject, allow, deny)
+        encoded = subject.encode()
+        wanted = ((allow is None or any(matches(one.encode(), encoded) for one in allow))
+                  and not any(matches(one.encode(), encoded) for one in deny))
+        assert rules.permits(encoded) is wanted, (subject, allow, deny)
 
 
 def test_subscriptions_that_need_a_filter() -> None:
-    """Only those that are wide, or in a queue group, and overlap with a denied pattern."""
+    """Only subscriptions with wildcards, or in a queue group, that overlap a denied pattern need a filter."""
     rules = SubscribeRules((), ("foo", "bar.* q"))
     for subject, queue in ((b"bar", b""), (b"bar.x", b""), (b"baz.*", b""), (b"foo.*", b""), (b"baz", b"q")):
         assert rules.permits(subject, queue)
@@ -379,7 +379,7 @@ def test_subscriptions_that_need_a_filter() -> None:
 
 @pytest.mark.shows("auth.allow_responses")
 def test_reply_permissions_end() -> None:
-    """After the given number of responses or time, and no earlier; a negative number is no limit."""
+    """A permission ends after its number of responses or its time, and no earlier; a negative number is no limit."""
     now_ns = 0
     nothing = PublishRules((), ())
 

@@ -1,4 +1,5 @@
-"""Trusted proxies: who may come through one or must, beside the real nats-server; and who stays after a reload."""
+"""Trusted proxies, beside the real nats-server: clients that may or must come through one, and the effect of a
+reload."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ LOGINS: list[tuple[str, dict[str, Any], Any]] = [
 
 
 async def _log_in(server: ServerProcess, name: str, fields: dict[str, Any], signer: Any) -> Any:
-    """Whether INFO has a nonce, what the server answers, and how /connz shows the connection then."""
+    """Log in. Returns: whether INFO has a nonce; the server's answer; the proxy or the close reason on /connz."""
     async with Wire(server.port) as wire:
         nonce = json.loads(wire.info.removeprefix(b"INFO ")).get("nonce", "").encode()
         fields = {"verbose": False, "name": name, **fields}
@@ -60,9 +61,9 @@ async def _log_in(server: ServerProcess, name: str, fields: dict[str, Any], sign
 
 
 async def _closed(server: ServerProcess, name: str) -> list[str]:
-    """Why connections of this name ended, once there is one: it is listed a moment after its end."""
+    """Return why connections of this name ended; wait for the first, which is listed a moment after its end."""
     async with asyncio.timeout(30):
-        while not (rows := [  # noqa: ASYNC110 - a server tells nobody
+        while not (rows := [  # noqa: ASYNC110 - a server notifies nobody
                 row for row in (await server.monitor("/connz?state=closed"))["connections"] if row.get("name") == name]):
             await asyncio.sleep(0.01)
     return [row["reason"] for row in rows]
@@ -70,7 +71,7 @@ async def _closed(server: ServerProcess, name: str) -> list[str]:
 
 @pytest.mark.parametrize("access", list(ACCESS))
 async def test_logins_as_on_nats_server(access: str, tmp_path: Path) -> None:
-    """Users who must come through a proxy, and those who need not; signatures by trusted keys and others."""
+    """Users who must come through a proxy, and others; signatures by trusted and by other keys."""
     config = tmp_path / "proxies.conf"
     config.write_text('http: "127.0.0.1:-1"\n' + ACCESS[access])
     found = []
@@ -81,7 +82,7 @@ async def test_logins_as_on_nats_server(access: str, tmp_path: Path) -> None:
 
 
 async def test_who_came_through_a_proxy_that_is_trusted_no_more_is_closed(tmp_path: Path) -> None:
-    """After a reload; others stay."""
+    """Other clients stay."""
     config = tmp_path / "proxies.conf"
     for server in (NatsServerProcess("-c", str(config)), BrokerProcess("-c", str(config))):
         config.write_text('http: "127.0.0.1:-1"\n' + USERS + KEYS)

@@ -1,4 +1,5 @@
-"""Messages with thousands of receivers are sent in several turns of the loop: clients see the same as from nats-server."""
+"""Messages with thousands of receivers are sent in several turns of the loop; clients see the same as with
+nats-server."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ def subscriptions(subject: bytes, first: int = 0) -> bytes:
 
 
 def received(data: bytes) -> tuple[dict[bytes, list[bytes]], list[bytes]]:
-    """What each sid received, in order; and the payloads in order, each once for a row of equal ones."""
+    """Return the messages of each sid in order, and the payloads in order, with repetitions in a row left out."""
     by_sid: dict[bytes, list[bytes]] = defaultdict(list)
     rows: list[bytes] = []
     for match in re.finditer(rb"(?:MSG|HMSG) (\S+) (\d+) (?:\S*[a-z]\S* )?([\d ]+)\r\n", data):
@@ -66,8 +67,10 @@ def received(data: bytes) -> tuple[dict[bytes, list[bytes]], list[bytes]]:
     ("plain", "plain", ""), ("plain", "plain", '"verbose":true'), ("plain", "plain", '"pedantic":true'),
     ("plain", "some", ""), ("mapped", "mapped", ""), ("service", "caller", "")])
 async def test_all_receive_all_in_order(servers: list[ServerProcess], subscriber: str, publisher: str, options: str) -> None:
-    """One read with messages to 6000 subscriptions of one client and to one of another, some of them not permitted, then PING: the
-    PONG comes after everything has been sent, and each subscription has received all of its messages in order."""
+    """A read has messages to 6000 subscriptions of one client and to one of another, some not permitted, then PING.
+
+    The PONG comes after everything has been sent, and each subscription receives all of its messages in order.
+    """
     subject = b"m" if publisher == "mapped" else b"f"
     block = b"NATS/1.0\r\nA: b\r\n\r\n"
     batch = b"".join(b"PUB %b 1\r\n%d\r\nPUB g 1\r\n%d\r\n" % (subject, i, i) for i in range(5))
@@ -82,18 +85,18 @@ async def test_all_receive_all_in_order(servers: list[ServerProcess], subscriber
             source.send(connect(publisher, options))
             await source.settled()
             source.send(batch + b"PING\r\n")
-            said = Wire.plain(await source.until(b"PONG\r\n"))
+            answer = Wire.plain(await source.until(b"PONG\r\n"))
             by_sid, rows = received(await wide.settled())
             also, narrow_rows = received(await narrow.settled())
             assert len(by_sid.pop(b"9000", [])) + len(also.pop(b"9000", [])) == 6
             assert len(by_sid) == SUBSCRIPTIONS
-            seen.append((said, dict(by_sid), list(dict.fromkeys(rows)), also, list(dict.fromkeys(narrow_rows))))
+            seen.append((answer, dict(by_sid), list(dict.fromkeys(rows)), also, list(dict.fromkeys(narrow_rows))))
     ours, theirs = seen
     assert ours == theirs
 
 
 async def test_a_client_without_echo_has_no_receivers(servers: list[ServerProcess]) -> None:
-    """All receivers are the publisher's own and it wants no echo: its request has no responders, of a few and of many."""
+    """A request has no responders if all receivers, few or many, are the publisher's own and it wants no echo."""
     for server in servers:
         async with Wire(server.port) as client:
             client.send(connect("plain", '"echo":false') + subscriptions(b"f") + b"SUB r 9000\r\nPUB f r 0\r\n\r\n")
@@ -101,7 +104,7 @@ async def test_a_client_without_echo_has_no_receivers(servers: list[ServerProces
 
 
 async def test_acknowledgements_to_many_subscriptions(tmp_path: Path) -> None:
-    """The answers of a stream go to an inbox with 6000 subscriptions: all of them receive all, in order."""
+    """A stream's answers go to an inbox with 6000 subscriptions; each receives all of them in order."""
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as server, Wire(server.port) as client:
         stream = b'{"name":"S","subjects":["s"]}'
         client.send(connect("x") + b"SUB made 1\r\nPUB $JS.API.STREAM.CREATE.S made %d\r\n%b\r\n" % (len(stream), stream))
@@ -115,7 +118,8 @@ async def test_acknowledgements_to_many_subscriptions(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_hangs_up_leaves_in_slices(broker: BrokerProcess) -> None:
-    """10 000 subscriptions of a client that is gone: a request to them has no responders soon, and the server counts none."""
+    """A request to 10 000 subscriptions of a client that has left soon has no responders, and none is
+    counted."""
     async with Wire(broker.port) as other:
         other.send(connect("x") + b"SUB r 1\r\n")
         await other.settled()
@@ -134,8 +138,10 @@ LEAVING = 60_000
 
 
 async def test_a_member_that_leaves_is_not_chosen(servers: list[ServerProcess]) -> None:
-    """The connection of a queue group's member with 60 000 more subscriptions is closed: messages reach the other member, and
-    requests to its own subscriptions have no responders."""
+    """The connection of a queue group's member with 60 000 more subscriptions is closed.
+
+    Messages then reach the other member, and requests to its own subscriptions have no responders.
+    """
     for server in servers:
         async with Wire(server.port) as stays, Wire(server.port) as source, Wire(server.port) as leaves:
             stays.send(connect("plain") + b"SUB q group 1\r\n")
@@ -154,7 +160,7 @@ async def test_a_member_that_leaves_is_not_chosen(servers: list[ServerProcess]) 
 
 
 async def test_a_client_that_changes_its_account_leaves_the_old_one(broker_of_accounts: ServerProcess) -> None:
-    """A client with 60 000 subscriptions sends CONNECT for another account: it receives nothing of the first one after that."""
+    """A client with 60 000 subscriptions that moves to another account receives nothing of the first one afterwards."""
     async with Wire(broker_of_accounts.port) as source, Wire(broker_of_accounts.port) as changes:
         source.send(connect("plain"))
         await source.settled()
@@ -169,20 +175,23 @@ async def test_a_client_that_changes_its_account_leaves_the_old_one(broker_of_ac
 
 
 async def test_deliveries_keep_their_order_when_receivers_leave(tmp_path: Path) -> None:
-    """A consumer delivers to 6000 subscriptions of a client, and one of another. While its messages are on their way, the first
-    client closes its connection, and more messages are stored: the other client receives all of them in order."""
-    async with BrokerProcess("-js", "-sd", str(tmp_path)) as server, Wire(server.port) as client, Wire(server.port) as crowd:
+    """A consumer delivers to 6000 subscriptions of one client, and to one of another, in order.
+
+    While its messages are on their way, the first client disconnects, and more messages are stored.
+    """
+    async with (BrokerProcess("-js", "-sd", str(tmp_path)) as server, Wire(server.port) as client,
+                Wire(server.port) as many):
         stream = b'{"name":"S","subjects":["s"]}'
         consumer = b'{"stream_name":"S","config":{"durable_name":"C","deliver_subject":"d","ack_policy":"none"}}'
         client.send(connect("x") + b"SUB made 1\r\nPUB $JS.API.STREAM.CREATE.S made %d\r\n%b\r\n" % (len(stream), stream))
         await client.until(b'"did_create":true}\r\n')
         client.send(b"PUB s 2\r\nxx\r\n" * 80 + b"SUB d 10\r\n")
         await client.settled()
-        crowd.send(connect("x") + subscriptions(b"d"))
-        await crowd.settled()
+        many.send(connect("x") + subscriptions(b"d"))
+        await many.settled()
         client.send(b"PUB $JS.API.CONSUMER.DURABLE.CREATE.S.C made %d\r\n%b\r\n" % (len(consumer), consumer))
         parts = [await client.until(b"MSG s 10 ")]
-        crowd.writer.close()
+        many.writer.close()
         for _ in range(20):
             client.send(b"PUB s 2\r\nxx\r\n")
             parts.append(await client.settled())

@@ -1,6 +1,6 @@
 """Message traces: the event at the destination is nats-server's, and a message for the trace alone is not delivered.
 
-The same publishes to both servers, over real sockets; identities and times are normalized.
+Both servers get the same publishes over real sockets; identities and times are normalized.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ PUBLISHES: list[tuple[str, dict[str, str]]] = [
 
 
 LAST = "s.last"
-"""A traced message to it follows each of PUBLISHES: once its PubAck and its event are there, no more is expected."""
+"""Subject of a traced message that follows each of PUBLISHES; after its PubAck and event, no more events are
+expected."""
 
 
 async def _received(subscription: Subscription) -> list[Any]:
-    """Everything received so far."""
+    """Return everything received so far."""
     return [await subscription.next_msg() for _ in range(subscription.pending_msgs)]
 
 
@@ -61,7 +62,7 @@ def _shown(event: dict[str, Any]) -> dict[str, Any]:
 
 async def _play(client: Client) -> list[Any]:
     await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "subjects": ["s.>"]}', timeout=30)
-    heard = [await client.subscribe("core.*"), await client.subscribe("core.a", queue="Q")]
+    receivers = [await client.subscribe("core.*"), await client.subscribe("core.a", queue="Q")]
     traces = await client.subscribe("trace.>")
     played: list[Any] = []
     for subject, headers in PUBLISHES:
@@ -71,7 +72,8 @@ async def _play(client: Client) -> list[Any]:
         await client.request("$JS.API.INFO", b"", timeout=30)
         events = await _events_before_last(traces)
         replies = [(msg.headers or {}).get("Status") or json.loads(msg.data) for msg in await _received(inbox)]
-        played.append((subject, headers, replies, [len(await _received(one)) for one in heard], list(map(_shown, events))))
+        counts = [len(await _received(one)) for one in receivers]
+        played.append((subject, headers, replies, counts, list(map(_shown, events))))
         await inbox.unsubscribe()
     info = json.loads((await client.request("$JS.API.STREAM.INFO.S", b"", timeout=30)).data)
     played.append(info["state"]["messages"])
@@ -90,7 +92,7 @@ async def test_traces_are_as_on_nats_server(tmp_path: Path) -> None:
 
 
 async def test_a_trace_among_others_of_one_read(tmp_path: Path) -> None:
-    """Publishes in one write, of which one is for the trace alone: the others keep their order and sequences."""
+    """Publishes in one write keep their order and sequences beside one that is for the trace alone."""
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as broker:
         client = await nats.connect(broker.url)
         await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "subjects": ["s.>"]}', timeout=30)

@@ -1,5 +1,5 @@
-"""Trace lines: what ``-V`` shows of a dialogue, compared with the real server; secrets and control characters are left
-out."""
+"""Trace lines: the log of a dialogue with ``-V``, compared with the real server; secrets and control characters are
+left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DIALOGUE = (b'CONNECT {"verbose":false,"pass":"hunter2","lang":"py","version":"1
 
 
 async def traced(process: type[ServerProcess], *flags: str, say: bytes = DIALOGUE) -> list[str]:
-    """What both sides sent, as the trace shows it, up to the PONG for the last PING."""
+    """Return what both sides sent, as the trace shows it, up to the PONG for the last PING."""
     async with process("-V", *flags) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(say)
@@ -28,13 +28,13 @@ async def traced(process: type[ServerProcess], *flags: str, say: bytes = DIALOGU
         await server.stop()
         lines = [found[1] for line in server.stderr if (found := re.search(r"\[TRC\] .* - ([-<>]{3} .*)\n", line))]
         assert "hunter2" not in server.tail()
-        # A server's own PING comes two seconds after CONNECT: on a busy machine before the end.
+        # A server's own PING comes two seconds after CONNECT, which is before the end on a busy machine.
         return [line for line in lines if not line.startswith("->> [PING")]
 
 
 @pytest.mark.shows("operation.trace_log")
 async def test_same_lines_as_the_real_server() -> None:
-    """The same lines; ours show a read's operations first, then their results."""
+    """Both servers log the same lines; ours log all operations of a read before their results."""
     ours, theirs = await traced(BrokerProcess), await traced(NatsServerProcess)
     def kept(lines: list[str], way: str) -> list[str]:
         return sorted(line for line in lines if line.startswith(way))
@@ -47,7 +47,7 @@ async def test_same_lines_as_the_real_server() -> None:
 
 @pytest.mark.shows("operation.trace_log")
 async def test_payloads_are_cut_and_one_line_each() -> None:
-    """``--max_traced_msg_len`` cuts; line ends and escapes in a payload do not make lines of their own."""
+    """``--max_traced_msg_len`` cuts payloads; line ends and escapes in a payload make no lines of their own."""
     payload = b"[INF] a\r\n\x1b[31mfaked line"
     say = b'CONNECT {"pass":"hunter\\"2","auth_token":"hunter2"}\r\nPUB foo %d\r\n%s\r\nPING\r\n' % (len(payload), payload)
     lines = await traced(BrokerProcess, "--max_traced_msg_len", "12", say=say)
@@ -57,7 +57,7 @@ async def test_payloads_are_cut_and_one_line_each() -> None:
 
 @pytest.mark.shows("operation.trace_log")
 async def test_headers_in_place_of_payloads(tmp_path: Path) -> None:
-    """``trace_headers``, also with a bound: the lines of the real server."""
+    """The lines with ``trace_headers``, also with a bound, are those of the real server."""
     for more in ("", "max_traced_msg_len: 20"):
         config = tmp_path / "trace.conf"
         config.write_text(f"trace_headers: true\n{more}")
@@ -73,7 +73,7 @@ async def test_headers_in_place_of_payloads(tmp_path: Path) -> None:
 
 @pytest.mark.shows("auth.redaction")
 async def test_secrets_are_found_however_they_are_spelled() -> None:
-    """Names of any case and with escapes, which the server accepts; undecodable input is not shown at all."""
+    """Names may have any case and escapes, which the server accepts; undecodable input is not shown at all."""
     for connect in (b'{"PASS":"hunter2","Auth_Token":"hunter2"}', b'{"p\\u0061ss":"hunter2"}', b'{"pass":["hunter2"]}',
                     b'{"pass":"a","pass":"hunter2","Sig":"hunter2"}', b'{"pass":"hunter2', b'"hunter2"'):
         async with BrokerProcess("-V") as server:
@@ -87,7 +87,7 @@ async def test_secrets_are_found_however_they_are_spelled() -> None:
 
 @pytest.mark.parametrize("flags", [(), ("-D",)])
 async def test_no_trace_without_being_asked(flags: tuple[str, ...]) -> None:
-    """Neither by default nor by ``-D``."""
+    """There is no trace by default, and none with ``-D``."""
     async with BrokerProcess(*flags) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
         writer.write(b"CONNECT {}\r\nSUB foo 1\r\nPING\r\n")

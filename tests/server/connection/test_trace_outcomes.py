@@ -1,5 +1,6 @@
-"""What becomes of a traced message is in its event, beside the real nats-server: what a stream decides about it, and what
-keeps it from a subscription or out of the account. A message for the trace alone is judged like any other, and not stored.
+"""Outcomes of traced messages in their events, beside the real nats-server: the decision of a stream, and the reasons
+why a message does not reach a subscription or leave its account. A message for the trace alone is checked like any
+other, and not stored.
 """
 
 from __future__ import annotations
@@ -84,9 +85,9 @@ async def _set_up(client: Client) -> None:
 
 
 async def _play(port: int, wait: float) -> list[Any]:
-    """Of each publish: its event, the replies, and the stored message's headers.
+    """Return, for each publish, its event, the replies, and the stored message's headers.
 
-    Args: ``wait``: after so many seconds, an event that may not come is not expected any more.
+    Args: ``wait``: seconds after which an event that may not come is no longer expected.
     """
     errors: list[str] = []
 
@@ -109,7 +110,7 @@ async def _play(port: int, wait: float) -> list[Any]:
             await publisher.flush()
             event = await _event(traces, wait=wait if headers.keys() & {"Nats-Trace-Origin-Account", "Nats-Trace-Dest"} else 30)
             replies = [await _reply(inbox)] if _is_answered(event, only) else []
-            # Once a later message of another stream is acknowledged, no more replies come.
+            # After a later message of another stream is acknowledged, no more replies come.
             await other.request("last", timeout=30)
             replies += [await _reply(inbox) for _ in range(inbox.pending_msgs)]
             played.append(((subject, headers, only), event, replies, sorted(errors)))
@@ -139,7 +140,7 @@ async def _event(traces: Any, wait: float) -> Any:
 
 
 def _is_answered(event: Any, only: bool) -> bool:
-    """Whether the stream that took the message answers its publisher."""
+    """Return whether the stream that received the message answers its publisher."""
     return any(hop["type"] == "js" and hop["stream"] != "QUIET" and (not only or "error" in hop)
                for hop in (event or {"events": []})["events"])
 
@@ -152,7 +153,7 @@ async def _reply(inbox: Any) -> Any:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]]:
     async def both() -> tuple[list[Any], list[Any]]:
-        for wait in (0.3, 3.0):  # a busy machine may be later than the first
+        for wait in (0.3, 3.0):  # a busy machine may need longer than the first
             config = tmp_path_factory.mktemp("real") / "c.conf"
             config.write_text(CONFIG.format(config.parent / "store"))
             async with NatsServerProcess("-c", str(config)) as real:
@@ -168,7 +169,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[An
 
 
 async def _too_large(port: int) -> Any:
-    """The event of a message that is larger than allowed."""
+    """Return the event of a message that is larger than allowed."""
     other = await nats.connect(f"nats://b:b@127.0.0.1:{port}")
     traces = await other.subscribe("trace.>")
     await other.flush()
@@ -178,7 +179,7 @@ async def _too_large(port: int) -> Any:
     while await reader.readline() != b"PONG\r\n":
         pass
     writer.write(b"HPUB a %d 100000\r\n%bbeginning" % (len(block), block))
-    answer = (await reader.read()).removeprefix(b"PING\r\n")  # on a busy machine, two seconds after CONNECT
+    answer = (await reader.read()).removeprefix(b"PING\r\n")  # a busy machine takes two seconds after CONNECT
     writer.close()
     event = await _event(traces, wait=30)
     await other.close()
@@ -186,14 +187,14 @@ async def _too_large(port: int) -> Any:
 
 
 async def test_outcomes(played: tuple[list[Any], list[Any]]) -> None:
-    """The same event, replies and errors of each publish; afterwards the same messages in the streams."""
+    """Both servers have the same events, replies and errors; afterwards their streams have the same messages."""
     real, ours = played
     assert len(real) == len(ours)
     assert [pair for pair in zip(real, ours, strict=True) if pair[0] != pair[1]] == []
 
 
 async def test_outcomes_are_there(played: tuple[list[Any], list[Any]]) -> None:
-    """The publishes meet each kind of outcome."""
+    """The publishes cause each kind of outcome."""
     events = [one for played in played[0] if len(played) == 4 and played[1] for one in played[1]["events"]]
     errors = {(one["type"], one.get("error", "").partition(":")[0].partition(" \"")[0]) for one in events}
     assert {kind for kind, _ in errors} == {"in", "js", "eg", "sm"}

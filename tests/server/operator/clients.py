@@ -1,4 +1,4 @@
-"""The stock client with a token; and servers of both kinds with a resolver's directory."""
+"""nats-py with a token; configurations of both servers with a resolver's directory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], id
 
 @asynccontextmanager
 async def connected(server: ServerProcess, token: str, name: str = "u", **options: Any) -> AsyncIterator[Client]:
-    """A client with that token, which does not come back."""
+    """Connect a client with that token, which does not reconnect."""
     def sign(nonce: str) -> bytes:
         return encode_base64url(key(USER, name).sign(nonce.encode())).encode()
 
@@ -43,7 +43,7 @@ async def connected(server: ServerProcess, token: str, name: str = "u", **option
 
 
 async def ask(client: Client, subject: str, body: str | bytes = b"") -> dict[str, Any]:
-    """The answer to a request, without what it says about the server."""
+    """Return the answer to a request, without its part about the server."""
     answer = await client.request(subject, body.encode() if isinstance(body, str) else body, timeout=30)
     fields: dict[str, Any] = json.loads(answer.data)
     fields.pop("server", None)
@@ -58,7 +58,7 @@ def write(tmp_path: Path, text: str) -> str:
 
 def directory(tmp_path: Path, *lines: str, resolver: str = "type: full, allow_delete: true", operator: str = "",
               **accounts: str) -> str:
-    """A configuration with a resolver's directory that has the system account's and these accounts' tokens."""
+    """Return a configuration with a resolver's directory that has the tokens of the system account and ``accounts``."""
     folder = tmp_path / "jwts"
     folder.mkdir(exist_ok=True)
     for name, token in {"SYS": tokens.account("SYS"), **accounts}.items():
