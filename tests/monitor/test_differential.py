@@ -1,7 +1,8 @@
-"""Every monitoring page beside the real nats-server: both get one configuration, the same clients, streams and consumers.
+"""Every monitoring page beside the real nats-server: both get one configuration, the same clients, streams and
+consumers.
 
-Compared are statuses, error texts, the keys and types of JSON, and all values but those that cannot be the same
-(``VARIES``: ids, times, the machine; ``OURS`` and ``THEIRS``: what only one of them has).
+The tests compare statuses, error texts, the keys and types of JSON, and all values that can be the same. Exceptions
+are ``VARIES`` (ids, times, the machine), ``OURS`` and ``THEIRS`` (members of one server only).
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ VARIES = frozenset({
     "cores", "gomaxprocs", "config_load_time", "update_time", "port", "cid", "http_port", "http_host", "store_dir",
     "max_memory", "max_storage", "created", "ts", "active", "first_ts", "last_ts", "last_active", "bytes", "storage",
     "in_bytes", "out_bytes", "in_client_bytes", "out_client_bytes",
-    "pending_bytes",  # of a connection that is closed, a PONG that its client did not wait for
-    # Both serve their own subscriptions, and look theirs up in their own ways.
+    "pending_bytes",  # a closed connection may have a PONG for which its client did not wait
+    # Both serve their own subscriptions, and count lookups in their own ways.
     "num_subscriptions", "num_cache", "num_inserts", "num_removes", "num_matches", "cache_hit_rate", "max_fanout",
     "avg_fanout", "config_digest", "tls_cipher_suite"})
 VARIES_AT = (
@@ -40,7 +41,7 @@ VARIES_AT = (
 OURS = frozenset({"jetblock"})
 THEIRS = frozenset({
     "git_commit", "gomemlimit",
-    "cluster_info",  # of a cluster of one
+    "cluster_info",  # describes a cluster of one server
     "imports"})
 
 CONFIG = """
@@ -74,7 +75,7 @@ class Pair:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
-    """Both servers, with the same clients, streams and consumers."""
+    """Run both servers, with the same clients, streams and consumers."""
     directory = tmp_path_factory.mktemp("pages")
     tls = Authority(directory)
     files = tls.server()
@@ -94,7 +95,7 @@ def _config(tls: Files, ca: str, store: Path) -> str:
 
 
 async def _use(stack: AsyncExitStack, server: ServerProcess) -> None:
-    """Clients that stay, one that leaves, a stream of a few messages with consumers, a mirror."""
+    """Connect clients that stay and one that leaves; make a stream of a few messages with consumers, and a mirror."""
     async def connect(name: str, account: str) -> Client:
         client = await nats.connect(server.url.replace("tls://", "nats://"), user=account, password=account, name=name)
         stack.push_async_callback(client.close)
@@ -120,14 +121,15 @@ async def _use(stack: AsyncExitStack, server: ServerProcess) -> None:
     await js.add_consumer("S", durable_name="pull", ack_policy=nats.js.api.AckPolicy.EXPLICIT, ack_wait=3600)
     await js.add_consumer("S", durable_name="push", deliver_subject="deliver", ack_policy=nats.js.api.AckPolicy.NONE,
                           deliver_policy=nats.js.api.DeliverPolicy.NEW)
-    direct = {"name": "D", "direct": True, "ack_policy": "none", "deliver_subject": "copies", "inactive_threshold": 3600 * 10**9}
+    direct = {"name": "D", "direct": True, "ack_policy": "none", "deliver_subject": "copies",
+              "inactive_threshold": 3600 * 10**9}
     await first.request("$JS.API.CONSUMER.CREATE.S.D", json.dumps({"stream_name": "S", "config": direct}).encode())
     subscription = await js.pull_subscribe_bind("pull", "S")
     for message in await subscription.fetch(2, timeout=30):
         await message.ack_sync()
     await subscription.fetch(1, timeout=30)
     await subscription.unsubscribe()
-    while _copied(await server.monitor("/jsz?acc=A&streams=1")) < 4:  # noqa: ASYNC110 (the server tells nobody)
+    while _copied(await server.monitor("/jsz?acc=A&streams=1")) < 4:  # noqa: ASYNC110 (the server notifies nobody)
         await asyncio.sleep(0.02)
     await first.flush()
     await second.flush()
@@ -142,7 +144,8 @@ PAGES = [
     "/varz", "/connz", "/connz?subs=1", "/connz?subs=detail", "/connz?auth=1", "/connz?auth=1&user=a&subs=1",
     "/connz?auth=1&acc=A", "/connz?acc=B&subs=detail", "/connz?acc=NOPE", "/connz?cid=99999", "/connz?state=closed",
     "/connz?state=closed&subs=detail&auth=1", "/connz?state=any&sort=start", "/connz?state=closed&sort=stop",
-    "/connz?state=closed&sort=reason", "/connz?state=ALL&limit=2&offset=1", "/connz?limit=1&sort=subs", "/connz?offset=9",
+    "/connz?state=closed&sort=reason", "/connz?state=ALL&limit=2&offset=1", "/connz?limit=1&sort=subs",
+    "/connz?offset=9",
     "/connz?offset=-3&limit=-4", "/connz?sort=subs", "/connz?sort=uptime", "/connz?sort=start", "/connz?sort=idle",
     "/connz?sort=last", "/connz?sort=msgs_from", "/connz?sort=msgs_to", "/connz?sort=bytes_from", "/connz?sort=pending",
     "/connz?mqtt_client=x", "/connz?user=nobody", "/connz?subs=DETAIL&cid=0", "/connz?acc=A&state=closed&auth=true",
@@ -152,11 +155,13 @@ PAGES = [
     "/subsz?subs=1&acc=NOPE", "/subsz?offset=3&limit=7",
     "/accountz", "/accountz?acc=A", "/accstatz", "/accstatz?unused=1", "/accstatz?unused=0",
     "/jsz", "/jsz?accounts=1", "/jsz?acc=A", "/jsz?acc=NOPE", "/jsz?streams=1", "/jsz?acc=A&streams=1&config=1",
-    "/jsz?consumers=1", "/jsz?acc=A&consumers=1&config=1", "/jsz?raft=1", "/jsz?accounts=1&offset=1", "/jsz?streams=1&limit=1",
+    "/jsz?consumers=1", "/jsz?acc=A&consumers=1&config=1", "/jsz?raft=1", "/jsz?accounts=1&offset=1",
+    "/jsz?streams=1&limit=1",
     "/jsz?accounts=1&limit=-1", "/jsz?accounts=1&offset=-1", "/jsz?leader-only=1", "/jsz?acc=NOPE&streams=1",
     "/jsz?accounts=1&acc=NOPE", "/jsz?direct-consumers=1&streams=1&stream-leader-only=1",
     "/jsz?acc=A&consumers=1&direct-consumers=1", "/jsz?acc=A&consumers=1&direct-consumers=1&config=1",
-    "/healthz", "/healthz?details=1", "/healthz?js-enabled-only=1", "/healthz?js-enabled=true", "/healthz?js-server-only=1",
+    "/healthz", "/healthz?details=1", "/healthz?js-enabled-only=1", "/healthz?js-enabled=true",
+    "/healthz?js-server-only=1",
     "/healthz?js-meta-only=1", "/healthz?account=A&stream=S", "/healthz?account=A&stream=S&consumer=pull",
     "/healthz?account=A", "/healthz?account=NOPE", "/healthz?account=NOPE&details=1", "/healthz?account=A&stream=NO",
     "/healthz?account=A&stream=NO&details=1", "/healthz?account=A&stream=S&consumer=NO",
@@ -172,7 +177,8 @@ REFUSED = [
     "/connz?cid=99999999999999999999", "/connz?cid=x", "/connz?auth=maybe", "/connz?subs=maybe", "/connz?subs=details",
     "/connz?state=gone", "/connz?auth=maybe&limit=x", "/connz?limit=%22", "/connz?limit=%C3%A9", "/connz?limit=1_000",
     "/connz?limit=+5x", "/routez?subs=2", "/gatewayz?accs=q", "/gatewayz?subs=q", "/leafz?subs=q", "/leafz?subs=detail",
-    "/subsz?subs=q", "/subsz?offset=q", "/subsz?limit=q", "/subsz?test=foo.*", "/subsz?test=foo..bar", "/subsz?test=%3E",
+    "/subsz?subs=q", "/subsz?offset=q", "/subsz?limit=q", "/subsz?test=foo.*", "/subsz?test=foo..bar",
+    "/subsz?test=%3E",
     "/accountz?acc=NOPE", "/accstatz?unused=q", "/jsz?accounts=q", "/jsz?streams=q", "/jsz?consumers=q",
     "/jsz?config=q", "/jsz?offset=q", "/jsz?limit=q", "/jsz?leader-only=q", "/jsz?raft=q", "/jsz?stream-leader-only=q",
     "/jsz?direct-consumers=q", "/healthz?js-enabled=q", "/healthz?js-enabled-only=q", "/healthz?js-server-only=q",
@@ -180,11 +186,12 @@ REFUSED = [
 ]
 
 
-@pytest.mark.shows("monitoring.varz", "monitoring.connz", "monitoring.close_reasons", "monitoring.subsz", "monitoring.jsz",
+@pytest.mark.shows("monitoring.varz", "monitoring.connz", "monitoring.close_reasons", "monitoring.subsz",
+                   "monitoring.jsz",
                    "monitoring.healthz", "monitoring.accountz", "monitoring.routez", "monitoring.stacksz")
 @pytest.mark.parametrize("path", PAGES)
 async def test_page(pair: Pair, path: str) -> None:
-    """One page of both."""
+    """A page of both servers has the same content."""
     status, body = await fetch(pair.ours.monitor_url + path)
     expected_status, expected = await fetch(pair.theirs.monitor_url + path)
     assert status == expected_status, body
@@ -194,12 +201,12 @@ async def test_page(pair: Pair, path: str) -> None:
 
 @pytest.mark.parametrize("path", REFUSED)
 async def test_refused(pair: Pair, path: str) -> None:
-    """The same status and text."""
+    """Both servers refuse with the same status and text."""
     assert await fetch(pair.ours.monitor_url + path) == await fetch(pair.theirs.monitor_url + path)
 
 
 def differences(ours: Any, theirs: Any, at: str = "", key: str = "") -> Any:
-    """Each difference, as a line."""
+    """Yield each difference as a line."""
     if at.endswith(VARIES_AT):
         return
     if _kind(ours) != _kind(theirs):
@@ -230,11 +237,12 @@ def _kind(value: Any) -> str:
 
 
 def _own(rows: list[Any]) -> list[Any]:
-    """Rows without those of the servers' own imports and mirrors, in an order that both have."""
+    """Return rows without those of the servers' own imports and mirrors, in an order that both have."""
     if rows and isinstance(rows[0], str):
         return sorted(row for row in rows if not row.startswith(("$SYS", "$G")))
     if rows and isinstance(rows[0], dict):
-        named = [row for row in rows if row.get("account") != "SYS" and not str(row.get("name")).startswith("JS_MIRROR_")]
+        named = [row for row in rows if row.get("account") != "SYS"
+                 and not str(row.get("name")).startswith("JS_MIRROR_")]
         for name in ("acc", "subject", "name"):
             if named and name in named[0]:
                 return sorted(named, key=lambda row: str(row[name]))

@@ -1,4 +1,4 @@
-"""HTTPS pages of a broker as a process, beside the real nats-server: the configuration, the certificate and its reload."""
+"""HTTPS pages of a broker as a process, beside the real nats-server: configuration, certificate and its reload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], id
 
 
 async def varz(server: ServerProcess, trust: ssl.SSLContext) -> dict[str, Any]:
-    """The page by HTTPS, as any client would get it."""
+    """Fetch /varz by HTTPS, as any client would."""
     host, _, port = server.ports["monitoring"][0].removeprefix("https://").rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), ssl=trust)
     writer.write(b"GET /varz HTTP/1.0\r\n\r\n")
@@ -37,7 +37,7 @@ def configure(path: Path, authority: Authority, **tls: str) -> None:
 @pytest.mark.shows("monitoring.https")
 @BOTH
 async def test_certificate_and_reload(tmp_path: Path, process: type[ServerProcess]) -> None:
-    """Pages come by TLS without a client's certificate, even where clients need one; SIGHUP loads another certificate."""
+    """Pages need no client certificate, even if clients need one; SIGHUP loads another certificate."""
     first, second = (Authority(tmp_path, name) for name in ("first", "second"))
     path = tmp_path / "c.conf"
     configure(path, first, verify="true")
@@ -50,7 +50,7 @@ async def test_certificate_and_reload(tmp_path: Path, process: type[ServerProces
         server.send_signal(signal.SIGHUP)
         await server.wait_line(r"Reloaded: tls")
         async with asyncio.timeout(30):
-            # The log has the line before the page says so.
+            # The log has the line before the page shows the reload.
             while (after := await varz(server, second.trust()))["config_load_time"] == page["config_load_time"]:
                 pass
         assert after["config_digest"] != ""
@@ -77,12 +77,13 @@ async def test_refused(tmp_path: Path, process: type[ServerProcess], lines: str)
 
 @BOTH
 async def test_config_digest(tmp_path: Path, process: type[ServerProcess]) -> None:
-    """The same configuration has the same digest in both, however it is written."""
+    """A configuration has the same digest in both, however it is written."""
     digests = []
-    for n, text in enumerate(('listen: "127.0.0.1:-1"\nhttp: "127.0.0.1:-1"\nP = pw\nmax_payload: 64k\nserver_name: "<é>&"\n'
-                              'accounts { A { users: [ {user: u, password: $P} ] } }\nauthorization { timeout: 1.5 }\n',
-                              '# other words\nauthorization = { timeout 1.5 }; server_name "<é>&"\nmax_payload = 64k\nP pw\n'
-                              'http "127.0.0.1:-1"\nlisten "127.0.0.1:-1"\naccounts { A { users [ {password $P, user u} ] } }')):
+    for n, text in enumerate((
+            'listen: "127.0.0.1:-1"\nhttp: "127.0.0.1:-1"\nP = pw\nmax_payload: 64k\nserver_name: "<é>&"\n'
+            'accounts { A { users: [ {user: u, password: $P} ] } }\nauthorization { timeout: 1.5 }\n',
+            '# other words\nauthorization = { timeout 1.5 }; server_name "<é>&"\nmax_payload = 64k\nP pw\n'
+            'http "127.0.0.1:-1"\nlisten "127.0.0.1:-1"\naccounts { A { users [ {password $P, user u} ] } }')):
         path = tmp_path / f"{n}.conf"
         path.write_text(text)
         async with process("-c", str(path), listen=False, monitor=False) as server:

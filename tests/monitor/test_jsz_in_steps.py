@@ -16,14 +16,14 @@ from tests.monitor.views import Server
 
 
 def walked(steps: Generator[None, None, dict[str, Any]]) -> Iterator[dict[str, Any] | None]:
-    """None at each step; in the end the page."""
+    """Yield None at each step, and finally the page."""
     page = yield from steps
     yield page
 
 
 @pytest.mark.parametrize(("streams", "consumers"), [(1000, 1), (3, 700)])
 def test_a_step_makes_a_few_rows(streams: int, consumers: int) -> None:
-    """Many streams, or many consumers of a stream; the page is the one that is made at once."""
+    """A stream may have many consumers, or there are many streams; the page equals the one that is made at once."""
     made = 0
 
     def rows(kind: str, count: int) -> Iterator[dict[str, Any]]:
@@ -57,7 +57,7 @@ def test_a_step_makes_a_few_rows(streams: int, consumers: int) -> None:
     assert "direct_consumer_detail" not in shown[0]
 
 
-async def test_what_is_deleted_while_the_page_is_made_is_left_out() -> None:
+async def test_objects_deleted_meanwhile_are_left_out() -> None:
     """A stream and a consumer are deleted after the first stream was shown."""
     async with Inside() as broker:
         for name in ("A", "B", "C"):

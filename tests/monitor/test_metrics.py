@@ -1,4 +1,5 @@
-"""/metrics of a real broker: every metric of the table, values that follow what happens, both formats; the dashboard."""
+"""The page /metrics of a real broker: every metric of the table, values that follow events, both formats; the
+dashboard."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ Values = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def used(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BrokerProcess]:
-    """A broker with a stream of five messages and a consumer that got two of them and answered one."""
+    """Run a broker with a stream of five messages and a consumer that received two of them and answered one."""
     async with BrokerProcess("-js", "-sd", str(tmp_path_factory.mktemp("metrics"))) as broker:
         client = await nats.connect(broker.url)
         js = client.jetstream()
@@ -54,7 +55,7 @@ async def scrape(broker: BrokerProcess) -> Values:
 
 @pytest.mark.shows("monitoring.metrics")
 async def test_every_metric_is_there(used: BrokerProcess) -> None:
-    """Of its type, with its help and labels; what has a unit has a base unit, and only counters end in _total."""
+    """Each metric has its type, help and labels. Units are base units, and only counters end in _total."""
     _, body = await fetch(used.monitor_url + "/metrics")
     found = {family.name: family for family in parser.text_string_to_metric_families(body.decode())}
     for family in FAMILIES:
@@ -72,7 +73,7 @@ async def test_every_metric_is_there(used: BrokerProcess) -> None:
 
 @pytest.mark.shows("monitoring.metrics")
 async def test_values(used: BrokerProcess) -> None:
-    """Those of the stream, of its consumer, of clients and of commits."""
+    """The values are those of the stream, of its consumer, of clients and of commits."""
     values = await scrape(used)
 
     def value(name: str, **labels: str) -> float:
@@ -100,7 +101,7 @@ async def test_values(used: BrokerProcess) -> None:
 
 
 async def test_counters_only_grow(used: BrokerProcess) -> None:
-    """From one scrape to the next, series of histograms included."""
+    """Counters never fall from one scrape to the next, series of histograms included."""
     before = await scrape(used)
     after = await scrape(used)
     page = ("jetblock_http_requests_total", frozenset({("page", "/metrics")}))
@@ -112,7 +113,7 @@ async def test_counters_only_grow(used: BrokerProcess) -> None:
 
 @pytest.mark.shows("monitoring.metrics")
 async def test_openmetrics(used: BrokerProcess) -> None:
-    """In the other format, when it is asked for; its parser is strict about names and order."""
+    """The other format is sent on request; its parser is strict about names and order."""
     async with BrokerConnection(used) as connection:
         head, body = await connection.get("/metrics", "Accept: application/openmetrics-text; version=1.0.0")
     assert "application/openmetrics-text" in head
@@ -120,7 +121,7 @@ async def test_openmetrics(used: BrokerProcess) -> None:
 
 
 class BrokerConnection:
-    """One request with headers of its own."""
+    """A connection for one request with headers of its own."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._at = broker.monitor_url.removeprefix("http://").split(":")
@@ -139,13 +140,13 @@ class BrokerConnection:
 
 
 async def test_dashboard(used: BrokerProcess) -> None:
-    """Every metric that it asks for exists, with the labels that it asks for; panels do not overlap; it is as generated."""
+    """Every metric and label that the dashboard uses exists; panels do not overlap; the file is as generated."""
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "dashboard.py"))
     text = made["PAGE"].read_text()
     assert text == made["page"](), "run: python docs/generators/dashboard.py"
     samples = {name for name, _ in await scrape(used)} | {"jetblock_store_errors_total"} | {
         family.name for family in FAMILIES if family.name.startswith(("jetblock_cache_directory_", "jetblock_scrub_"))
-        or family.name == "jetblock_damaged_objects"}  # of a cache directory, and after ten minutes
+        or family.name == "jetblock_damaged_objects"}  # these need a cache directory, or ten minutes
     labels = {name: set(family.labels) for family in FAMILIES for name in (family.name, family.name + "_bucket")}
     dashboard = json.loads(text)
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
@@ -161,7 +162,7 @@ async def test_dashboard(used: BrokerProcess) -> None:
 
 
 async def test_documented() -> None:
-    """docs/MONITORING.md has the table as it is, and names no metric that does not exist."""
+    """docs/MONITORING.md has the generated table, and names no metric that does not exist."""
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "metrics.py"))
     text = made["PAGE"].read_text()
     assert text == made["page"](), "run: python docs/generators/metrics.py"
@@ -174,7 +175,8 @@ async def test_histogram_and_labels() -> None:
     """Buckets are cumulative, and labels may hold anything a stream's name may."""
     samples: list[Sample] = [
         Sample("jetblock_commit_duration_seconds", Buckets((0.5, 1.0), (3, 0, 2), 7.5)),
-        Sample("jetblock_stream_messages", 1, ("a\"b\\", "é\n")), Sample("jetblock_stream_messages", 2, ("A", "\ud800"))]
+        Sample("jetblock_stream_messages", 1, ("a\"b\\", "é\n")),
+        Sample("jetblock_stream_messages", 2, ("A", "\ud800"))]
     text, _ = metrics_text(samples, "")
     found: dict[Any, float] = {(sample.name, *sample.labels.values()): sample.value
                                for family in parser.text_string_to_metric_families(text.decode())
@@ -186,7 +188,8 @@ async def test_histogram_and_labels() -> None:
 
 
 async def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Past the bounds, streams and accounts have no series, and their number is told; nor has a long row of consumers."""
+    """Beyond the bounds, streams and accounts have no series, but their number is shown; so it is with many
+    consumers."""
     monkeypatch.setattr(samples_module, "STREAMS_MAX", 3)
     monkeypatch.setattr(samples_module, "ACCOUNTS_MAX", 2)
     monkeypatch.setattr(samples_module, "_CONSUMERS_COUNTED_MAX", 2)

@@ -1,4 +1,4 @@
-"""The options of the pages, from a query and from JSON."""
+"""The options of the pages, read from a query and from JSON."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ from broker.monitor.options import (
 
 
 def test_the_same_options_from_both() -> None:
-    """A query and a request to the system account name them differently."""
-    assert from_query(JszOptions, {"acc": "A", "consumers": "1", "stream-leader-only": "T", "offset": "3"}) == from_json(
+    """A query and a request to the system account name the same options differently."""
+    assert from_query(JszOptions,
+                      {"acc": "A", "consumers": "1", "stream-leader-only": "T", "offset": "3"}) == from_json(
         JszOptions, {"account": "A", "consumer": True, "stream_leader_only": True, "offset": 3})
     assert from_query(SubszOptions, {"acc": "A", "subs": "true"}) == from_json(
         SubszOptions, {"account": "A", "subscriptions": True})
@@ -36,7 +37,8 @@ def test_the_same_options_from_both() -> None:
 
 @pytest.mark.parametrize(("members", "why"), [
     ({"limit": "x"}, "json: cannot unmarshal string into Go struct field ConnzEventOptions.limit of type int"),
-    ({"limit": Number("1.5")}, "json: cannot unmarshal number 1.5 into Go struct field ConnzEventOptions.limit of type int"),
+    ({"limit": Number("1.5")},
+     "json: cannot unmarshal number 1.5 into Go struct field ConnzEventOptions.limit of type int"),
     ({"limit": True}, "json: cannot unmarshal bool into Go struct field ConnzEventOptions.limit of type int"),
     ({"cid": -1}, "json: cannot unmarshal number -1 into Go struct field ConnzEventOptions.cid of type uint64"),
     ({"auth": 1}, "json: cannot unmarshal number into Go struct field ConnzEventOptions.auth of type bool"),
@@ -44,7 +46,7 @@ def test_the_same_options_from_both() -> None:
     ({"acc": {}}, "json: cannot unmarshal object into Go struct field ConnzEventOptions.acc of type string"),
 ])
 def test_wrong_type_in_json(members: dict[str, Any], why: str) -> None:
-    """Go's text."""
+    """The error has Go's text."""
     with pytest.raises(BadOption) as raised:
         from_json(ConnzOptions, members)
     assert str(raised.value) == why
@@ -57,7 +59,7 @@ _ANY = st.one_of(st.none(), st.booleans(), st.integers(), st.floats().map(lambda
 
 @given(st.sampled_from(list(ENDPOINTS.values())), st.data())
 def test_any_value(endpoint: Any, data: st.DataObject) -> None:
-    """Every value is taken or refused with BadOption, and what is taken has the type of the field."""
+    """Every value is accepted or refused with BadOption; an accepted value has the type of the field."""
     fields = dataclasses.fields(endpoint.options)
     names = sorted({field.metadata["json"] for field in fields})
     try:

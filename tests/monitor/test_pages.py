@@ -1,4 +1,4 @@
-"""The monitoring pages as functions of plain values. What they have in common with nats-server's is in test_differential."""
+"""The monitoring pages as functions of plain values. test_differential has what they share with nats-server's."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ def server() -> Server:
 
 @pytest.mark.shows("monitoring.connz")
 @pytest.mark.parametrize(("query", "cids"), [
-    ({}, [1, 2, 3]), ({"sort": "cid"}, [1, 2, 3]), ({"sort": "msgs_to"}, [2, 1, 3]), ({"sort": "bytes_from"}, [3, 1, 2]),
+    ({}, [1, 2, 3]), ({"sort": "cid"}, [1, 2, 3]), ({"sort": "msgs_to"}, [2, 1, 3]),
+    ({"sort": "bytes_from"}, [3, 1, 2]),
     ({"sort": "subs"}, [2, 1, 3]), ({"sort": "pending"}, [3, 1, 2]), ({"sort": "last"}, [1, 3, 2]),
-    ({"sort": "idle"}, [2, 3, 1]), ({"sort": "rtt"}, [3, 1, 2]), ({"sort": "uptime"}, [3, 2, 1]), ({"limit": "2"}, [1, 2]),
+    ({"sort": "idle"}, [2, 3, 1]), ({"sort": "rtt"}, [3, 1, 2]), ({"sort": "uptime"}, [3, 2, 1]),
+    ({"limit": "2"}, [1, 2]),
     ({"offset": "1"}, [2, 3]), ({"offset": "1", "limit": "1"}, [2]), ({"offset": "9"}, []),
     ({"offset": "-1", "limit": "-1"}, [1, 2, 3]), ({"cid": "2"}, [2]), ({"cid": "99"}, []),
     ({"cid": "9", "state": "any"}, [9]), ({"cid": "9"}, []),
@@ -30,14 +32,14 @@ def server() -> Server:
     ({"mqtt_client": "x"}, []),
 ], ids=str)
 def test_connz_rows(server: Server, query: dict[str, str], cids: list[int]) -> None:
-    """Which rows, in which order."""
+    """The options select and order the rows."""
     page = server.page("CONNZ", **query)
     assert [found["cid"] for found in page["connections"]] == cids
     assert page["num_connections"] == len(cids)
 
 
 def test_connz_gathers_only_what_it_shows(server: Server) -> None:
-    """Subscriptions are looked up for the rows of this page alone: there may be a million."""
+    """Subscriptions are read only for the rows of this page: there may be a million."""
     server.page("CONNZ")
     assert server.asked_for == []
     assert server.page("CONNZ", subs="1", offset="1", limit="1")["connections"][0]["subscriptions_list"] == ["foo.*"]
@@ -47,7 +49,7 @@ def test_connz_gathers_only_what_it_shows(server: Server) -> None:
 
 @pytest.mark.shows("monitoring.connz")
 def test_connz_by_subject(server: Server) -> None:
-    """Requests to the system account can ask for the connections that a subject reaches, in one account."""
+    """Requests to the system account can select the connections that receive a subject, in one account."""
     def cids(**members: Any) -> list[int]:
         return [found["cid"] for found in connz(server.views, from_json(ConnzOptions, members))["connections"]]
 
@@ -59,8 +61,8 @@ def test_connz_by_subject(server: Server) -> None:
 
 
 @pytest.mark.shows("monitoring.subsz")
-def test_subsz_takes_one_page(server: Server) -> None:
-    """The total is of all, the list of what was asked for."""
+def test_subsz_makes_one_page(server: Server) -> None:
+    """The total counts all subscriptions, the list has the requested ones."""
     page = server.page("SUBSZ", subs="1", offset="7", limit="5")
     assert page["total"] == 9
     assert [found["subject"] for found in page["subscriptions_list"]] == ["s.7", "s.8"]
@@ -71,7 +73,7 @@ def test_subsz_takes_one_page(server: Server) -> None:
 
 
 def test_without_jetstream(server: Server) -> None:
-    """/jsz says so, /varz has an empty block, /healthz is well."""
+    """/jsz shows that JetStream is off, /varz has an empty block, and /healthz is ok."""
     server.jetstream = None
     assert server.page("JSZ")["disabled"] is True
     assert server.page("VARZ")["jetstream"] == {}
@@ -87,7 +89,8 @@ def test_without_jetstream(server: Server) -> None:
 ], ids=["owner", "standby", "starting", "store away"])
 def test_healthz_asks_for_more_or_less(server: Server, health: Health, plain: int, server_only: int,
                                        enabled_only: int) -> None:
-    """``live`` is for process supervisors: all of these are alive. nats-server's flags leave out JetStream or its streams."""
+    """``live`` is for process supervisors: all these brokers are alive. nats-server's flags exclude JetStream or
+    streams."""
     server.health = health
     assert server.page("HEALTHZ", live="1") == {"status": "ok", "status_code": 200}
     for query, status in (({}, plain), ({"live": "0"}, plain), ({"js-server-only": "1"}, server_only),
@@ -103,7 +106,7 @@ def test_healthz_asks_for_more_or_less(server: Server, health: Health, plain: in
 
 @pytest.mark.shows("monitoring.healthz")
 def test_stream_that_is_offline(server: Server) -> None:
-    """/healthz fails for it, unless it is asked about something else."""
+    """/healthz fails for it, unless the request is about something else."""
     assert server.jetstream is not None
     server.jetstream = JetStreamView({}, accounts=server.jetstream.accounts, failed=[("$G", "BAD"), ("$G", "WORSE")])
     page = server.page("HEALTHZ")

@@ -1,4 +1,4 @@
-"""The pages over real sockets, by HTTP and HTTPS: framing, paths, bounds on time and size, and what a bad peer gets."""
+"""The pages over real sockets, by HTTP and HTTPS: framing, paths, bounds on time and size, and answers to bad peers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Pages:
         return await asyncio.open_connection("127.0.0.1", self.monitor.port, ssl=trust, limit=limit)
 
     async def ask(self, request: bytes, trust: ssl.SSLContext | None = None) -> bytes:
-        """Everything that comes back until the server closes the connection."""
+        """Return everything that the server sends until it closes the connection."""
         reader, writer = await self.connect(trust)
         writer.write(request)
         try:
@@ -55,11 +55,12 @@ class Pages:
             writer.close()
 
     async def get(self, target: str, *headers: str) -> tuple[int, dict[str, str], bytes]:
-        """Status, headers by their names in lower case, and body."""
+        """Return the status, headers by their names in lower case, and body."""
         lines = [f"GET {target} HTTP/1.1", "Host: x", *headers, "", ""]
         head, _, body = (await self.ask("\r\n".join(lines).encode())).partition(b"\r\n\r\n")
         first, *rest = head.decode().split("\r\n")
-        return int(first.split()[1]), {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}, body
+        return int(first.split()[1]), {name.lower(): value for name, _,
+                                       value in (line.partition(": ") for line in rest)}, body
 
 
 @pytest_asyncio.fixture
@@ -70,13 +71,13 @@ async def pages() -> AsyncIterator[Pages]:
 
 @pytest_asyncio.fixture
 async def hasty() -> AsyncIterator[Pages]:
-    """Pages that cut off clients soon."""
+    """Run pages that soon abort connections."""
     async with Pages(seconds=0.5) as found:
         yield found
 
 
 async def test_get(pages: Pages) -> None:
-    """One answer with its length and nats-server's headers, then the connection closes."""
+    """There is one answer with its length and nats-server's headers; then the connection closes."""
     status, headers, body = await pages.get("/varz")
     assert status == 200
     assert json.loads(body)["http_req_stats"] == {"/varz": 1}
@@ -87,7 +88,7 @@ async def test_get(pages: Pages) -> None:
 
 
 async def test_old_http_head_and_other_methods(pages: Pages) -> None:
-    """HTTP/1.0 without a Host works, HEAD gets no body, and any other method is as good as GET, as with nats-server."""
+    """HTTP/1.0 without a Host works, HEAD gets no body, and any other method equals GET, as with nats-server."""
     assert b"NID" in await pages.ask(b"GET /leafz HTTP/1.0\r\n\r\n")
     head = await pages.ask(b"HEAD /varz HTTP/1.1\r\nHost: x\r\n\r\n")
     assert head.endswith(b"\r\n\r\n")
@@ -98,7 +99,7 @@ async def test_old_http_head_and_other_methods(pages: Pages) -> None:
 
 
 async def test_errors(pages: Pages) -> None:
-    """An unknown path and a bad parameter get their status and text; health its own status and compact JSON."""
+    """An unknown path and a bad parameter get their status and text; health has its own status and compact JSON."""
     assert (await pages.get("/nope"))[::2] == (404, b"404 page not found\n")
     assert (await pages.get("/raftz"))[::2] == (404, b"No Raft nodes registered")
     status, headers, body = await pages.get("/connz?limit=x")
@@ -111,7 +112,7 @@ async def test_errors(pages: Pages) -> None:
 
 @pytest.mark.shows("monitoring.callback")
 async def test_callback(pages: Pages) -> None:
-    """JSONP for a page, an error keeps its status; a callback that is no name could run any script."""
+    """A page may be JSONP, and an error keeps its status; a callback that is no name could run any script."""
     status, headers, body = await pages.get("/varz?callback=my.call")
     assert (status, headers["content-type"]) == (200, "application/javascript")
     assert body.startswith(b"my.call({")
@@ -122,7 +123,7 @@ async def test_callback(pages: Pages) -> None:
 
 @pytest.mark.shows("monitoring.stacksz")
 async def test_links_and_stacks(pages: Pages) -> None:
-    """Every page that the first one links to is there; /stacksz shows this test."""
+    """Every page to which the first page links exists; /stacksz shows this test."""
     body = (await pages.get("/"))[2].decode()
     targets = [part.split('"')[0] for part in body.split('<a href="')[1:]]
     assert "/metrics" in targets
@@ -133,7 +134,7 @@ async def test_links_and_stacks(pages: Pages) -> None:
 
 @pytest.mark.shows("monitoring.base_path")
 async def test_base_path() -> None:
-    """Everything is below it, the links too."""
+    """All pages and links are below it."""
     async with Pages(base_path="/nats/") as below:
         assert (await below.get("/nats/varz"))[0] == 200
         assert b'"/nats/varz"' in (await below.get("/nats/"))[2]
@@ -150,7 +151,8 @@ async def test_base_path() -> None:
     (b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"b" * 100_000, b"400"),
     (b"GET /%ff%00%zz?%ff=%zz&&&= HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
 ])
-async def test_bad_requests(pages: Pages, request_bytes: bytes, status: bytes, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bad_requests(pages: Pages, request_bytes: bytes, status: bytes,
+                            caplog: pytest.LogCaptureFixture) -> None:
     """Each is answered with its status and closed; none is read without end, or fills the log."""
     assert (await pages.ask(request_bytes)).split()[1] == status
     assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
@@ -158,7 +160,7 @@ async def test_bad_requests(pages: Pages, request_bytes: bytes, status: bytes, c
 
 
 async def test_answer_to_a_request_that_goes_on(pages: Pages) -> None:
-    """What still arrives after the answer is dropped: closing with unread bytes would reset the connection, and the answer."""
+    """Bytes after the answer are dropped: closing with unread bytes would reset the connection and lose the answer."""
     reader, writer = await pages.connect()
     async with asyncio.timeout(30):
         writer.write(b"GET /" + b"a" * 100_000)
@@ -174,9 +176,9 @@ async def test_answer_to_a_request_that_goes_on(pages: Pages) -> None:
 
 
 async def test_answer_to_a_request_without_end(pages: Pages) -> None:
-    """A peer that sends on for ever is cut off."""
+    """The connection of a peer that sends for ever is aborted."""
     _, writer = await pages.connect()
-    with pytest.raises(ConnectionError):  # noqa: PT012 (until it is cut off)
+    with pytest.raises(ConnectionError):  # noqa: PT012 (until it is aborted)
         async with asyncio.timeout(30):
             while True:
                 writer.write(b"a" * 100_000)
@@ -185,8 +187,8 @@ async def test_answer_to_a_request_without_end(pages: Pages) -> None:
 
 
 async def test_time_begins_when_pages_can_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading the pages takes longer than an exchange may on a busy machine: who asks meanwhile gets an answer."""
-    for seconds in (0.3, 1.2, 3.6):  # again, where the machine took longer for the answer
+    """Loading the pages takes longer than an exchange may; a client that connects meanwhile gets an answer."""
+    for seconds in (0.3, 1.2, 3.6):  # a busy machine may take longer for the answer
         def slow(name: str, package: str, seconds: float = 2 * seconds) -> ModuleType:
             time.sleep(seconds)
             return import_module(name, package)
@@ -199,7 +201,7 @@ async def test_time_begins_when_pages_can_be_served(monkeypatch: pytest.MonkeyPa
 
 
 async def test_pages_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The log says why, and clients are not kept waiting."""
+    """The log has the cause, and clients do not wait."""
     def broken(name: str, package: str) -> ModuleType:
         raise ImportError(name)
 
@@ -217,21 +219,26 @@ REQUEST_LINES = st.one_of(
               st.sampled_from([b"GET", b"HEAD", b"POST", b"CONNECT", b"OPTIONS", b"get", b"", b"G\x00T"]),
               st.one_of(st.binary(max_size=40),
                         st.builds(b"/%b?%b=%b".__mod__, st.tuples(
-                            st.sampled_from([b"varz", b"connz", b"subsz", b"jsz", b"accountz", b"healthz", b"metrics", b"%2e"]),
-                            st.sampled_from([b"sort", b"limit", b"offset", b"subs", b"callback", b"cid", b"state", b"acc", b"%"]),
-                            st.binary(max_size=12) | st.sampled_from([b"-1", b"99999999999999999999", b"true", b"%zz", b"1e9"])))),
+                            st.sampled_from([b"varz", b"connz", b"subsz", b"jsz", b"accountz", b"healthz", b"metrics",
+                                             b"%2e"]),
+                            st.sampled_from([b"sort", b"limit", b"offset", b"subs", b"callback", b"cid", b"state",
+                                             b"acc", b"%"]),
+                            st.binary(max_size=12) | st.sampled_from([b"-1", b"99999999999999999999", b"true", b"%zz",
+                                                                      b"1e9"])))),
               st.sampled_from([b"1.1", b"1.0", b"2", b"9.9", b""])))
 FIELDS = st.lists(st.one_of(
     st.binary(max_size=40),
-    st.sampled_from([b"Host: x", b"Content-Length: -1", b"Content-Length: 5", b"Content-Length: 9" * 9, b"Expect: 100-continue",
-                     b"Transfer-Encoding: chunked", b"Transfer-Encoding: x", b"Upgrade: websocket", b"Connection: upgrade",
+    st.sampled_from([b"Host: x", b"Content-Length: -1", b"Content-Length: 5", b"Content-Length: 9" * 9,
+                     b"Expect: 100-continue",
+                     b"Transfer-Encoding: chunked", b"Transfer-Encoding: x", b"Upgrade: websocket",
+                     b"Connection: upgrade",
                      b"Content-Encoding: gzip", b"Accept: \xff", b": x", b" folded"])), max_size=5)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(REQUEST_LINES, FIELDS, st.binary(max_size=60))
 async def test_any_request(caplog: pytest.LogCaptureFixture, line: bytes, fields: list[bytes], body: bytes) -> None:
-    """An answer with one of few statuses, or an end; no page fails, and the next request is served."""
+    """Any request gets an answer with one of few statuses, or the connection ends; then the next request is served."""
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     async with Pages(seconds=0.3) as found:
@@ -242,7 +249,7 @@ async def test_any_request(caplog: pytest.LogCaptureFixture, line: bytes, fields
             answer = answer.partition(b"\r\n\r\n")[2]
         assert not answer or answer.split()[1] in (b"200", b"400", b"404", b"417", b"503"), answer
         async with asyncio.timeout(30):
-            # Again, where a busy machine took longer than these pages wait.
+            # A busy machine may take longer than these pages wait, so ask again.
             while not (answer := await found.ask(b"GET /leafz HTTP/1.0\r\n\r\n")):
                 pass
         assert b" 200 OK" in answer
@@ -257,21 +264,22 @@ async def test_silent_and_slow_clients_are_cut_off(hasty: Pages) -> None:
 
 
 async def test_client_that_does_not_read_is_cut_off(hasty: Pages) -> None:
-    """A reply that the peer does not read is dropped after a time, and the server goes on."""
+    """An answer that the peer does not read is dropped after a time, and the server continues."""
     hasty.server.views.server_name = "x" * (64 << 20)
     reader, writer = await hasty.connect(limit=1024)
     writer.write(b"GET /routez HTTP/1.1\r\nHost: x\r\n\r\n")
     async with asyncio.timeout(30):
-        while not hasty.server.views.requests["/routez"] or hasty.monitor.connections:  # noqa: ASYNC110 (nobody is notified when a peer is cut off)
+        requests = hasty.server.views.requests
+        while not requests["/routez"] or hasty.monitor.connections:  # noqa: ASYNC110 (an abort notifies nobody)
             await asyncio.sleep(0.02)
     received = 0
-    with pytest.raises(ConnectionError):  # noqa: PT012 (until it is cut off)
+    with pytest.raises(ConnectionError):  # noqa: PT012 (until it is aborted)
         while chunk := await reader.read(1 << 20):
             received += len(chunk)
         raise ConnectionError("closed early")
     assert received < 64 << 20
     writer.close()
-    while not (answer := await hasty.ask(b"GET /varz HTTP/1.0\r\n\r\n")):  # cut off, where the machine was slow
+    while not (answer := await hasty.ask(b"GET /varz HTTP/1.0\r\n\r\n")):  # a slow machine may lose this one, too
         pass
     assert b" 200 OK" in answer
 
@@ -288,14 +296,14 @@ async def test_many_silent_clients_keep_nobody_out(pages: Pages) -> None:
 
 
 async def test_many_requests_at_once_are_all_answered(pages: Pages) -> None:
-    """Requests whose answers are being made are not cut off for others."""
+    """Connections whose answers are being made are not aborted for others."""
     paths = ["/connz", "/subsz?subs=1", "/varz", "/healthz", "/jsz?consumers=1"]
     answers = await asyncio.gather(*(pages.get(paths[at % len(paths)]) for at in range(400)))
     assert {status for status, _, _ in answers} == {200}
 
 
 class Endless:
-    """Rows without end, as /subsz shows them."""
+    """Rows of /subsz without end."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -315,7 +323,7 @@ class Endless:
 
 
 async def test_a_page_whose_peer_has_gone_is_not_made(pages: Pages) -> None:
-    """Whoever asks for long pages and leaves costs nothing from then on; other pages are made meanwhile."""
+    """A peer that requests a long page and disconnects costs nothing afterwards; other pages are made meanwhile."""
     endless = Endless()
     pages.server.views.subscriptions = endless.subscriptions
     async with asyncio.timeout(30):
@@ -330,7 +338,7 @@ async def test_a_page_whose_peer_has_gone_is_not_made(pages: Pages) -> None:
 
 
 async def test_long_pages_share_the_turns_of_the_loop(pages: Pages) -> None:
-    """However many pages are made at the same time, one of them makes a step in a turn."""
+    """In each turn of the loop, one of the pages that are being made makes a step."""
     endless = Endless()
     pages.server.views.subscriptions = endless.subscriptions
     async with asyncio.timeout(30):
@@ -352,7 +360,7 @@ async def test_long_pages_share_the_turns_of_the_loop(pages: Pages) -> None:
 
 
 async def test_a_page_that_fails_ends_its_own_exchange_only(pages: Pages, caplog: pytest.LogCaptureFixture) -> None:
-    """The client gets 500, the log says why, the next request is served."""
+    """The client gets 500, the log has the cause, and the next request is served."""
     def broken() -> str:
         raise RuntimeError("a bug in a page")
 
@@ -376,7 +384,7 @@ async def test_close_ends_exchanges_in_progress(pages: Pages) -> None:
 
 
 async def test_https(tmp_path: Path) -> None:
-    """The pages by TLS; other certificates are used for connections from then on, and plain HTTP gets no page."""
+    """Pages are served by TLS; new certificates apply to later connections; plain HTTP gets no page."""
     first, second = (Authority(path) for name in ("first", "second") if (path := tmp_path / name).mkdir() is None)
     request = b"GET /leafz HTTP/1.1\r\nHost: x\r\n\r\n"
     async with Pages(tls=_context(first)) as pages:

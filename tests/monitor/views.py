@@ -21,7 +21,7 @@ VARZ = {"in_msgs": 1, "in_bytes": 2, "out_msgs": 3, "out_bytes": 4, "slow_consum
 
 
 def row(cid: int, **fields: Any) -> dict[str, Any]:
-    """An entry of /connz."""
+    """Return an entry of /connz."""
     return {"cid": cid, "start": f"2026-01-01T00:00:0{cid}Z", "last_activity": f"2026-01-01T00:00:0{cid}.5Z",
             "rtt": f"{cid}ms", "pending_bytes": 0, "in_msgs": 0, "out_msgs": 0, "in_bytes": 0, "out_bytes": 0,
             "subscriptions": 0, "account": "$G", **fields}
@@ -37,7 +37,7 @@ STREAM = {"name": "S", "config": {"name": "S"}, "state": {"messages": 1}}
 
 
 class Server:
-    """The data; ``asked_for`` collects the ids of connections whose subscriptions were asked for."""
+    """Data of a server; ``asked_for`` collects the ids of connections whose subscriptions were requested."""
 
     def __init__(self) -> None:
         self.health = Health()
@@ -68,6 +68,6 @@ class Server:
         return [STREAM | ({"consumer_detail": [{"name": "C", "config": {}}]} if consumers else {})]
 
     def page(self, name: str, **query: str) -> dict[str, Any]:
-        """One page. Raises: BadOption."""
+        """Make a page. Raises: BadOption."""
         endpoint = ENDPOINTS[name]
         return endpoint.build(self.views, from_query(endpoint.options, query))

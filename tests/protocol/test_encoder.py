@@ -1,4 +1,4 @@
-"""The encoder's batches equal the messages encoded one by one."""
+"""The encoder's batches equal messages that are encoded one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def one(msg: Msg, sid: bytes) -> bytes:
 
 @given(msgs, words, words)
 def test_run(batch: list[Msg], sid: bytes, other: bytes) -> None:
-    """Any mixture, for several subscriptions in turn, with headers and without."""
+    """A run may be any mixture, for several subscriptions in turn, with headers and without."""
     run = Run(batch)
     for to in (sid, other, sid):
         assert b"".join(encoder.encode(run, to)) == b"".join(one(msg, to) for msg in batch)
@@ -34,7 +34,7 @@ def test_run(batch: list[Msg], sid: bytes, other: bytes) -> None:
 
 @given(words, st.lists(st.tuples(st.integers(1, 5), bodies.filter(bool)), min_size=1, max_size=8), words)
 def test_answers_to_one_request(to: bytes, answers: list[tuple[int, bytes]], sid: bytes) -> None:
-    """Messages of one subject that all have headers; a body may end like the line that follows it."""
+    """Messages of one subject all have headers; a body may end like the line that follows it."""
     batch = [(to, b"", min(hlen, len(body)), body + b"HMSG %b " % to) for hlen, body in answers]
     assert b"".join(encoder.encode(Run(batch), sid)) == b"".join(one(msg, sid) for msg in batch)
 
@@ -62,28 +62,30 @@ def test_mixed_pub_acks(acks: list[tuple[bytes, bytes, int]], sid: bytes, suffix
 
 @given(msgs, words)
 def test_one_message(batch: list[Msg], sid: bytes) -> None:
-    """Messages that are encoded one by one."""
+    """Messages may be encoded one by one."""
     for msg in batch:
         assert encoder.encode_one(sid, msg) == one(msg, sid)
 
 
 @given(msgs, st.lists(words, min_size=1, max_size=8))
 def test_a_message_for_many_subscriptions(batch: list[Msg], sids: list[bytes]) -> None:
-    """One message is repeated for each sid."""
+    """A message is repeated for each sid."""
     assert encoder.encode_for_all(Run(batch[:1]), sids) == b"".join(one(batch[0], sid) for sid in sids)
 
 
 @given(msgs, words, st.one_of(st.just(b""), words), st.booleans())
 def test_deliveries(batch: list[Msg], sid: bytes, prefix: bytes, with_headers: bool) -> None:
-    """Deliveries with and without replies, headers, large bodies."""
+    """Deliveries may have replies, headers and large bodies, or not."""
     count = len(batch)
     numbers = [list(range(at, at + count)) for at in (1, 90, 9, 10**18, 0)]
     hlens = [msg[2] for msg in batch] if with_headers else None
     wanted = b"".join(
-        one((msg[0], b"%b%d.%d.%d.%d.%d" % (prefix, *(column[i] for column in numbers)) if prefix else b"",  # type: ignore[str-format]
+        one((msg[0], b"%b%d.%d.%d.%d.%d" % (prefix, *(column[i] for column in numbers)) if prefix
+             else b"",  # type: ignore[str-format]
              hlens[i] if hlens else 0, msg[3]), sid) for i, msg in enumerate(batch))
     run = DeliveryRun(prefix, [msg[0] for msg in batch], hlens, [msg[3] for msg in batch], numbers)
     assert b"".join(encoder.encode(run, sid)) == b"".join(one(msg, sid) for msg in run.msgs) == wanted
     plain = run.without_headers()
     assert plain.bytes == sum(len(msg[3]) - (msg[2] if with_headers else 0) for msg in batch)
-    assert b"".join(encoder.encode(plain, sid)) == b"".join(one((*msg[:2], 0, msg[3][msg[2]:]), sid) for msg in run.msgs)
+    assert b"".join(encoder.encode(plain, sid)) == b"".join(one((*msg[:2], 0, msg[3][msg[2]:]), sid)
+                                                            for msg in run.msgs)

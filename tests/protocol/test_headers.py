@@ -11,7 +11,7 @@ BLOCK = b"NATS/1.0\r\nA: 1\r\nAB:2\r\nA: 3\r\n Nats-X: no\r\nb:  spaced \r\n\r\n
 
 
 def test_get() -> None:
-    """The first value of exactly that name; no value inside a value, no name inside a name."""
+    """The result is the first value of exactly that name, not one inside a value or inside another name."""
     assert headers.get(BLOCK, b"A") == b"1"
     assert headers.get(BLOCK, b"AB") == b"2"
     assert headers.get(BLOCK, b"B") is None
@@ -23,25 +23,26 @@ def test_get() -> None:
 
 
 def test_status() -> None:
-    """The status line's text, when there is one."""
+    """The result is the status line's text, if there is one."""
     assert headers.status(headers.build(status=b"404 No Messages")) == b"404 No Messages"
     assert headers.status(BLOCK) == b""
     assert headers.status(b"junk") == b""
 
 
 def test_remove() -> None:
-    """All occurrences go; a block without headers goes as a whole, one with a status stays."""
+    """All occurrences are removed. A block without headers becomes empty, unless it has a status."""
     assert headers.items(headers.remove(BLOCK, b"A", b"AB"))[0][1] == b"no"
     assert headers.remove(headers.build([(b"A", b"1"), (b"A", b"2")]), b"A") == b""
     assert headers.remove(headers.build([(b"A", b"1")], b"100 Idle"), b"A") == b"NATS/1.0 100 Idle\r\n\r\n"
     assert headers.remove(BLOCK, b"C") == BLOCK
-    mixed = headers.build([(b"A", b"1"), (b"B", b"x"), (b"A", b""), (b"A", b"2"), (b"C", b"y"), (b"B", b"z"), (b"D", b"")])
+    mixed = headers.build([(b"A", b"1"), (b"B", b"x"), (b"A", b""), (b"A", b"2"), (b"C", b"y"), (b"B", b"z"),
+                           (b"D", b"")])
     assert headers.remove(mixed, b"A", b"C") == headers.build([(b"B", b"x"), (b"B", b"z"), (b"D", b"")])
     assert headers.remove(b"NATS/1.0\r\nA: 1\r\nA: cut", b"A", b"B") == b"NATS/1.0\r\nA: cut"
 
 
 def test_set() -> None:
-    """In place when it is there, at the end when not, a new block when there is none."""
+    """A header is replaced in place, or appended; an empty block becomes a new one."""
     assert headers.items(headers.set(BLOCK, b"A", b"9"))[0] == (b"A", b"9")
     assert headers.set(b"", b"A", b"1") == b"NATS/1.0\r\nA: 1\r\n\r\n"
     assert headers.items(headers.set(headers.build([(b"A", b"1")]), b"B", b"2")) == [(b"A", b"1"), (b"B", b"2")]
@@ -53,7 +54,7 @@ values = st.binary(max_size=8).filter(lambda value: b"\r\n" not in value).map(la
 
 @given(st.lists(st.tuples(names, values)))
 def test_round_trip(pairs: list[tuple[bytes, bytes]]) -> None:
-    """What is built is read back, pair by pair and by name."""
+    """Pairs of a built block are read back, one by one and by name."""
     block = headers.build(pairs)
     assert headers.items(block) == pairs
     for name, _ in pairs:
@@ -62,7 +63,7 @@ def test_round_trip(pairs: list[tuple[bytes, bytes]]) -> None:
 
 @given(st.binary(), names, values)
 def test_any_bytes(block: bytes, name: bytes, value: bytes) -> None:
-    """No bytes make them raise."""
+    """No bytes raise an exception."""
     headers.get(block, name)
     headers.items(block)
     headers.status(block)

@@ -1,4 +1,4 @@
-"""The parser: one table, each case whole, byte by byte, and with bytes of the next operation behind it."""
+"""The parser: one table, each case whole, byte by byte, and followed by bytes of the next operation."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def parser() -> Parser:
 
 
 def fed(made: Parser, data: bytes) -> list[Op]:
-    """What one read's bytes give, a CONNECT in their middle included."""
+    """Feed one read, including the parts after a CONNECT. Returns: its operations."""
     ops: list[Op] = []
     batch = made.feed(data)
     while True:
@@ -85,7 +85,7 @@ def fed(made: Parser, data: bytes) -> list[Op]:
 @pytest.mark.shows("core.pub")
 @pytest.mark.parametrize("name", CASES)
 def test_whole(name: str) -> None:
-    """All of a case in one read."""
+    """Each case is parsed in one read."""
     data, ops = CASES[name]
     made = parser()
     assert fed(made, data) == ops
@@ -96,7 +96,7 @@ def test_whole(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("step", [1, 2, 3, 7])
 def test_in_pieces(name: str, step: int) -> None:
-    """The same in reads of a few bytes; what is not whole shows in ``idle``."""
+    """Each case is parsed in reads of a few bytes; ``idle`` shows an incomplete operation."""
     data, ops = CASES[name]
     made = parser()
     seen: list[Op] = []
@@ -108,7 +108,7 @@ def test_in_pieces(name: str, step: int) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_with_more_behind(name: str) -> None:
-    """What belongs to the next operation waits for the rest of it."""
+    """The bytes of a next operation wait for the rest of it."""
     data, ops = CASES[name]
     made = parser()
     assert fed(made, data + b"PUB next 4\r\nab") == ops
@@ -120,7 +120,7 @@ def test_with_more_behind(name: str) -> None:
 @pytest.mark.parametrize("name", ERRORS)
 @pytest.mark.parametrize("step", [1, 1000])
 def test_error(name: str, step: int) -> None:
-    """What ends a connection, and with which words; what came whole before it is handed over."""
+    """An error has its text and reason; complete operations before it are returned."""
     data, text = ERRORS[name]
     made = parser()
     before: list[Op] = []
@@ -137,15 +137,15 @@ def test_error(name: str, step: int) -> None:
     assert before + caught.value.ops == [(b"a", b"", 0, b"x")]
 
 
-def test_headers_must_be_agreed_upon() -> None:
-    """HPUB ends the connection of a client that did not ask for headers."""
+def test_headers_must_be_negotiated() -> None:
+    """HPUB ends the connection of a client that did not request headers."""
     with pytest.raises(ProtocolError) as caught:
         Parser().feed(b"HPUB a 1 1\r\nx\r\n")
     assert caught.value.text is None
 
 
 def test_connect_ends_a_batch() -> None:
-    """What CONNECT allows holds for the bytes right behind it."""
+    """A setting that CONNECT changes applies to the bytes immediately after it."""
     made = Parser()
     assert made.feed(b"CONNECT {}\r\nHPUB a 1 1\r\nx\r\n") == [Connect(b"{}")]
     assert made.held
@@ -155,7 +155,7 @@ def test_connect_ends_a_batch() -> None:
 
 
 def test_large_message_in_many_reads() -> None:
-    """A message of many reads is joined once, whatever came with it."""
+    """A message of many reads is joined once, whatever else the reads contain."""
     made = Parser()
     body = bytes(range(256)) * 4000
     data = b"PUB a 1\r\nx\r\nPUB big %d\r\n%b\r\nPING\r\n" % (len(body), body)
@@ -167,7 +167,7 @@ def test_large_message_in_many_reads() -> None:
 
 @pytest.mark.parametrize("cut", range(-4, 3))
 def test_a_large_message_cut_near_its_end(cut: int) -> None:
-    """Its payload, its line end and what follows may be in any reads."""
+    """Its payload, its line end and the next bytes may be in any reads."""
     body = bytes(range(256)) * 100
     data = b"PUB big 25600\r\n%b\r\nPUB big 25600\r\n%b\r\nPUB a 1\r\nx\r\nPING\r\n" % (body, body[::-1])
     end = data.index(b"\r\nPUB big", 10) + cut
@@ -184,7 +184,7 @@ def test_a_large_message_cut_near_its_end(cut: int) -> None:
 
 @pytest.mark.parametrize(("fine", "wrong"), [(b"", b"xx"), (b"", b"x"), (b"\r", b"x"), (b"", b"\rx"), (b"", b"\n\r")])
 def test_a_large_message_that_does_not_end(fine: bytes, wrong: bytes) -> None:
-    """What follows a payload of another length is refused, as soon as it shows."""
+    """Bytes other than a line end after a payload are refused as soon as they arrive."""
     made = Parser()
     assert made.feed(b"PUB big 25600\r\n" + bytes(25_000)) == []
     assert made.missing == 601
@@ -195,7 +195,7 @@ def test_a_large_message_that_does_not_end(fine: bytes, wrong: bytes) -> None:
 
 
 def test_size_limit_needs_no_payload() -> None:
-    """The control line is enough to refuse a payload, and a message at the limit passes."""
+    """The control line suffices to refuse a payload; a message of exactly the limit is accepted."""
     made = Parser(max_payload=10)
     assert made.feed(b"PUB a 10\r\n0123456789\r\n") == [(b"a", b"", 0, b"0123456789")]
     with pytest.raises(ProtocolError):
@@ -203,7 +203,7 @@ def test_size_limit_needs_no_payload() -> None:
 
 
 def test_reserved_replies() -> None:
-    """A batch that may hold a reserved reply says so, also when only a repeated line has it."""
+    """A batch that may contain a reserved reply has the flag, even if only a repeated line has the reply."""
     made = Parser()
     made.feed(b"PUB a _INBOX.x 0\r\n\r\n")
     assert not made.reserved_replies
@@ -217,7 +217,7 @@ def test_reserved_replies() -> None:
 
 
 def test_endless_lines_are_not_kept() -> None:
-    """PING, PONG and +OK may go on for ever without a newline; memory does not."""
+    """PING, PONG and +OK may continue for ever without a newline; memory does not grow."""
     made = Parser()
     for _ in range(100):
         assert made.feed(b"PING " + b"x" * 10_000 if made.idle else b"x" * 10_000) == []
@@ -229,13 +229,15 @@ def test_endless_lines_are_not_kept() -> None:
     assert made.feed(b"a 1\r\n") == [Sub(b"a", b"", b"1")]
 
 
-@pytest.mark.parametrize("tail", [b" 0\r\n\r\n", b"  0\r\n\r\n", b" 4\r\n+ACK\r\n", b"  4\r\n+ACK\r\n", b" 4\r\n-NAK\r\n",
+@pytest.mark.parametrize("tail",
+                         [b" 0\r\n\r\n", b"  0\r\n\r\n", b" 4\r\n+ACK\r\n", b"  4\r\n+ACK\r\n", b" 4\r\n-NAK\r\n",
                                   b" _INBOX.x.1 0\r\n\r\n", b" 0\n\r\n", b" 1\r\n\n\r\n"])
-@pytest.mark.parametrize("odd", [b"", b"PING\r\n", b"PUB $JS.ACK.S.C.1.9.9.9.9 0\r\n\r\n", b"PUB a 14\r\nPUB $JS.ACK. 0\r\n",
+@pytest.mark.parametrize("odd",
+                         [b"", b"PING\r\n", b"PUB $JS.ACK.S.C.1.9.9.9.9 0\r\n\r\n", b"PUB a 14\r\nPUB $JS.ACK. 0\r\n",
                                  b"PUB\t$JS.ACK.S.C.1.9.9.9.9 0\r\n\r\n", b"PUB $JS.ACK.S.C.1.9.9.9.9 0 \r\n\r\n",
                                  b"PUB $JS.ACK.", b"PUB $JS.ACK.S.C.1.9.9.9.9 0\r\n"])
-def test_crowds_of_acks_are_what_they_are_one_by_one(tail: bytes, odd: bytes) -> None:
-    """Many acks in one read take a short cut; whatever else stands among them, the result is the long way's."""
+def test_bursts_of_acks_equal_single_acks(tail: bytes, odd: bytes) -> None:
+    """Many acks in one read take a fast path; whatever else is among them, the result equals that of the slow path."""
     acks = [b"PUB $JS.ACK.S.C.1.%d.%d.1700000000000000000.%d" % (i, i, 100 - i) + tail for i in range(60)]
     for at in (0, 1, 30, 60):
         data = b"".join(acks[:at]) + odd + b"".join(acks[at:])

@@ -20,7 +20,7 @@ streams = st.lists(st.one_of(pieces, pieces, pieces, st.binary(max_size=4)), max
 
 
 def outcome(chunks: list[bytes]) -> tuple[list[Op], str | None, bool]:
-    """All ops, and how it ended."""
+    """Return all operations, and how the input ended."""
     parser = Parser(max_control_line=LIMIT, max_payload=1000)
     parser.headers = True
     ops: list[Op] = []
@@ -38,7 +38,7 @@ def outcome(chunks: list[bytes]) -> tuple[list[Op], str | None, bool]:
 @settings(max_examples=400)
 @given(streams, st.lists(st.integers(1, 9), min_size=1))
 def test_only_protocol_errors_however_cut(data: bytes, steps: list[int]) -> None:
-    """Whole or in pieces of any size: the same ops, the same end."""
+    """Input in pieces of any size has the same operations and the same end as whole input."""
     chunks = []
     at = turn = 0
     while at < len(data):

@@ -1,4 +1,4 @@
-"""Subjects, compared with a matcher too simple to be wrong."""
+"""Subjects, compared with a matcher that is too simple to be wrong."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_matches(pattern: str) -> None:
 
 @given(patterns, patterns)
 def test_collide_and_subset(one: str, other: str) -> None:
-    """Both are what the sets of matched subjects say."""
+    """Both agree with the sets of matched subjects."""
     first = {subject for subject in SUBJECTS if naive(one).fullmatch(subject)}
     second = {subject for subject in SUBJECTS if naive(other).fullmatch(subject)}
     assert collide(one.encode(), other.encode()) == bool(first & second)

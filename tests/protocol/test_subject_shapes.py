@@ -1,4 +1,4 @@
-"""Many patterns at once: the same answers as one by one, by ``collide`` and ``subset``."""
+"""Tests of many patterns at once give the same answers as ``collide`` and ``subset`` one by one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from broker.protocol.subject import collide, subset
 from broker.protocol.subject_shapes import FirstMatch, SubjectShapes, first_overlap, first_subset, overlapping
 
 _TOKENS = st.lists(st.sampled_from([b"a", b"b", b"*", b"a*", b">x"]), min_size=1, max_size=4)
-PATTERNS = st.lists(st.builds(lambda tokens, rest: b".".join([*tokens, b">"] if rest else tokens), _TOKENS, st.booleans()),
+PATTERNS = st.lists(st.builds(lambda tokens, rest: b".".join([*tokens, b">"] if rest else tokens), _TOKENS,
+                              st.booleans()),
                     min_size=1, max_size=15)
 SUBJECTS = st.lists(st.sampled_from([b"a", b"b", b"a*", b">x", b"c"]), min_size=1, max_size=5).map(b".".join)
 
@@ -21,12 +22,13 @@ def test_a_subject_matches_what_one_of_the_patterns_matches(patterns: list[bytes
 
 @given(PATTERNS, SUBJECTS)
 def test_the_first_pattern_that_matches(patterns: list[bytes], subject: bytes) -> None:
-    assert FirstMatch(patterns).of(subject) == next((i for i, one in enumerate(patterns) if collide(one, subject)), None)
+    assert FirstMatch(patterns).of(subject) == next((i for i, one in enumerate(patterns) if collide(one, subject)),
+                                                    None)
 
 
 @given(PATTERNS)
 def test_the_first_pattern_that_another_contains(patterns: list[bytes]) -> None:
-    """Also where it is there twice."""
+    """A pattern that occurs twice counts, too."""
     first = next((i for i, one in enumerate(patterns)
                   if any(i != j and subset(one, other) for j, other in enumerate(patterns))), len(patterns))
     assert first_subset(patterns) == first
@@ -34,7 +36,8 @@ def test_the_first_pattern_that_another_contains(patterns: list[bytes]) -> None:
 
 @given(PATTERNS)
 def test_the_first_pattern_that_overlaps_a_later_one(patterns: list[bytes]) -> None:
-    first = next((i for i, one in enumerate(patterns) if any(collide(one, other) for other in patterns[i + 1:])), len(patterns))
+    first = next((i for i, one in enumerate(patterns) if any(collide(one, other) for other in patterns[i + 1:])),
+                 len(patterns))
     assert first_overlap(patterns) == first
 
 
@@ -45,7 +48,7 @@ def test_the_patterns_that_overlap_others(patterns: list[bytes], others: list[by
 
 
 def test_the_work_grows_with_the_patterns_not_with_their_pairs() -> None:
-    """Ten thousand patterns of two shapes, one of which is contained in another."""
+    """Ten thousand patterns have two shapes, and one pattern is contained in another."""
     patterns = [b"orders.%d.*" % i for i in range(5_000)] + [b"events.*.%d" % i for i in range(5_000)]
     assert len(SubjectShapes(patterns)) == 2
     assert first_subset(patterns) == len(patterns)

@@ -1,4 +1,4 @@
-"""Subject transforms: a table played to the real nats-server too (as account mappings), errors, and properties."""
+"""Subject transforms: a table played to the real nats-server, too (as account mappings), errors, and properties."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ MAPPINGS = [
     ("q.*.*", "q2.{{Partition( 7,  2 )}}.{{partition(0,1)}}.{{partition(5)}}", ["q.a.b", "q.long-token.é", "q.3.4"]),
     ("negative.*", "n2.{{partition(-3,1)}}.{{partition(1,0)}}", ["negative.a", "negative.b"]),
     ("sfl.*", "sfl2.{{splitfromleft(1,3)}}", ["sfl.abcdef", "sfl.abc", "sfl.ab"]),
-    ("sfr.*", "sfr2.{{SplitFromRight(1,2)}}.{{splitFromRight(1,0)}}.{{splitFromRight(1,-1)}}", ["sfr.abcdef", "sfr.ab"]),
+    ("sfr.*", "sfr2.{{SplitFromRight(1,2)}}.{{splitFromRight(1,0)}}.{{splitFromRight(1,-1)}}",
+     ["sfr.abcdef", "sfr.ab"]),
     ("ifl.*", "ifl2.{{SliceFromLeft(1,3)}}", ["ifl.abcdefgh", "ifl.abcdef", "ifl.abc", "ifl.abcd"]),
     ("ifr.*", "ifr2.{{sliceFromRight(1,3)}}.end", ["ifr.abcdefgh", "ifr.abcdef", "ifr.abcd", "ifr.a"]),
     ("split.*", "split2.{{split(1,-)}}", ["split.a-b-c", "split.-a--b-", "split.a", "split.a-"]),
@@ -61,7 +62,7 @@ ERRORS = [
     ("a.*", "b.>.c", "invalid transform in c"),
     ("a.*", "b c", "invalid transform"),
 ]
-"""For streams; the texts are compared with nats-server's in the differential scenarios of jetstream."""
+"""Errors for streams; the differential scenarios of jetstream compare the texts with nats-server's."""
 
 
 def transformed(src: str, dest: str, subject: str) -> str | None:
@@ -71,7 +72,8 @@ def transformed(src: str, dest: str, subject: str) -> str | None:
 
 @pytest.mark.shows("core.mapping_functions")
 async def test_mappings_are_those_of_nats_server(tmp_path: Path) -> None:
-    """Each subject of the table, published to a nats-server with the table as its mappings, arrives where ours says."""
+    """Each subject of the table is published to a nats-server that has the table as mappings, and arrives as ours
+    predicts."""
     entries = "\n".join(f'  "{src}": "{dest}"' for src, dest, _ in MAPPINGS)
     config = tmp_path / "server.conf"
     config.write_text(f"mappings {{\n{entries}\n}}\n")
@@ -102,7 +104,7 @@ def test_errors(src: str, dest: str, text: str) -> None:
 
 @pytest.mark.parametrize(("src", "dest"), [("a.*", "b.*"), ("a.>", "b"), ("a", "b.>"), ("a..b", "c"), (">.a", "b"),
                                            ("a.*", "b.>")])
-def test_what_is_no_subject(src: str, dest: str) -> None:
+def test_invalid_subjects(src: str, dest: str) -> None:
     with pytest.raises(TransformError, match=r"^invalid subject$"):
         check_mapping(src.encode(), dest.encode())
 
@@ -112,7 +114,7 @@ def test_no_destination_is_no_transform() -> None:
     assert make_transform(b"a.*", b"") is None
 
 
-def test_what_does_not_match_stays_as_it_is() -> None:
+def test_unmatched_subjects_do_not_change() -> None:
     transform = SubjectTransform(b"a.*", b"b.$1")
     assert [transform.match(subject) for subject in (b"a", b"a.b.c", b"b.a", b"a.*", b"a..b", b"a.>")] == [None] * 6
     assert SubjectTransform(b"", b">").match(b"any.thing") == b"any.thing"
@@ -129,7 +131,7 @@ tokens = st.text("ab-é", min_size=1, max_size=9)
 
 @given(st.lists(tokens, min_size=1, max_size=4), st.randoms(use_true_random=False), st.booleans())
 def test_strict_transforms_can_be_undone(words: list[str], rng: object, rest: bool) -> None:
-    """Any permutation of all wildcards: the reverse leads back."""
+    """The reverse of any permutation of all wildcards restores the subject."""
     order = list(range(1, len(words) + 1))
     rng.shuffle(order)  # type: ignore[attr-defined]
     tail = ".>" if rest else ""
@@ -150,9 +152,10 @@ def test_strict_errors(src: str, dest: str, text: str) -> None:
         SubjectTransform(src.encode(), dest.encode(), strict=True)
 
 
-@given(tokens, st.integers(-3, 12), st.sampled_from(["splitFromLeft", "splitFromRight", "sliceFromLeft", "sliceFromRight"]))
+@given(tokens, st.integers(-3, 12),
+       st.sampled_from(["splitFromLeft", "splitFromRight", "sliceFromLeft", "sliceFromRight"]))
 def test_cutting_loses_nothing(token: str, size: int, function: str) -> None:
-    """Without the dots, the pieces are the token; slices but one have the size."""
+    """The pieces without the dots are the token; all slices but one have the size."""
     made = SubjectTransform(b"a.*", f"b.{{{{{function}(1,{size})}}}}".encode()).match(f"a.{token}".encode())
     assert made is not None
     pieces = made.split(b".")[1:]
@@ -176,7 +179,7 @@ def test_partitions_depend_on_their_tokens_alone(words: list[str], buckets: int)
 @pytest.mark.parametrize(("dest", "size"), [
     (b".".join([b"$1"] * 100), 65_535), (b"x.>", 65_535), (b"{{split(1,)}}." + b"y" * 100 + b".$1", 65_535)])
 def test_a_made_subject_has_a_bound(dest: bytes, size: int) -> None:
-    """The longest that fits is made; with one byte more, the result is b"", as for a far longer one."""
+    """The longest result that fits is made; with one byte more the result is b""."""
     src = b">" if dest.endswith(b">") else b"*"
     transform = SubjectTransform(src, dest)
     fits = bisect_left(range(1, size + 1), True, key=lambda count: not transform.match(b"t" * count))
@@ -188,7 +191,7 @@ def test_a_made_subject_has_a_bound(dest: bytes, size: int) -> None:
 
 
 def test_partitions_hash_so_many_bytes() -> None:
-    """2000 partitions of a long token are not made, one is; without a wildcard each hashes the whole subject."""
+    """A partition of a long token is made, 2000 are not; without a wildcard each hashes the whole subject."""
     many = SubjectTransform(b"a.*", b".".join([b"{{partition(9,1)}}"] * 2000))
     assert many.match(b"a.b") is not None
     assert many.match(b"a." + b"b" * 40) == b""

@@ -1,4 +1,4 @@
-"""A tree of patterns finds the same owners as a look at each pattern, and forgets what is removed."""
+"""A tree of patterns finds the same owners as a linear search, and drops removed patterns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PATTERNS = st.builds(lambda tokens, rest: b".".join(tokens + [b">"] * (rest or n
 
 
 @given(st.lists(st.tuples(PATTERNS, st.integers(0, 3)), max_size=30), st.data())
-def test_owners_are_those_of_a_look_at_each_pattern(rows: list[tuple[bytes, int]], data: st.DataObject) -> None:
-    """Patterns may be added twice, and removed though they are not there."""
+def test_owners_agree_with_a_linear_search(rows: list[tuple[bytes, int]], data: st.DataObject) -> None:
+    """Patterns may be added twice, and removed although they were not added."""
     tree: SubjectTree[int] = SubjectTree()
     there: set[tuple[bytes, int]] = set()
     for row in rows:

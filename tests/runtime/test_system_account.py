@@ -256,12 +256,12 @@ async def test_requests_of_all_accounts_are_seen(brokers: tuple[Broker, Broker])
             await other.client.request("$JS.API.STREAM.DELETE.S", b"", timeout=30)
             shown = []
             for _ in range(6):
-                msg = await asyncio.wait_for(watcher.heard.get(), 30)
+                msg = await asyncio.wait_for(watcher.events.get(), 30)
                 info = json.loads(msg.header.pop("Nats-Request-Info"))
                 who = {name: info[name] for name in ("acc", "user", "lang", "ver", "server", "kind", "client_type")}
                 shown.append((msg.subject, msg.data, dict(msg.header), who, sorted(info)))
             seen.append(sorted(shown, key=lambda one: one[0]))
-            assert watcher.heard.empty()
+            assert watcher.events.empty()
     ours, real = seen
     assert ours == real
     assert [subject.removeprefix("$JS.API.") for subject, *_ in ours] == [

@@ -19,7 +19,8 @@ _TRACED = b"NATS/1.0\r\nNats-Trace-Dest: denied\r\n\r\n"
 _USERS = """
 authorization {
   timeout: 60
-  users: [ { user: u, password: p, permissions: { publish: { deny: denied }, subscribe: { allow: [ "ok.>", "ok.> q" ] } } } ]
+  users: [ { user: u, password: p,
+             permissions: { publish: { deny: denied }, subscribe: { allow: [ "ok.>", "ok.> q" ] } } } ]
 }
 accounts { ONE { limits: { max_connections: 1 }, users: [ { user: one, password: p } ] } }
 """
@@ -47,7 +48,8 @@ SHOWN: dict[str, Group] = {
         "no responders requires headers support": [("a", b'CONNECT {"verbose":false,"no_responders":true}\r\n', END)],
         'Permissions Violation for Publish to "$NRG.a"': [("a", OLD), ("a", b"PUB $NRG.a 1\r\nx\r\n")],
         'Permissions Violation for Publish with Reply of "_R_.a"': [("a", OLD), ("a", b"PUB foo _R_.a 1\r\nx\r\n")],
-        'Permissions Violation for Subscription to "foo" using queue "_sys_"': [("a", OLD), ("a", b"SUB foo _sys_ 1\r\n")],
+        'Permissions Violation for Subscription to "foo" using queue "_sys_"': [("a", OLD),
+                                                                                ("a", b"SUB foo _sys_ 1\r\n")],
     }),
     "limits": Group("max_subscriptions: 2, max_sub_tokens: 3", {
         "maximum subscriptions exceeded": [("a", OLD), ("a", b"SUB a 1\r\nSUB b 2\r\nSUB c 3\r\n")],
@@ -67,7 +69,8 @@ SHOWN: dict[str, Group] = {
     "users": Group(_USERS, {
         "Authorization Violation": [("a", _LOGIN.replace(b'"p"', b'"q"'), END)],
         "maximum account active connections exceeded": [("a", _ONE), ("b", _ONE, END)],
-        'Permissions Violation for Publish to "denied"': [("a", _LOGIN), ("a", b"PUB denied 1\r\nx\r\nPUB yes 1\r\nx\r\n")],
+        'Permissions Violation for Publish to "denied"': [("a", _LOGIN),
+                                                          ("a", b"PUB denied 1\r\nx\r\nPUB yes 1\r\nx\r\n")],
         'Permissions Violation for Subscription to "denied"': [("a", _LOGIN), ("a", b"SUB denied 1\r\nSUB ok.a 2\r\n")],
         'Permissions Violation for Subscription to "ok.a" using queue "r"': [("a", _LOGIN), ("a", b"SUB ok.a r 1\r\n")],
     }),

@@ -101,7 +101,8 @@ async def compare(server: Server, port: int, said: bytes, answer: bytes) -> None
 
 async def gone(server: Server) -> None:
     async with asyncio.timeout(20):
-        while server.clients or server._transports or (server.websocket is not None and server.websocket.openings):  # noqa: ASYNC110
+        while (server.clients or server._transports  # noqa: ASYNC110 (the server notifies nobody)
+               or (server.websocket is not None and server.websocket.openings)):
             await asyncio.sleep(0.005)
 
 
@@ -127,7 +128,7 @@ async def gone(server: Server) -> None:
     pytest.param(PROXY, b"PROXY nonsense\r\n", b"end", id="a wrong PROXY header"),
     pytest.param(PROXY, b"PROXY TCP4 192.0.2.1 198.51.100.1 1 2\r\n" + LOGIN, b"PONG\r\n", id="by a proxy"),
 ])
-async def test_of_the_client_port(fields: dict[str, Any], said: bytes, answer: bytes) -> None:
+async def test_connections_to_the_client_port(fields: dict[str, Any], said: bytes, answer: bytes) -> None:
     """Clients may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, **fields}))
     await server.start()
@@ -155,7 +156,8 @@ async def test_of_the_client_port(fields: dict[str, Any], said: bytes, answer: b
     pytest.param({"tls.handshake_first_ns": 0}, b"hello", b"\x16\x03", id="half a first handshake"),
     pytest.param({"tls.handshake_first_ns": 0}, b"", b"", id="no first handshake"),
 ])
-async def test_of_the_client_port_with_tls(fields: dict[str, Any], said: bytes, answer: bytes, tls: dict[str, str]) -> None:
+async def test_connections_to_the_client_port_with_tls(fields: dict[str, Any], said: bytes, answer: bytes,
+                                                       tls: dict[str, str]) -> None:
     """Handshakes may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, **tls, **fields}))
     await server.start()
@@ -164,7 +166,7 @@ async def test_of_the_client_port_with_tls(fields: dict[str, Any], said: bytes, 
 
 
 @pytest.mark.usefixtures("uncollected")
-async def test_of_a_client_with_tls(tls: dict[str, str]) -> None:
+async def test_a_client_with_tls(tls: dict[str, str]) -> None:
     """A client completes its handshake and logs in."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, **tls}))
     await server.start()
@@ -205,11 +207,13 @@ def frame(data: bytes) -> bytes:
     pytest.param({"websocket.handshake_timeout_ns": 50_000_000}, b"GET", b"end", id="too late"),
     pytest.param({}, REQUEST + b"\r\n", b"INFO", id="an upgrade"),
     pytest.param({}, REQUEST + b"\r\n" + frame(LOGIN), b"400", id="frames before the answer"),
-    pytest.param({"websocket.compression": True}, REQUEST + b"Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n", b"101",
+    pytest.param({"websocket.compression": True}, REQUEST + b"Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n",
+                 b"101",
                  id="compression"),
-    pytest.param({"websocket.same_origin": True}, REQUEST + b"Origin: http://other\r\n\r\n", b"403", id="another origin"),
+    pytest.param({"websocket.same_origin": True}, REQUEST + b"Origin: http://other\r\n\r\n", b"403",
+                 id="another origin"),
 ])
-async def test_of_the_websocket_port(fields: dict[str, Any], said: bytes, answer: bytes) -> None:
+async def test_connections_to_the_websocket_port(fields: dict[str, Any], said: bytes, answer: bytes) -> None:
     """Upgrades may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "websocket.host": "127.0.0.1",
                                    "websocket.port": -1, "websocket.no_tls": True, **fields}))
@@ -223,7 +227,7 @@ async def test_of_the_websocket_port(fields: dict[str, Any], said: bytes, answer
 @pytest.mark.parametrize("sent", [
     pytest.param(frame(LOGIN), id="is a client"), pytest.param(frame(LOGIN)[:-9], id="half a frame"),
     pytest.param(b"\xff\xff\xff\xff", id="no frame")])
-async def test_of_a_websocket_client(sent: bytes) -> None:
+async def test_a_websocket_client(sent: bytes) -> None:
     """Clients may stop at any step after the upgrade."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "websocket.host": "127.0.0.1",
                                    "websocket.port": -1, "websocket.no_tls": True}))
@@ -257,10 +261,11 @@ async def test_of_a_websocket_client(sent: bytes) -> None:
 @pytest.mark.parametrize(("said", "answer"), [
     pytest.param(b"", b"", id="says nothing"), pytest.param(b"hello", b"\x16\x03", id="half a handshake"),
     pytest.param(b"GET / HTTP/1.1\r\n\r\n", b"HTTP", id="no handshake")])
-async def test_of_the_websocket_port_with_tls(said: bytes, answer: bytes, tls: dict[str, str]) -> None:
+async def test_connections_to_the_websocket_port_with_tls(said: bytes, answer: bytes, tls: dict[str, str]) -> None:
     """Handshakes may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "websocket.host": "127.0.0.1",
-                                   "websocket.port": -1, **{f"websocket.{name}": value for name, value in tls.items()}}))
+                                   "websocket.port": -1,
+                                   **{f"websocket.{name}": value for name, value in tls.items()}}))
     await server.start()
     assert server.websocket is not None
     await compare(server, server.websocket.port, hello() if said == b"hello" else said, answer)

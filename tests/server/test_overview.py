@@ -11,7 +11,7 @@ from tests.server.raw_client import Wire
 QUIET = b'CONNECT {"verbose":false,"headers":true}\r\n'
 
 
-async def test_rows_made_late_say_the_same() -> None:
+async def test_rows_made_late_equal_rows_made_at_once() -> None:
     """Each column by which rows are sorted equals that of the whole row; a client that disconnects meanwhile is
     harmless."""
     async with running() as server:

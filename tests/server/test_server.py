@@ -219,8 +219,7 @@ async def test_slow_consumer_by_time() -> None:
 
 @pytest.mark.shows("core.write_timeout")
 async def test_write_timeout_retry() -> None:
-    """With ``retry``, a client past its deadline is counted and stays while it receives something; then it is
-    closed."""
+    """A client past its deadline is counted; with ``retry`` it stays while it receives something."""
     for deadline_s in (0.3, 1, 3):  # a busy machine may keep the client from reading for longer than that
         async with (running(write_deadline_ns=int(deadline_s * 1e9), write_timeout="retry") as server,
                     deaf(server, 1 << 20) as sock):
@@ -340,7 +339,8 @@ async def test_lame_duck() -> None:
     """The server refuses new connections, sends INFO with ldm to clients that accept it, waits, and closes each
     client."""
     for grace_s in (0.2, 1, 5):  # on a busy machine it may be over before the client sends something
-        async with running(lame_duck_duration_ns=int(2e9 * grace_s), lame_duck_grace_period_ns=int(1e9 * grace_s)) as server, Wire(
+        async with running(lame_duck_duration_ns=int(2e9 * grace_s),
+                           lame_duck_grace_period_ns=int(1e9 * grace_s)) as server, Wire(
                 server.port) as new, Wire(server.port) as old:
             new.send(QUIET + b"PING\r\n")
             await new.until(b'"connect_info":true')

@@ -53,11 +53,13 @@ def _permissions(permissions: Permissions) -> str:
              if permission != SubjectPermission()]
     responses = permissions.allow_responses
     if responses is not None:
-        parts.append(f'allow_responses: {{ max: {responses.max_msgs}, expires: "{responses.expires_ns // 1_000_000}ms" }}')
+        expires = f"{responses.expires_ns // 1_000_000}ms"
+        parts.append(f'allow_responses: {{ max: {responses.max_msgs}, expires: "{expires}" }}')
     return "{ " + ", ".join(parts) + " }"
 
 
 def _subjects(permission: SubjectPermission) -> str:
-    parts = [f"{name}: {json.dumps(patterns)}" for name, patterns in (("allow", permission.allow), ("deny", permission.deny))
+    parts = [f"{name}: {json.dumps(patterns)}" for name,
+             patterns in (("allow", permission.allow), ("deny", permission.deny))
              if patterns]
     return "{ " + ", ".join(parts) + " }"

@@ -53,7 +53,8 @@ Request = dict[str, Any]
 Answer = Callable[[Request], str | bytes | None]
 
 
-def user(request: Request, account: str = "APP", *, signer: KeyPair = ISSUER, sub: str = "", name: str = "bound", exp: int = 0,
+def user(request: Request, account: str = "APP", *, signer: KeyPair = ISSUER, sub: str = "", name: str = "bound",
+         exp: int = 0,
          **nats_claims: Any) -> str:
     """Return the token of the user that a request is about."""
     claims = {"sub": sub or request["nats"]["user_nkey"], "aud": account, "name": name,
@@ -77,7 +78,8 @@ ANSWERS: dict[str, tuple[Answer, bytes]] = {
     "expires later": (lambda request: response(request, user(request, exp=int(time.time()) + 100)), OK),
     "by anybody else": (lambda request: response(request, user(request), signer=OTHER), REFUSED),
     "by the issuer, who says so": (lambda request: response(request, user(request), issuer_account=ISSUER.public), OK),
-    "by the issuer in another's name": (lambda request: response(request, user(request), issuer_account=OTHER.public), OK),
+    "by the issuer in another's name": (lambda request: response(request, user(request), issuer_account=OTHER.public),
+                                        OK),
     "by anybody else in the issuer's name": (
         lambda request: response(request, user(request), signer=OTHER, issuer_account=ISSUER.public), REFUSED),
     "to no account": (lambda request: response(request, user(request, "NOWHERE")), REFUSED),
@@ -96,7 +98,8 @@ ANSWERS: dict[str, tuple[Answer, bytes]] = {
     "expired": (lambda request: response(request, user(request, exp=int(time.time()) - 10)), REFUSED),
     "by another kind of connection": (
         lambda request: response(request, user(request, allowed_connection_types=["WEBSOCKET"])), REFUSED),
-    "by no kind that is known": (lambda request: response(request, user(request, allowed_connection_types=["X"])), REFUSED),
+    "by no kind that is known": (lambda request: response(request, user(request, allowed_connection_types=["X"])),
+                                 REFUSED),
     "invalid permissions": (lambda request: response(request, user(request, pub={"allow": ["a..b"]})), REFUSED),
     "at another time": (lambda request: response(request, user(
         request, times=[{"start": f"{half_a_day_ago():%H}:00:00", "end": f"{half_a_day_ago():%H}:00:01"}],
@@ -127,7 +130,8 @@ async def service(client: Client, answer: Answer, requests: list[Request], curve
 
 
 def as_user(name: str) -> bytes:
-    return b"CONNECT " + json.dumps({"user": name, "pass": "p", "verbose": False, "lang": "x", "protocol": 1}).encode() + b"\r\n"
+    return b"CONNECT " + json.dumps({"user": name, "pass": "p", "verbose": False, "lang": "x",
+                                     "protocol": 1}).encode() + b"\r\n"
 
 
 @BOTH
@@ -148,14 +152,14 @@ async def test_answers(process: type[ServerProcess], tmp_path: Path) -> None:
 
 
 @BOTH
-async def test_what_a_request_tells(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_contents_of_a_request(process: type[ServerProcess], tmp_path: Path) -> None:
     """A request describes the client, as far as it is known, and contains what the client sent."""
     async with process("-c", write(tmp_path, FILE % ""), monitor=False) as server:
         auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
         requests: list[Request] = []
         async with service(auth, ANSWERS["right"][0], requests), Wire(server.port) as wire:
-            wire.send(b'CONNECT {"user":"alice","pass":"x","auth_token":"t","jwt":"j","nkey":"UA","sig":"s","name":"n","lang":"py",'
-                      b'"version":"1","protocol":1,"verbose":false}\r\nPING\r\n')
+            wire.send(b'CONNECT {"user":"alice","pass":"x","auth_token":"t","jwt":"j","nkey":"UA","sig":"s","name":"n",'
+                      b'"lang":"py","version":"1","protocol":1,"verbose":false}\r\nPING\r\n')
             await wire.until(OK)
             info = json.loads(wire.info[5:])
             [request] = requests
@@ -176,7 +180,7 @@ async def test_what_a_request_tells(process: type[ServerProcess], tmp_path: Path
 
 
 @BOTH
-async def test_what_the_user_becomes(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_the_user_of_an_answer(process: type[ServerProcess], tmp_path: Path) -> None:
     """The client gets the answer's name, account and permissions; users in the service's account may not ask it."""
     seconds = 1
 
@@ -185,7 +189,8 @@ async def test_what_the_user_becomes(process: type[ServerProcess], tmp_path: Pat
         return response(request, {
             "bob": lambda: user(request, pub={"allow": ["b.>"]}, name=""),
             "dave": lambda: user(request, "DEFAULTS", pub={"deny": ["y"]}),
-            "eve": lambda: user(request, "AUTH"), "short": lambda: user(request, exp=int(time.time()) + seconds)}[name]())
+            "eve": lambda: user(request, "AUTH"),
+            "short": lambda: user(request, exp=int(time.time()) + seconds)}[name]())
 
     async with process("-c", write(tmp_path, FILE % "")) as server:
         auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
@@ -202,7 +207,8 @@ async def test_what_the_user_becomes(process: type[ServerProcess], tmp_path: Pat
                     assert await wire.settled() == refused + OK, name
                     rows = (await server.monitor("/connz?auth=1"))["connections"]
                     shown = {row["cid"]: row["authorized_user"] for row in rows}[json.loads(wire.info[5:])["client_id"]]
-                    assert shown == {"bob": "bob" if process is NatsServerProcess else requests[-1]["nats"]["user_nkey"]}.get(
+                    assert shown == {"bob": "bob" if process is NatsServerProcess
+                                     else requests[-1]["nats"]["user_nkey"]}.get(
                         name, "bound")
             ending = REFUSED
             while ending == REFUSED:  # on a busy machine the token has expired before the server reads it
@@ -215,7 +221,7 @@ async def test_what_the_user_becomes(process: type[ServerProcess], tmp_path: Pat
 
 
 @BOTH
-async def test_whom_it_decides_about(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_clients_that_the_service_decides_about(process: type[ServerProcess], tmp_path: Path) -> None:
     """The service decides about all but its own users; with ``allowed_accounts``, not about users of other accounts."""
     for allowed, asked in (("", [("auth", 0), ("app", 1), ("sys", 1), ("x", 1)]),
                            (", allowed_accounts: [ APP ]", [("auth", 0), ("app", 1), ("sys", 0), ("x", 1)])):
@@ -243,7 +249,8 @@ async def test_sealed(process: type[ServerProcess], tmp_path: Path) -> None:
     async with process("-c", write(tmp_path, FILE % f", xkey: {curve.public}"), monitor=False) as server:
         auth = await nats.connect(server.url, user="auth", password="p", allow_reconnect=False)
         for seal, answer, wanted in ((True, ANSWERS["right"][0], OK), (False, ANSWERS["right"][0], OK),
-                                     (True, ANSWERS["by anybody else"][0], OK), (False, ANSWERS["by anybody else"][0], REFUSED),
+                                     (True, ANSWERS["by anybody else"][0], OK),
+                                     (False, ANSWERS["by anybody else"][0], REFUSED),
                                      (False, lambda _request: b"xkv1" + b"x" * 100, REFUSED)):
             requests: list[Request] = []
             async with service(auth, answer, requests, curve, seal=seal), Wire(server.port) as wire:
@@ -281,7 +288,7 @@ async def test_a_service_that_is_silent(process: type[ServerProcess], tmp_path: 
 
 
 @BOTH
-async def test_a_service_that_is_not_there(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_a_missing_service(process: type[ServerProcess], tmp_path: Path) -> None:
     """Clients wait for their whole time to log in; a client that disconnects meanwhile leaves nothing behind."""
     async with process("-c", write(tmp_path, SHORT), monitor=False) as server:
         await refused_in_the_end(server)
@@ -296,7 +303,8 @@ async def test_an_account_that_delegates(process: type[ServerProcess], tmp_path:
     account = key(ACCOUNT, "AUTH")
 
     def claims(**more: Any) -> dict[str, str]:
-        return {"AUTH": tokens.account("AUTH", authorization={"auth_users": [auth_user], **more}), "APP": tokens.account("APP"),
+        return {"AUTH": tokens.account("AUTH", authorization={"auth_users": [auth_user], **more}),
+                "APP": tokens.account("APP"),
                 "FREE": tokens.account("FREE")}
 
     def app(request: Request) -> str:
@@ -328,12 +336,13 @@ async def test_an_account_that_delegates(process: type[ServerProcess], tmp_path:
 
 
 @BOTH
-async def test_whose_signature_counts(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_valid_signatures(process: type[ServerProcess], tmp_path: Path) -> None:
     """In operator mode the account or its signing keys must sign the answer, whatever account the answer names."""
     account, signing = key(ACCOUNT, "AUTH"), key(ACCOUNT, "signing")
     own = account.public
     cases: list[tuple[KeyPair, str, bytes]] = [
-        (account, "", OK), (account, own, OK), (signing, "", OK), (signing, own, OK), (OTHER, "", REFUSED), (OTHER, own, REFUSED),
+        (account, "", OK), (account, own, OK), (signing, "", OK), (signing, own, OK), (OTHER, "", REFUSED),
+        (OTHER, own, REFUSED),
         (OTHER, OTHER.public, REFUSED), (OTHER, signing.public, REFUSED), (account, OTHER.public, REFUSED)]
     accounts = {"AUTH": tokens.account("AUTH", authorization={"auth_users": [key(USER, "auth").public]},
                                        signing_keys=[signing.public])}
@@ -351,7 +360,7 @@ async def test_whose_signature_counts(process: type[ServerProcess], tmp_path: Pa
 
 
 @BOTH
-async def test_an_update_lets_nobody_ask_the_service(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_users_cannot_ask_the_service_after_an_update(process: type[ServerProcess], tmp_path: Path) -> None:
     """Users of the service's account may not publish requests to it, even after a change of its claims."""
     account = key(ACCOUNT, "AUTH")
     rows = {"authorization": {"auth_users": [key(USER, "auth").public]}}
@@ -371,7 +380,7 @@ async def test_an_update_lets_nobody_ask_the_service(process: type[ServerProcess
             assert permissions.get("publish") == {"deny": ["$SYS.REQ.USER.AUTH"]}
 
 
-def test_seals_of_others() -> None:
+def test_seals() -> None:
     """Seals have the real server's format; anything else is refused."""
     one, other = CurveKeyPair(secret(CURVE, "1")), CurveKeyPair(secret(CURVE, "2"))
     sealed = one.seal(b"message", other.public)

@@ -157,7 +157,7 @@ def test_an_unknown_user_costs_what_a_known_one_does() -> None:
     assert decide([User("c", "plain")], "nobody", "plain") == Refusal()
 
 
-def test_warnings_name_what_cannot_work() -> None:
+def test_warnings_about_passwords() -> None:
     """Plaintext and malformed hashes cause warnings, which have the user's name and not the password."""
     found = warnings(AuthSettings(users=(User("a", HASH), User("b", HASH[:-1])), token="$2a$10$short"))
     assert found == ["Nobody can log in with the password of user 'b': it begins like a bcrypt hash and is none",
@@ -247,7 +247,7 @@ def say(password: str, more: bytes = b"PING\r\n") -> bytes:
 
 
 @pytest.mark.parametrize("more", [0, 100, 300_000], ids=["alone", "with the rest", "a large read"])
-async def test_what_comes_meanwhile_is_served_afterwards(gate: threading.Event, more: int) -> None:
+async def test_input_during_a_check_is_served_afterwards(gate: threading.Event, more: int) -> None:
     """Such input is served in order and after the decision, whether sent with CONNECT, after it, or in slices."""
     async with running(authenticators=[GatedLogin()]) as server, Wire(server.port) as wire, Wire(server.port) as other:
         other.send(b'CONNECT {"verbose":false}\r\nSUB > 1\r\n')
@@ -316,7 +316,7 @@ async def test_addresses_take_turns(gate: threading.Event) -> None:
         assert order == ["wrong", "wrong", "right", "wrong", "right", *["wrong"] * 27]
 
 
-async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
+async def test_checks_of_disconnected_clients_are_dropped(gate: threading.Event) -> None:
     """A client that disconnects while queued costs nothing; one that disconnects during its check affects no other."""
     login = GatedLogin(at_once=1)
     async with running(authenticators=[login]) as server:
@@ -335,7 +335,7 @@ async def test_who_leaves_is_not_checked(gate: threading.Event) -> None:
         assert Gated.begun == ["right1", "right3"]
 
 
-async def test_who_waits_too_long_for_a_turn_is_told(gate: threading.Event) -> None:
+async def test_the_timeout_includes_the_wait_for_a_check(gate: threading.Event) -> None:
     """The timeout counts while a check waits, but not while it runs, however long that takes."""
     for seconds in (0.05, 0.5, 5.0):  # a busy machine may need longer than that until the first one's check begins
         async with (running(authenticators=[GatedLogin(at_once=1)], timeout_ns=int(seconds * 1e9)) as server,

@@ -55,7 +55,7 @@ def reload(server: Server) -> None:
 CONNECT = b"CONNECT " + json.dumps({"verbose": False, "user": "u", "pass": "p"}).encode() + b"\r\n"
 
 
-async def test_a_check_under_way_begins_anew() -> None:
+async def test_a_reload_restarts_a_running_check() -> None:
     """The old result would be about former users; input that arrived meanwhile is served after the new check."""
     first, second = Slow(), Slow()
     async with running(authenticators=[Decisions(first, second)]) as server, Wire(server.port) as client:
@@ -67,7 +67,7 @@ async def test_a_check_under_way_begins_anew() -> None:
         assert await client.settled() == b"MSG a 1 1\r\nx\r\nPONG\r\n"
 
 
-async def test_a_check_under_way_is_decided_at_once() -> None:
+async def test_a_reload_may_decide_a_running_check_at_once() -> None:
     """The client's input is served, or the client is closed."""
     slow = [Slow(), Slow()]
     async with (running(authenticators=[Decisions(*slow, Login(user="u"), Refusal())]) as server,
@@ -80,7 +80,7 @@ async def test_a_check_under_way_is_decided_at_once() -> None:
         assert await bad.end() == b"-ERR 'Authorization Violation'\r\n"
 
 
-async def test_who_is_logged_in_is_served_while_checked_again() -> None:
+async def test_a_client_is_served_while_it_is_checked_again() -> None:
     """The client is closed if the check fails; a further change cancels that check."""
     first, second = Slow(), Slow()
     async with (running(authenticators=[Decisions(Login(user="u"), first, second)]) as server,

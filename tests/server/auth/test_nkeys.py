@@ -50,7 +50,7 @@ async def answer(port: int, pair: Any, **fields: object) -> bytes:
 
 
 @BOTH
-async def test_who_may_come(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_accepted_logins(process: type[ServerProcess], tmp_path: Path) -> None:
     """Only a key of the file that signs the nonce is admitted; the log names the key."""
     async with process("-c", config(tmp_path), monitor=False) as server:
         for pair in (A, R, B):
@@ -59,7 +59,8 @@ async def test_who_may_come(process: type[ServerProcess], tmp_path: Path) -> Non
         # A key in CONNECT precedes a user.
         assert await answer(server.port, A, nkey=A.public, user="u") == b"PONG\r\n"
         refused: list[dict[str, object]] = [
-            {"nkey": N.public}, {"nkey": W.public}, {"nkey": A.public}, {"nkey": "U"}, {"nkey": N.public, "user": "u", "pass": "p"},
+            {"nkey": N.public}, {"nkey": W.public}, {"nkey": A.public}, {"nkey": "U"},
+            {"nkey": N.public, "user": "u", "pass": "p"},
             {"nkey": A.public, "sig": ""}, {"nkey": A.public, "sig": "AAAA"}, {"nkey": A.public, "sig": "?"}, {}]
         for fields in refused:
             pair = W if fields.get("nkey") == W.public else N
@@ -114,7 +115,7 @@ async def test_clients_without_credentials(process: type[ServerProcess], tmp_pat
 
 
 @BOTH
-async def test_only_users_for_the_system(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_users_of_the_system_account_only(process: type[ServerProcess], tmp_path: Path) -> None:
     """Clients need no credentials if only the system account has users."""
     text = f"accounts {{ $SYS {{ users: [ {{ nkey: {A.public} }} ] }} }}"
     async with process("-c", config(tmp_path, text), monitor=False) as server:
@@ -126,7 +127,7 @@ async def test_only_users_for_the_system(process: type[ServerProcess], tmp_path:
 
 
 @BOTH
-async def test_who_is_in_the_system_account_is_told(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_info_names_the_system_account(process: type[ServerProcess], tmp_path: Path) -> None:
     """The second INFO has ``acc_is_sys`` for users of the system account only."""
     text = (f"authorization {{ timeout: 60 }}\n"
             f"accounts {{ $SYS {{ users: [ {{ nkey: {A.public} }} ] }}, B {{ users: [ {{ nkey: {B.public} }} ] }} }}")
@@ -139,7 +140,7 @@ async def test_who_is_in_the_system_account_is_told(process: type[ServerProcess]
 
 
 @BOTH
-async def test_keys_that_go(process: type[ServerProcess], tmp_path: Path) -> None:
+async def test_removed_keys(process: type[ServerProcess], tmp_path: Path) -> None:
     """A reload closes connections of removed keys, and keeps the others."""
     path = config(tmp_path)
     async with process("-c", path, monitor=False) as server, Wire(server.port) as gone, Wire(server.port) as stays:
@@ -155,7 +156,7 @@ async def test_keys_that_go(process: type[ServerProcess], tmp_path: Path) -> Non
         assert await answer(server.port, A, nkey=A.public) == REFUSED
 
 
-async def test_nothing_may_be_signed_for_ever(tmp_path: Path) -> None:
+async def test_a_signature_of_no_nonce_is_refused(tmp_path: Path) -> None:
     """A connection that was sent no nonce cannot log in with a key that a reload added."""
     path = config(tmp_path, "authorization { timeout: 60, users: [ { user: u, password: p } ] }")
     async with BrokerProcess("-c", path, monitor=False) as server, Wire(server.port) as early:

@@ -26,7 +26,8 @@ from tests.server.in_process import running
 from tests.server.raw_client import Wire
 
 
-def permissions(*, pub: tuple[str, ...] | None = None, pub_deny: tuple[str, ...] = (), sub: tuple[str, ...] | None = None,
+def permissions(*, pub: tuple[str, ...] | None = None, pub_deny: tuple[str, ...] = (),
+                sub: tuple[str, ...] | None = None,
                 sub_deny: tuple[str, ...] = (), responses: ResponsePermission | None = None) -> Permissions:
     return Permissions(SubjectPermission(pub, pub_deny), SubjectPermission(sub, sub_deny), responses)
 
@@ -73,7 +74,8 @@ DIALOGUES: dict[str, list[Step]] = {
         ("a", b"PUB fo 1\r\na\r\nPUB bar 1\r\nb\r\nPUB bar.x.y 1\r\nc\r\nPUB baz 1\r\nd\r\nPUB foo.x 1\r\ne\r\n")],
     "publish, some allowed": [
         ("a", connect("pub")), ("b", connect("a2")), ("b", b"SUB > 1\r\n"),
-        ("a", b"PUB foo 1\r\na\r\nPUB no 1\r\nb\r\nPUB foo 1\r\nc\r\nPUB foo 1\r\nd\r\nPUB no 1\r\ne\r\nPUB no 1\r\nf\r\n"
+        ("a",
+         b"PUB foo 1\r\na\r\nPUB no 1\r\nb\r\nPUB foo 1\r\nc\r\nPUB foo 1\r\nd\r\nPUB no 1\r\ne\r\nPUB no 1\r\nf\r\n"
               b"PUB bar.x 1\r\ng\r\n")],
     "publish, denied": [("a", connect("nopub")), ("a", b"SUB > 1\r\n"),
                         ("a", b"PUB foo 1\r\na\r\nPUB bar.x 1\r\nb\r\nPUB bar 1\r\nc\r\nPUB bar.x.y 1\r\nd\r\n")],
@@ -86,13 +88,16 @@ DIALOGUES: dict[str, list[Step]] = {
         ("a", connect("pub")), ("a", b"SUB > 1\r\n"),
         ("a", b"PUB foo _R_.a 1\r\na\r\nPUB no _R_.a 1\r\nb\r\nPUB foo ok 1\r\nc\r\nPUB no ok 1\r\nd\r\n")],
     "publish to what is reserved": [("a", connect("pub")), ("a", b"PUB $NRG.a 1\r\nx\r\nPUB _GR_.a 1\r\ny\r\n")],
-    "publish verbosely": [("a", connect("pub", verbose=True)), ("a", b"PUB foo 1\r\na\r\nPUB no 1\r\nb\r\nPUB foo 1\r\nc\r\n")],
+    "publish verbosely": [("a", connect("pub", verbose=True)),
+                          ("a", b"PUB foo 1\r\na\r\nPUB no 1\r\nb\r\nPUB foo 1\r\nc\r\n")],
     "publish pedantically": [("a", connect("pub", pedantic=True)),
                              ("a", b"PUB foo 1\r\na\r\nPUB no.* 1\r\nb\r\nPUB bar.* 1\r\nc\r\n")],
-    "request without permission": [("a", connect("pub", **QUIET)), ("a", b"SUB in 1\r\nPUB no in 1\r\na\r\nPUB foo in 0\r\n\r\n")],
+    "request without permission": [("a", connect("pub", **QUIET)),
+                                   ("a", b"SUB in 1\r\nPUB no in 1\r\na\r\nPUB foo in 0\r\n\r\n")],
     "trace to what is denied": [
         ("a", connect("nopub", headers=True)), ("b", connect("a2", headers=True)), ("b", b"SUB > 1\r\n"),
-        ("a", traced(b"ok", b"foo") + traced(b"ok", b"bar.x", only=True) + traced(b"ok", b"$NRG.x") + traced(b"ok", b"_GR_.x")
+        ("a", traced(b"ok", b"foo") + traced(b"ok", b"bar.x", only=True) + traced(b"ok", b"$NRG.x") + traced(b"ok",
+                                                                                                             b"_GR_.x")
               + b"PUB ok 1\r\nz\r\n"),
         ("a", traced(b"ok", b"a..b", only=True) + b"PUB ok 1\r\nz\r\n")],
     "trace to where one may respond": [
@@ -100,16 +105,20 @@ DIALOGUES: dict[str, list[Step]] = {
         ("b", b"SUB rep.> 1\r\nPUB foo rep.1 1\r\nx\r\nPUB foo rep.2 1\r\nx\r\n"),
         ("a", traced(b"rep.1", b"rep.2"))],
     "trace to what is denied, verbosely": [
-        ("a", connect("nopub", headers=True, verbose=True)), ("a", traced(b"ok", b"foo") + traced(b"ok", b"foo", only=True))],
+        ("a", connect("nopub", headers=True, verbose=True)),
+        ("a", traced(b"ok", b"foo") + traced(b"ok", b"foo", only=True))],
     # Subscribing
     "subscribe, allowed": [
-        ("a", connect("sub")), ("a", b"SUB foo 1\r\nSUB bar.* 2\r\nSUB baz.> 3\r\nSUB baz.*.x 4\r\nSUB bar.x q 5\r\nUNSUB 4\r\n"),
+        ("a", connect("sub")),
+        ("a", b"SUB foo 1\r\nSUB bar.* 2\r\nSUB baz.> 3\r\nSUB baz.*.x 4\r\nSUB bar.x q 5\r\nUNSUB 4\r\n"),
         ("a", b"PUB foo 1\r\na\r\nPUB bar.x 1\r\nb\r\nPUB baz.y.x 1\r\nc\r\n")],
     "subscribe, not allowed": [
         ("a", connect("sub")), ("a", b"SUB > 1\r\nSUB foo.* 2\r\nSUB bar.*.x 3\r\nSUB baz 4\r\n"),
         ("a", b"SUB * 5\r\nSUB * q 6\r\nSUB foo q 7\r\n"), ("a", b"PUB foo 1\r\na\r\nPUB baz 1\r\nb\r\n")],
-    "subscribe wider than a star": [("a", connect("sub")), ("a", b"SUB bar.> 1\r\nPUB bar.x 1\r\na\r\nPUB bar.x.y 1\r\nb\r\n")],
-    "subscribe to what is no subject": [("a", connect("sub")), ("a", b"SUB foo..x 1\r\nSUB baz..x 2\r\nSUB baz. 3\r\n")],
+    "subscribe wider than a star": [("a", connect("sub")),
+                                    ("a", b"SUB bar.> 1\r\nPUB bar.x 1\r\na\r\nPUB bar.x.y 1\r\nb\r\n")],
+    "subscribe to what is no subject": [("a", connect("sub")),
+                                        ("a", b"SUB foo..x 1\r\nSUB baz..x 2\r\nSUB baz. 3\r\n")],
     "subscribe verbosely": [("a", connect("sub", verbose=True)), ("a", b"SUB foo 1\r\nSUB no 2\r\nSUB no _sys_ 3\r\n")],
     "subscribe, denied": [("a", connect("nosub")),
                           ("a", b"SUB foo 1\r\nSUB bar.x 2\r\nSUB bar.* 3\r\nSUB foo q 4\r\nSUB bar 5\r\n"),
@@ -125,7 +134,8 @@ DIALOGUES: dict[str, list[Step]] = {
         ("a", b"UNSUB 1\r\n"), ("b", b"PUB _INBOX.x.1 1\r\na\r\nPUB _INBOX.x.2 1\r\nb\r\n")],
     "denied within acks": [
         ("a", connect("nosub")), ("b", connect("a2")), ("a", b"SUB $JS.ACK.S.> 1\r\n"),
-        ("b", b"PUB $JS.ACK.S.C.1.2.3.4.5 1\r\na\r\nPUB $JS.ACK.S.C.9.9.9.9.9 1\r\nb\r\nPUB $JS.ACK.S.C.1.2.3.4.6 1\r\nc\r\n")],
+        ("b", b"PUB $JS.ACK.S.C.1.2.3.4.5 1\r\na\r\nPUB $JS.ACK.S.C.9.9.9.9.9 1\r\nb\r\n"
+              b"PUB $JS.ACK.S.C.1.2.3.4.6 1\r\nc\r\n")],
     "denied member of a queue group": [
         ("a", connect("nosub")), ("b", connect("a2")), ("a", b"SUB bar.> q 1\r\n"), ("b", b"SUB bar.> q 1\r\n"),
         ("b", b"".join(b"PUB bar.x 2\r\n%02d\r\n" % i for i in range(20)))],
@@ -135,12 +145,14 @@ DIALOGUES: dict[str, list[Step]] = {
     # Queue groups
     "queue groups, allowed": [
         ("a", connect("queue")),
-        ("a", b"SUB foo 1\r\nSUB foo q 2\r\nSUB bar v1 3\r\nSUB baz v.1 4\r\nSUB baz v.1.2 5\r\nSUB qux 6\r\nSUB two b 7\r\n")],
+        ("a", b"SUB foo 1\r\nSUB foo q 2\r\nSUB bar v1 3\r\nSUB baz v.1 4\r\nSUB baz v.1.2 5\r\nSUB qux 6\r\n"
+              b"SUB two b 7\r\n")],
     "queue groups, not allowed": [
         ("a", connect("queue")),
         ("a", b"SUB bar 1\r\nSUB bar v2 2\r\nSUB baz v 3\r\nSUB baz 4\r\nSUB qux v1 5\r\nSUB two c 6\r\n")],
     "queue groups, denied": [
-        ("a", connect("noqueue")), ("a", b"SUB foo 1\r\nSUB foo good 2\r\nSUB foo bad 3\r\nSUB bar v.1 4\r\nSUB bar v 5\r\n"),
+        ("a", connect("noqueue")),
+        ("a", b"SUB foo 1\r\nSUB foo good 2\r\nSUB foo bad 3\r\nSUB bar v.1 4\r\nSUB bar v 5\r\n"),
         ("a", b"PUB foo 1\r\na\r\n")],
     "queue groups, denied within a wildcard": [
         ("a", connect("noqueue")), ("a", b"SUB all.* 1\r\nSUB all.* q 2\r\nSUB all.> r 3\r\n"),
@@ -151,10 +163,12 @@ DIALOGUES: dict[str, list[Step]] = {
         ("a", b"PUB rep.1 0\r\n\r\n"), ("b", b"PUB foo rep.1 1\r\nx\r\nPUB foo rep.2 1\r\ny\r\nPUB foo 1\r\nz\r\n"),
         ("a", b"PUB rep.1 1\r\na\r\nPUB rep.2 1\r\nb\r\nPUB rep.1 1\r\nc\r\nPUB rep.3 1\r\nd\r\n")],
     "two responses": [
-        ("a", connect("reply2")), ("b", connect("a2")), ("a", b"SUB foo q 1\r\n"), ("b", b"SUB * 1\r\nPUB foo rep 1\r\nx\r\n"),
+        ("a", connect("reply2")), ("b", connect("a2")), ("a", b"SUB foo q 1\r\n"),
+        ("b", b"SUB * 1\r\nPUB foo rep 1\r\nx\r\n"),
         ("a", b"PUB rep 1\r\na\r\nPUB ok 1\r\nb\r\nPUB rep 1\r\nc\r\nPUB rep 1\r\nd\r\nPUB ok 1\r\ne\r\n")],
     "any number of responses": [
-        ("a", connect("replies")), ("b", connect("a2")), ("a", b"SUB foo 1\r\n"), ("b", b"SUB * 1\r\nPUB foo nope 1\r\nx\r\n"),
+        ("a", connect("replies")), ("b", connect("a2")), ("a", b"SUB foo 1\r\n"),
+        ("b", b"SUB * 1\r\nPUB foo nope 1\r\nx\r\n"),
         ("a", b"PUB nope 1\r\na\r\n" * 5 + b"PUB other 1\r\nb\r\n")],
     "a request that comes again": [
         ("a", connect("reply")), ("b", connect("a2")), ("a", b"SUB foo 1\r\n"), ("b", b"SUB rep 1\r\n"),
@@ -171,7 +185,8 @@ DIALOGUES: dict[str, list[Step]] = {
         ("a", connect("a")), ("b", connect("b")), ("a", b"SUB > 1\r\n"), ("b", b"SUB > 1\r\nSUB foo q 2\r\n"),
         ("a", b"PUB foo 1\r\nx\r\n"), ("b", b"PUB foo 1\r\ny\r\n")],
     "nobody responds in another account": [
-        ("a", connect("a", **QUIET)), ("b", connect("b")), ("b", b"SUB foo 1\r\n"), ("a", b"SUB in 1\r\nPUB foo in 0\r\n\r\n")],
+        ("a", connect("a", **QUIET)), ("b", connect("b")), ("b", b"SUB foo 1\r\n"),
+        ("a", b"SUB in 1\r\nPUB foo in 0\r\n\r\n")],
     "a second CONNECT for another account": [
         ("a", connect("a")), ("b", connect("b")), ("b", b"SUB foo 1\r\n"), ("a", b"SUB foo 7\r\nPUB foo 1\r\nw\r\n"),
         ("a", connect("b")),
@@ -192,8 +207,10 @@ DIALOGUES: dict[str, list[Step]] = {
 OTHERS = [AccountSettings("A"), AccountSettings("B")]
 ANYBODY = [User("any", "p", "A", permissions(pub=("foo",), sub=("foo",))), User("a", "p", "A"), User("b", "p", "B")]
 ANONYMOUS: dict[str, list[Step]] = {
-    "without CONNECT": [("a", b"SUB foo 1\r\nSUB bar 2\r\n"), ("a", b"PUB foo 1\r\nx\r\nPUB bar 1\r\ny\r\n"), ("a", OLD)],
-    "without a user": [("a", OLD), ("b", connect("b")), ("c", connect("a")), ("b", b"SUB foo 1\r\n"), ("c", b"SUB foo 1\r\n"),
+    "without CONNECT": [("a", b"SUB foo 1\r\nSUB bar 2\r\n"), ("a", b"PUB foo 1\r\nx\r\nPUB bar 1\r\ny\r\n"),
+                        ("a", OLD)],
+    "without a user": [("a", OLD), ("b", connect("b")), ("c", connect("a")), ("b", b"SUB foo 1\r\n"),
+                       ("c", b"SUB foo 1\r\n"),
                        ("a", b"SUB foo 1\r\nSUB bar 2\r\nPUB foo 1\r\nx\r\nPUB bar 1\r\ny\r\n")],
     "twice": [("a", OLD), ("a", OLD), ("a", connect("a")), ("a", b"SUB > 1\r\n")],
     "with a password only": [("a", b'CONNECT {"verbose":false,"pass":"p"}\r\n', END)],
@@ -238,7 +255,8 @@ async def test_violations_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFi
              ("c", connect("pub")), ("c", b"PUB foo _R_.a 1\r\na\r\n"), ("d", connect("web"), END),
              ("e", connect("one")), ("f", connect("one"), END)]
     form = re.compile(r"cid:\d+ - (.*(?:Violation|error|exceeded).*)")
-    async with running(ACCOUNTS, users=tuple(USERS)) as server, NatsServerProcess("-c", str(path), monitor=False) as real:
+    async with running(ACCOUNTS, users=tuple(USERS)) as server, NatsServerProcess("-c", str(path),
+                                                                                  monitor=False) as real:
         await play(server.port, steps)
         ours = [found[1] for record in caplog.records if (found := form.search(record.getMessage()))]
         await play(real.port, steps)
@@ -313,11 +331,14 @@ async def test_accounts_count_apart() -> None:
         await b.settled()
         moving.send(connect("a") + b"SUB > 1\r\nPUB foo 2\r\nab\r\n")
         await moving.settled()
-        assert (accounts["A"].traffic(), accounts["A"].connections, accounts["A"].subscriptions) == ((1, 2, 1, 2), 1, each + 1)
+        assert (accounts["A"].traffic(), accounts["A"].connections, accounts["A"].subscriptions) == ((1, 2, 1, 2), 1,
+                                                                                                     each + 1)
         moving.send(connect("b") + b"PUB foo 4\r\nabcd\r\n")
         await moving.settled()
-        assert (accounts["A"].traffic(), accounts["A"].connections, accounts["A"].subscriptions) == ((1, 2, 1, 2), 0, each)
-        assert (accounts["B"].traffic(), accounts["B"].connections, accounts["B"].subscriptions) == ((2, 7, 2, 7), 2, each + 1)
+        assert (accounts["A"].traffic(), accounts["A"].connections, accounts["A"].subscriptions) == ((1, 2, 1, 2), 0,
+                                                                                                     each)
+        assert (accounts["B"].traffic(), accounts["B"].connections, accounts["B"].subscriptions) == ((2, 7, 2, 7), 2,
+                                                                                                     each + 1)
         rows = [(row["account"], row["authorized_user"]) for row in server.connections()]
         assert rows == [("B", "b"), ("B", "b")]
         moving.writer.close()
@@ -349,7 +370,7 @@ PATTERNS = ["a", "b", "*", ">", "a.a", "a.*", "*.b", "a.>", "b.>", "a.b.c", "a.*
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_publish_rules_are_what_the_patterns_say(seed: int) -> None:
+def test_publish_rules_agree_with_their_patterns(seed: int) -> None:
     """A subject is permitted if a pattern allows it and none denies it, whatever is in the cache."""
     rng = random.Random(seed)
     allow = rng.sample(PATTERNS, rng.randrange(4)) if seed % 4 else None

@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.asyncio, pytest.mark.shows("auth.proxies")]
 
 ONE, OTHER, STRANGER, NKEY = key(SERVER, "one"), key(OPERATOR, "other"), key(USER, "stranger"), key(USER, "user")
 
-USERS = f"""authorization {{ timeout: 60, users: [ {{user: free, password: p}}, {{user: bound, password: p, proxy_required: true}}
+USERS = f"""authorization {{ timeout: 60, users: [
+  {{user: free, password: p}}, {{user: bound, password: p, proxy_required: true}}
   {{nkey: {NKEY.public}, proxy_required: true}} ] }}"""
 KEYS = f"\nproxies {{ trusted: [ {{key: {ONE.public}}}, {{public_key: {OTHER.public}}} ] }}"
 
@@ -64,7 +65,8 @@ async def _closed(server: ServerProcess, name: str) -> list[str]:
     """Return why connections of this name ended; wait for the first, which is listed a moment after its end."""
     async with asyncio.timeout(30):
         while not (rows := [  # noqa: ASYNC110 - a server notifies nobody
-                row for row in (await server.monitor("/connz?state=closed"))["connections"] if row.get("name") == name]):
+                row for row in (await server.monitor("/connz?state=closed"))["connections"]
+                if row.get("name") == name]):
             await asyncio.sleep(0.01)
     return [row["reason"] for row in rows]
 
@@ -81,7 +83,7 @@ async def test_logins_as_on_nats_server(access: str, tmp_path: Path) -> None:
     assert [pair for pair in zip(*found, strict=True) if pair[0] != pair[1]] == []
 
 
-async def test_who_came_through_a_proxy_that_is_trusted_no_more_is_closed(tmp_path: Path) -> None:
+async def test_a_reload_closes_clients_of_a_proxy_no_longer_trusted(tmp_path: Path) -> None:
     """Other clients stay."""
     config = tmp_path / "proxies.conf"
     for server in (NatsServerProcess("-c", str(config)), BrokerProcess("-c", str(config))):
@@ -89,10 +91,13 @@ async def test_who_came_through_a_proxy_that_is_trusted_no_more_is_closed(tmp_pa
         async with server, Wire(server.port) as gone, Wire(server.port) as stays, Wire(server.port) as free:
             for wire, signer in ((gone, ONE), (stays, OTHER), (free, None)):
                 nonce = json.loads(wire.info.removeprefix(b"INFO "))["nonce"].encode()
-                by = {"user": "bound", "proxy_sig": encode_base64url(signer.sign(nonce))} if signer else {"user": "free"}
-                wire.send(b"CONNECT " + json.dumps({"verbose": False, "pass": "p", "name": "n", **by}).encode() + b"\r\n")
+                by = {"user": "bound",
+                      "proxy_sig": encode_base64url(signer.sign(nonce))} if signer else {"user": "free"}
+                wire.send(b"CONNECT " + json.dumps({"verbose": False, "pass": "p", "name": "n",
+                                                    **by}).encode() + b"\r\n")
                 assert await wire.settled() == b"PONG\r\n"
-            config.write_text('http: "127.0.0.1:-1"\n' + USERS + f"\nproxies {{ trusted: [ {{key: {OTHER.public}}} ] }}")
+            config.write_text('http: "127.0.0.1:-1"\n' + USERS
+                              + f"\nproxies {{ trusted: [ {{key: {OTHER.public}}} ] }}")
             os.kill(server.pid, signal.SIGHUP)
             assert b"-ERR 'Authorization Violation'\r\n" in await gone.end()
             for wire in (stays, free):

@@ -67,7 +67,8 @@ async def _play(client: Client) -> list[Any]:
     played: list[Any] = []
     for subject, headers in PUBLISHES:
         inbox = await client.subscribe(client.new_inbox())
-        await client.publish(subject, b"x" if not subject.startswith("$") else b"", headers=headers, reply=inbox.subject)
+        await client.publish(subject, b"x" if not subject.startswith("$") else b"", headers=headers,
+                             reply=inbox.subject)
         await client.request(LAST, b"", headers=DEST, timeout=30)
         await client.request("$JS.API.INFO", b"", timeout=30)
         events = await _events_before_last(traces)
@@ -98,7 +99,8 @@ async def test_a_trace_among_others_of_one_read(tmp_path: Path) -> None:
         await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S", "subjects": ["s.>"]}', timeout=30)
         inbox = await client.subscribe(client.new_inbox())
         for i in range(20):
-            await client.publish("s.a", b"%d" % i, reply=inbox.subject, headers=ONLY if i == 7 else None if i % 2 else {"A": "b"})
+            await client.publish("s.a", b"%d" % i, reply=inbox.subject,
+                                 headers=ONLY if i == 7 else None if i % 2 else {"A": "b"})
         assert json.loads((await client.request("s.a", b"last", timeout=30)).data)["seq"] == 20
         assert [json.loads(msg.data)["seq"] for msg in await _received(inbox)] == list(range(1, 20))
         last = await client.jetstream().get_msg("S", seq=8)

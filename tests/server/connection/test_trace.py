@@ -13,7 +13,8 @@ from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
 
 DIALOGUE = (b'CONNECT {"verbose":false,"pass":"hunter2","lang":"py","version":"1","name":"me",'
             b'"headers":true}\r\nPING\r\nSUB foo 1\r\nSUB foo q 2\r\nPUB foo r 5\r\nhello\r\n'
-            b"HPUB foo 12 14\r\nNATS/1.0\r\n\r\nab\r\nUNSUB 1\r\nUNSUB 2 5\r\nPUB nope 0\r\n\r\nSUB bad..x 3\r\nPING\r\n")
+            b"HPUB foo 12 14\r\nNATS/1.0\r\n\r\nab\r\nUNSUB 1\r\nUNSUB 2 5\r\nPUB nope 0\r\n\r\n"
+            b"SUB bad..x 3\r\nPING\r\n")
 
 
 async def traced(process: type[ServerProcess], *flags: str, say: bytes = DIALOGUE) -> list[str]:
@@ -49,7 +50,8 @@ async def test_same_lines_as_the_real_server() -> None:
 async def test_payloads_are_cut_and_one_line_each() -> None:
     """``--max_traced_msg_len`` cuts payloads; line ends and escapes in a payload make no lines of their own."""
     payload = b"[INF] a\r\n\x1b[31mfaked line"
-    say = b'CONNECT {"pass":"hunter\\"2","auth_token":"hunter2"}\r\nPUB foo %d\r\n%s\r\nPING\r\n' % (len(payload), payload)
+    say = b'CONNECT {"pass":"hunter\\"2","auth_token":"hunter2"}\r\nPUB foo %d\r\n%s\r\nPING\r\n' % (len(payload),
+                                                                                                     payload)
     lines = await traced(BrokerProcess, "--max_traced_msg_len", "12", say=say)
     assert r'<<- MSG_PAYLOAD: ["[INF] a\r\n\x1b[3..."]' in lines
     assert '<<- [CONNECT {"pass":"[REDACTED]","auth_token":"[REDACTED]"}]' in lines
@@ -86,7 +88,7 @@ async def test_secrets_are_found_however_they_are_spelled() -> None:
 
 
 @pytest.mark.parametrize("flags", [(), ("-D",)])
-async def test_no_trace_without_being_asked(flags: tuple[str, ...]) -> None:
+async def test_no_trace_by_default(flags: tuple[str, ...]) -> None:
     """There is no trace by default, and none with ``-D``."""
     async with BrokerProcess(*flags) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

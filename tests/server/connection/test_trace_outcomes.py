@@ -26,7 +26,8 @@ max_payload: 64KB
 jetstream {{ store_dir: "{}" }}
 mappings: {{ "mapped.denied": "denied.x", "mapped.s": "s.mapped" }}
 authorization {{ timeout: 60, users: [
-  {{user: a, password: a, permissions: {{publish: {{deny: ["denied.>", "hidden.>"]}}, subscribe: {{deny: "shut.x"}} }} }}
+  {{user: a, password: a,
+    permissions: {{publish: {{deny: ["denied.>", "hidden.>"]}}, subscribe: {{deny: "shut.x"}} }} }}
   {{user: b, password: b}} ] }}
 """
 
@@ -36,7 +37,8 @@ STREAMS: list[dict[str, Any]] = [
     {"name": "FULL", "subjects": ["full.>"], "max_msgs": 1, "discard": "new"},
     {"name": "SMALL", "subjects": ["small"], "max_msg_size": 200},
     {"name": "BYTES", "subjects": ["bytes"], "max_bytes": 300, "discard": "new"},
-    {"name": "ONE", "subjects": ["one.*"], "max_msgs_per_subject": 1, "discard": "new", "discard_new_per_subject": True},
+    {"name": "ONE", "subjects": ["one.*"], "max_msgs_per_subject": 1, "discard": "new",
+     "discard_new_per_subject": True},
     {"name": "SEALED", "subjects": ["sealed"]},
     {"name": "MAPPED", "subjects": ["in.*"], "subject_transform": {"src": "in.*", "dest": "out.{{wildcard(1)}}"}},
     {"name": "INTEREST", "subjects": ["interest.*"], "retention": "interest"},
@@ -53,14 +55,17 @@ PUBLISHES: list[tuple[str, dict[str, str], int]] = [
     ("s.x", {"Nats-Expected-Last-Subject-Sequence": "77"}, 1),
     ("s.none", {"Nats-Expected-Last-Subject-Sequence": "77"}, 1),
     ("s.x", {"Nats-Expected-Last-Subject-Sequence-Subject": "s.y"}, 1),
-    ("s.x", {"Nats-Expected-Last-Msg-Id": "two"}, 1), ("s.x", {"Nats-TTL": "5s"}, 1), ("s.x", {"Nats-Rollup": "sub"}, 1),
+    ("s.x", {"Nats-Expected-Last-Msg-Id": "two"}, 1), ("s.x", {"Nats-TTL": "5s"}, 1),
+    ("s.x", {"Nats-Rollup": "sub"}, 1),
     ("s.x", {"Nats-Batch-Id": "b", "Nats-Batch-Sequence": "1"}, 1), ("s.x", {"Nats-Incr": "1"}, 1),
     ("s.x", {"Nats-Schedule": "@every 1s"}, 1), ("s.x", {"Nats-Stream-Source": "X 1 > > s.x"}, 1),
     ("full.a", {}, 1), ("full.a", {}, 1), ("small", {}, 1), ("small", {}, 300), ("bytes", {}, 1), ("bytes", {}, 300),
-    ("one.a", {}, 1), ("one.a", {}, 1), ("sealed", {}, 1), ("in.a", {}, 1), ("interest.a", {}, 1), ("interest.wanted", {}, 1),
+    ("one.a", {}, 1), ("one.a", {}, 1), ("sealed", {}, 1), ("in.a", {}, 1), ("interest.a", {}, 1),
+    ("interest.wanted", {}, 1),
     ("count", {}, 1), ("count", {"Nats-Incr": "x"}, 0), ("count", {"Nats-Incr": "+1"}, 0), ("quiet", {}, 1),
     ("ttl", {"Nats-TTL": "x"}, 1), ("ttl", {"Nats-TTL": "1h"}, 1), ("ttl", {"Nats-Rollup": "other"}, 1),
-    ("later.a", {"Nats-Schedule": "x"}, 1), ("later.a", {"Nats-Schedule": "@every 1h", "Nats-Schedule-Target": "later.b"}, 1),
+    ("later.a", {"Nats-Schedule": "x"}, 1),
+    ("later.a", {"Nats-Schedule": "@every 1h", "Nats-Schedule-Target": "later.b"}, 1),
     ("denied.a", {}, 1), ("mapped.denied", {}, 1), ("mapped.s", {}, 1), ("$NRG.a", {}, 1), ("_GR_.a", {}, 1),
     ("own", {}, 1), ("shut.x", {}, 1), ("shut.y", {}, 1), ("s.x", {"Nats-Trace-Origin-Account": "A"}, 1),
     ("s.x", {"Empty": ""}, 1), ("own", {"Accept-Encoding": "s2"}, 1), ("own", {"Accept-Encoding": "gzip, br"}, 1),
@@ -75,7 +80,8 @@ def _asking(headers: dict[str, str], only: bool) -> dict[str, str]:
 
 async def _set_up(client: Client) -> None:
     for config in STREAMS:
-        made = json.loads((await client.request(f"$JS.API.STREAM.CREATE.{config['name']}", json.dumps(config).encode())).data)
+        made = json.loads((await client.request(f"$JS.API.STREAM.CREATE.{config['name']}",
+                                                json.dumps(config).encode())).data)
         assert "error" not in made, made
     sealed = {**next(config for config in STREAMS if config["name"] == "SEALED"), "sealed": True}
     await client.request("$JS.API.STREAM.UPDATE.SEALED", json.dumps(sealed).encode())
@@ -108,7 +114,8 @@ async def _play(port: int, wait: float) -> list[Any]:
             publisher = other if "publisher" in headers else client
             await publisher.publish(subject, b"x" * size, headers=_asking(headers, only), reply="replies.x")
             await publisher.flush()
-            event = await _event(traces, wait=wait if headers.keys() & {"Nats-Trace-Origin-Account", "Nats-Trace-Dest"} else 30)
+            event = await _event(traces,
+                                 wait=wait if headers.keys() & {"Nats-Trace-Origin-Account", "Nats-Trace-Dest"} else 30)
             replies = [await _reply(inbox)] if _is_answered(event, only) else []
             # After a later message of another stream is acknowledged, no more replies come.
             await other.request("last", timeout=30)
@@ -193,7 +200,7 @@ async def test_outcomes(played: tuple[list[Any], list[Any]]) -> None:
     assert [pair for pair in zip(real, ours, strict=True) if pair[0] != pair[1]] == []
 
 
-async def test_outcomes_are_there(played: tuple[list[Any], list[Any]]) -> None:
+async def test_all_kinds_of_outcomes_occur(played: tuple[list[Any], list[Any]]) -> None:
     """The publishes cause each kind of outcome."""
     events = [one for played in played[0] if len(played) == 4 and played[1] for one in played[1]["events"]]
     errors = {(one["type"], one.get("error", "").partition(":")[0].partition(" \"")[0]) for one in events}

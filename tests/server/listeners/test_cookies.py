@@ -1,4 +1,4 @@
-"""Credentials in cookies of WebSocket clients, of jetblock and of the real server alike."""
+"""Credentials in cookies of WebSocket clients, with jetblock and with the real server."""
 
 from __future__ import annotations
 
@@ -48,9 +48,10 @@ COOKIES: dict[str, tuple[list[str], str]] = {
 
 
 async def user_of(server: ServerProcess, lines: list[str]) -> str:
-    """The user that a client with these cookies becomes; "" if it is refused."""
+    """Return the user of a client with these cookies; "" if it is refused."""
     try:
-        client = await nats.connect(server.ports["websocket"][0], ws_connection_headers={"Cookie": lines}, allow_reconnect=False)
+        client = await nats.connect(server.ports["websocket"][0], ws_connection_headers={"Cookie": lines},
+                                    allow_reconnect=False)
     except nats.errors.Error as error:
         if "authorization violation" not in str(error).lower():
             raise
@@ -64,7 +65,7 @@ async def user_of(server: ServerProcess, lines: list[str]) -> str:
 
 @BOTH
 async def test_cookies_as_clients_send_them(process: type[ServerProcess], tmp_path: Path) -> None:
-    """An application's own cookies, whatever they are, keep nobody out."""
+    """An application's other cookies, valid or not, exclude nobody."""
     path = tmp_path / "x.conf"
     path.write_text(FILE % ("user", "pass"))
     async with process("-c", str(path)) as server:
@@ -73,8 +74,8 @@ async def test_cookies_as_clients_send_them(process: type[ServerProcess], tmp_pa
 
 
 @BOTH
-async def test_any_name_will_do(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Cookies may have the names of cookies' attributes."""
+async def test_names_of_cookie_attributes_are_allowed(process: type[ServerProcess], tmp_path: Path) -> None:
+    """The configured cookies may have the names of cookies' attributes."""
     path = tmp_path / "x.conf"
     path.write_text(FILE % ("path", "version"))
     async with process("-c", str(path)) as server:
@@ -82,12 +83,12 @@ async def test_any_name_will_do(process: type[ServerProcess], tmp_path: Path) ->
 
 
 def test_one_cookie_for_two_settings() -> None:
-    """The first of the settings has it, in the order JWT, user, password, token."""
+    """The cookie belongs to the first of the settings, in the order JWT, user, password, token."""
     settings = WebSocketSettings(user_cookie="c", pass_cookie="c", token_cookie="t")
     assert cookies(settings, ["c=x; t=y; =z"]) == {"user": "x", "auth_token": "y"}
 
 
-def test_cookies_are_taken_out_of_a_request() -> None:
-    """The other lines stay as they are, in order; names of fields match in any case."""
+def test_cookies_are_split_from_a_request() -> None:
+    """The other lines stay in order and unchanged; names of fields match in any case."""
     head = b"GET / HTTP/1.1\r\nHost: x\r\ncookie: a=1\r\nX-Cookie: b\r\nCOOKIE:c=\xe9\r\n\r\n"
     assert split_cookies(head) == (b"GET / HTTP/1.1\r\nHost: x\r\nX-Cookie: b\r\n\r\n", [" a=1", "c=\xe9"])

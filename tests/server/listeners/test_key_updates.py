@@ -19,13 +19,13 @@ pytestmark = pytest.mark.shows("core.tls")
 
 BOTH = pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 ENOUGH = 200_000
-"""So many messages are several megabytes, more than the sockets' buffers hold."""
+"""Number of messages: several megabytes, more than the sockets' buffers hold."""
 
 _SET_MAX_VERSION, _TLS_1_2 = 124, 0x0303
 
 
 class RawTls:
-    """A TLS client with what Python's own module does not offer, by its OpenSSL. All calls block."""
+    """A TLS client with functions that Python's own module lacks, by its OpenSSL. All calls block."""
 
     def __init__(self, port: int, max_version: int = 0) -> None:
         self._lib = ctypes.CDLL(_ssl.__file__)
@@ -46,7 +46,7 @@ class RawTls:
         return self._call("SSL_write", self._tls, data, ctypes.c_int(len(data))) == len(data)
 
     def update_key(self, *, requested: bool) -> bool:
-        """Send new keys, and request the server's; False: the connection has ended."""
+        """Send new keys, and request the server's. Returns: False if the connection has ended."""
         return (self._call("SSL_key_update", self._tls, ctypes.c_int(requested)) == 1
                 and self._call("SSL_do_handshake", self._tls) == 1)
 
@@ -76,8 +76,9 @@ def answered_updates(client: RawTls) -> bool:
 
 @BOTH
 @pytest.mark.parametrize("step", [only_updates, answered_updates])
-async def test_a_flood_of_new_keys(process: type[ServerProcess], step: Callable[[RawTls], bool], tmp_path: Path) -> None:
-    """The server closes the connection soon."""
+async def test_a_flood_of_new_keys(process: type[ServerProcess], step: Callable[[RawTls], bool],
+                                   tmp_path: Path) -> None:
+    """The server soon closes the connection."""
     authority = Authority(tmp_path)
     files = authority.server()
     path = tmp_path / "x.conf"

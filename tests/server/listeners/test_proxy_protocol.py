@@ -1,4 +1,5 @@
-"""The PROXY protocol: every kind of header, cut anywhere, with and without TLS; any bytes; clients that send none."""
+"""The PROXY protocol: every kind of header, cut anywhere, with and without TLS; arbitrary bytes; clients without a
+header."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ HEADERS = [
 
 
 @pytest.mark.parametrize("header, address, port", HEADERS)
-def test_each_header_says_whose_connection_it_is(header: bytes, address: str, port: int) -> None:
-    """Whole or cut, and none of the following bytes is lost."""
+def test_headers_give_the_address(header: bytes, address: str, port: int) -> None:
+    """A header may be whole or cut, and none of the following bytes is lost."""
     for end in range(len(header)):
         assert read_header(header[:end]) is None
     assert read_header(header) == ProxyHeader(b"", address, port)
@@ -53,7 +54,7 @@ def test_each_header_says_whose_connection_it_is(header: bytes, address: str, po
 
 
 @pytest.mark.parametrize("data", [b"CONNECT {}\r\n", b"\x16\x03\x01", b"PROXIES", b"PING\r\n", b"\r\n\r\nPING"])
-def test_what_is_no_header_is_left_as_it_is(data: bytes) -> None:
+def test_other_data_is_unchanged(data: bytes) -> None:
     """A client without a proxy is served."""
     assert read_header(data) == ProxyHeader(data)
 
@@ -75,8 +76,8 @@ def test_what_is_no_header_is_left_as_it_is(data: bytes) -> None:
     (v2(1, 0x31, b"x" * 216), "unsupported address family 3"),
     (v2(1, 0x11, b"short"), "address data too short: 5 bytes"),
 ])
-def test_a_broken_header_is_named(data: bytes, why: str) -> None:
-    """And nothing else comes out."""
+def test_invalid_headers(data: bytes, why: str) -> None:
+    """The error names the cause, and no header is returned."""
     with pytest.raises(ProxyHeaderError, match=why):
         read_header(data)
 
@@ -94,7 +95,10 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize("secure", [False, True])
 async def test_the_clients_own_address_is_shown(secure: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """In /connz and the second INFO; the first one must not show the proxy's. The header comes before the handshake."""
+    """The address is on /connz and in the second INFO; the first INFO must not show the proxy's.
+
+    The header precedes the TLS handshake.
+    """
     authority = Authority(tmp_path_factory.mktemp("certificates"))
     files = authority.server()
     tls = {"tls.cert_file": files.cert, "tls.key_file": files.key} if secure else {}

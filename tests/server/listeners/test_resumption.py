@@ -1,4 +1,4 @@
-"""TLS session resumption: a client whose certificate has expired is not admitted by a session of before."""
+"""TLS session resumption: a client whose certificate has expired is not admitted by resuming an earlier session."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
 
 
 class Login(NamedTuple):
-    """What came of one connection; ``session`` can be resumed by another one of the same context."""
+    """The outcome of one connection; ``session`` can be resumed by another one of the same context."""
 
     admitted: bool
     resumed: bool
@@ -33,8 +33,10 @@ class Login(NamedTuple):
 
 def log_in(port: int, context: ssl.SSLContext, kept: ExitStack, session: ssl.SSLSession | None = None, *,
            websocket: bool = False) -> Login:
-    """Connect as a client does, up to the first answer within TLS. The connection stays open until ``kept`` ends: OpenSSL
-    forgets the session of one that was cut off."""
+    """Connect as a client does, up to the first answer within TLS. The connection stays open until ``kept`` ends.
+
+    Otherwise OpenSSL would forget the session when the connection is aborted.
+    """
     plain = kept.enter_context(socket.create_connection(("127.0.0.1", port), 30))
     info = b""
     while not websocket and not info.endswith(b"\r\n"):
@@ -56,7 +58,8 @@ def log_in(port: int, context: ssl.SSLContext, kept: ExitStack, session: ssl.SSL
 
 
 async def start(authority: Authority, clock: ManualClock, *, verify: bool = True) -> Server:
-    """Serve clients and WebSocket clients with TLS; OpenSSL verifies by the machine's clock, the server uses ``clock``."""
+    """Serve clients and WebSocket clients with TLS. OpenSSL verifies by the machine's clock, the server uses
+    ``clock``."""
     files = authority.server()
     tls = {"cert_file": files.cert, "key_file": files.key, "timeout_ns": MINUTE_NS, "verify": verify,
            "ca_file": authority.ca if verify else ""}
@@ -78,8 +81,10 @@ def trust(authority: Authority, client: Files, version: ssl.TLSVersion) -> ssl.S
 @pytest.mark.parametrize("version", VERSIONS, ids=["TLS 1.2", "TLS 1.3"])
 @pytest.mark.parametrize("expires", ["client", "intermediate"])
 async def test_an_expired_certificate_is_not_admitted_by_resumption(
-        tmp_path: Path, websocket: bool, version: ssl.TLSVersion, expires: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The session is resumed while the certificate is valid, with TLS 1.2; with TLS 1.3 none is. After a year none is."""
+        tmp_path: Path, websocket: bool, version: ssl.TLSVersion, expires: str,
+        caplog: pytest.LogCaptureFixture) -> None:
+    """A TLS 1.2 session is resumed while the certificate is valid, and a TLS 1.3 session never; after a year
+    neither."""
     authority = Authority(tmp_path)
     if expires == "client":
         client = authority.client("app", end=NEXT_YEAR)
@@ -109,7 +114,7 @@ async def test_an_expired_certificate_is_not_admitted_by_resumption(
 
 @pytest.mark.parametrize("version", VERSIONS, ids=["TLS 1.2", "TLS 1.3"])
 async def test_sessions_are_resumed_if_no_certificate_is_asked_for(tmp_path: Path, version: ssl.TLSVersion) -> None:
-    """Nothing of the client's could expire, and resumption saves both sides a signature."""
+    """The client has no certificate that could expire, and resumption saves both sides a signature."""
     authority = Authority(tmp_path)
     server = await start(authority, ManualClock(), verify=False)
     context = trust(authority, authority.client("app"), version)

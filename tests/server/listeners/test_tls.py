@@ -1,4 +1,4 @@
-"""TLS on the clients' port: the ways to begin it, which clients are admitted, failures, a reload of certificates."""
+"""TLS on the clients' port: the ways to begin it, the clients that are admitted, failures, a reload of certificates."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @asynccontextmanager
 async def serving(authority: Authority, fields: dict[str, Any] | None = None, **tls: Any) -> AsyncIterator[Server]:
-    """Clients have a minute for the handshake, and to log in: the default, 2 s, is short on a busy machine."""
+    """Run a server. Clients have a minute for the handshake, and to log in: the default of 2 s is short on a busy
+    machine."""
     files = authority.server()
     wanted = {"cert_file": files.cert, "key_file": files.key, "timeout_ns": MINUTE_NS, **tls}
-    server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "auth.timeout_ns": MINUTE_NS, **(fields or {}),
+    server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "auth.timeout_ns": MINUTE_NS,
+                                   **(fields or {}),
                                    **{f"tls.{name}": value for name, value in wanted.items()}}))
     await server.start()
     try:
@@ -47,7 +49,7 @@ async def serving(authority: Authority, fields: dict[str, Any] | None = None, **
 
 
 class Line:
-    """A raw connection: plain first, TLS on request."""
+    """A raw connection: plain at first, TLS on request."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -66,7 +68,7 @@ class Line:
         await self.writer.start_tls(context, server_hostname="localhost")
 
     async def ping(self) -> bytes:
-        """The answer to CONNECT and PING, up to the PONG or the end."""
+        """Return the answer to CONNECT and PING, up to the PONG or the end."""
         self.writer.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
         got = b""
         while not got.endswith(b"PONG\r\n"):
@@ -81,9 +83,9 @@ class Line:
 
 
 async def closed_reason(server: Server, count: int = 1) -> str:
-    """Why the last of ``count`` connections ended."""
+    """Return why the last of ``count`` connections ended."""
     async with asyncio.timeout(30):
-        while len(rows := server.connections(closed=True)) < count:  # noqa: ASYNC110 (the server tells nobody)
+        while len(rows := server.connections(closed=True)) < count:  # noqa: ASYNC110 (the server notifies nobody)
             await asyncio.sleep(0.005)
     reason: str = rows[-1]["reason"]
     return reason
@@ -91,7 +93,7 @@ async def closed_reason(server: Server, count: int = 1) -> str:
 
 @pytest.mark.shows("core.tls")
 async def test_after_info_everything_is_encrypted_and_whole(authority: Authority) -> None:
-    """nats-py over TLS, with messages of many records."""
+    """nats-py works over TLS, with messages of many records."""
     async with serving(authority) as server:
         client = await nats.connect(f"tls://localhost:{server.port}", tls=authority.trust())
         got = await client.subscribe("in")
@@ -107,7 +109,7 @@ async def test_after_info_everything_is_encrypted_and_whole(authority: Authority
 
 @pytest.mark.shows("core.tls")
 async def test_info_says_what_is_required(authority: Authority) -> None:
-    """The fields by which clients choose, for each way to begin."""
+    """INFO has the fields by which clients choose, for each way to begin."""
     for fields, tls, want in (({}, {}, {"tls_required": True}),
                               ({}, {"verify": True}, {"tls_required": True, "tls_verify": True}),
                               ({"clients.allow_non_tls": True}, {}, {"tls_available": True})):
@@ -118,7 +120,7 @@ async def test_info_says_what_is_required(authority: Authority) -> None:
 
 @pytest.mark.shows("core.tls")
 async def test_a_client_may_come_in_plain_text_where_that_is_allowed(authority: Authority) -> None:
-    """``allow_non_tls``: the first byte decides; a client silent for the handshake's timeout is a plain one."""
+    """``allow_non_tls``: the first byte decides; a client that is silent for the handshake's timeout is a plain one."""
     for seconds in (0.1, 1, 10):  # a busy machine may be silent for longer than that before it begins with TLS
         async with serving(authority, {"clients.allow_non_tls": True}, timeout_ns=int(seconds * 1e9)) as server:
             plain = await Line.to(server)
@@ -142,7 +144,7 @@ async def test_a_client_may_come_in_plain_text_where_that_is_allowed(authority: 
 
 @pytest.mark.shows("core.tls_first")
 async def test_the_handshake_may_come_first(authority: Authority) -> None:
-    """``handshake_first``: no byte before the handshake; INFO after it, however the ClientHello is cut."""
+    """``handshake_first``: the server sends nothing before the handshake, and INFO after it, however input is cut."""
     async with serving(authority, handshake_first_ns=0) as server:
         reader, writer = await asyncio.open_connection("127.0.0.1", server.port, ssl=authority.trust(),
                                                        server_hostname="localhost")
@@ -172,21 +174,21 @@ async def test_the_handshake_may_come_first_for_those_who_begin_it(authority: Au
 
 
 async def test_info_is_before_any_answer_to_an_early_handshake(authority: Authority) -> None:
-    """A client that begins with TLS where INFO comes first can tell its mistake: the first bytes are no TLS."""
+    """A client that wrongly begins with TLS can notice its mistake: the server's first bytes are no TLS."""
     async with serving(authority) as server:
         outgoing = ssl.MemoryBIO()
         tls = authority.trust().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
         with pytest.raises(ssl.SSLWantReadError):
             tls.do_handshake()
         with socket.create_connection(("127.0.0.1", server.port)) as early:
-            # The server runs in this loop, so both are there before it accepts the connection.
+            # The server runs in this loop, so both arrive before it accepts the connection.
             early.sendall(outgoing.read())
             early.setblocking(False)
             assert (await asyncio.get_running_loop().sock_recv(early, 5)) == b"INFO "
 
 
 async def test_bytes_that_come_cut_or_together_with_others_are_not_lost(authority: Authority) -> None:
-    """The ClientHello byte by byte; then the end of the handshake, CONNECT and PING in one segment."""
+    """The ClientHello arrives byte by byte; then the end of the handshake, CONNECT and PING arrive together."""
     async with serving(authority, {"clients.allow_non_tls": True}) as server:
         line = await Line.to(server)
         await line.info()
@@ -215,8 +217,9 @@ async def test_bytes_that_come_cut_or_together_with_others_are_not_lost(authorit
                 pass
 
 
-async def test_who_is_slow_silent_or_no_tls_client_is_closed(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
-    """Each ends as a failed handshake; like any port probe, none is logged as an error."""
+async def test_failed_handshakes_end_the_connection(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    """Slow and silent clients, and others than TLS clients, are closed. As they may be port probes, none is an
+    error."""
     caplog.set_level(logging.DEBUG, "broker.server.listeners")
     for first in (b"", b"\x16\x03\x01", b"CONNECT {}\r\nPING\r\n", b"GET / HTTP/1.1\r\n\r\n"):
         async with serving(authority, timeout_ns=100_000_000) as server:
@@ -255,7 +258,7 @@ async def test_clients_without_a_trusted_certificate_are_refused(
 
 @pytest.mark.shows("auth.client_certificates")
 async def test_only_pinned_certificates_are_let_in(authority: Authority) -> None:
-    """``pinned_certs``: SHA-256 of the public key."""
+    """``pinned_certs`` has the SHA-256 of permitted public keys."""
     import hashlib
 
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -298,9 +301,10 @@ async def test_a_certificate_names_its_user(authority: Authority, user: str, sub
 
 
 async def test_a_certificate_that_names_nobody_is_refused(authority: Authority) -> None:
-    """Even with the name of a user in CONNECT."""
+    """Such a client is refused even with the name of a user in CONNECT."""
     client = authority.client("nobody", "CN=nobody")
-    async with serving(authority, {"auth.users": (User("u", "p"),)}, verify_and_map=True, ca_file=authority.ca) as server:
+    async with serving(authority, {"auth.users": (User("u", "p"),)}, verify_and_map=True,
+                       ca_file=authority.ca) as server:
         line = await Line.to(server)
         await line.info()
         await line.secure(authority.trust(client))
@@ -312,13 +316,14 @@ async def test_a_certificate_that_names_nobody_is_refused(authority: Authority) 
     (User("app"), "", False), (User("app"), "app", True), (User("app", "p"), "", True),
     (User("app", connection_types=frozenset({"STANDARD"})), "", True),
 ])
-async def test_a_user_without_a_password_is_not_let_in_by_name_elsewhere(authority: Authority, user: User, no_auth_user: str,
+async def test_a_name_alone_does_not_log_in_on_another_port(authority: Authority, user: User, no_auth_user: str,
                                                                          welcome: bool) -> None:
-    """Where the WebSocket port maps certificates to users, a name alone does not log in on the port for clients."""
+    """A name alone does not log in on the port for clients if the WebSocket port maps certificates to users."""
     files = authority.server()
     server = Server(make_settings({
         "clients.host": "127.0.0.1", "clients.port": -1, "websocket.host": "127.0.0.1", "websocket.port": -1,
-        "websocket.tls.cert_file": files.cert, "websocket.tls.key_file": files.key, "websocket.tls.ca_file": authority.ca,
+        "websocket.tls.cert_file": files.cert, "websocket.tls.key_file": files.key,
+        "websocket.tls.ca_file": authority.ca,
         "websocket.tls.verify_and_map": True, "auth.users": (user,), "auth.no_auth_user": no_auth_user}))
     await server.start()
     line = await Line.to(server)
@@ -330,7 +335,7 @@ async def test_a_user_without_a_password_is_not_let_in_by_name_elsewhere(authori
 
 
 async def test_certificates_can_be_read_again(authority: Authority) -> None:
-    """New connections get the new one; an invalid file changes nothing."""
+    """New connections get the new certificate; an invalid file changes nothing."""
     async with serving(authority) as server:
         old, new = authority.server(), authority.server("renewed")
         before = await Line.to(server)
@@ -351,7 +356,7 @@ async def test_certificates_can_be_read_again(authority: Authority) -> None:
 
 @pytest.mark.shows("auth.tls_certificates")
 async def test_the_certificate_is_the_one_for_the_name_that_is_asked_for(authority: Authority) -> None:
-    """``certs``: the first one serves, unless another has the name."""
+    """``certs``: the first certificate serves, unless another one has the requested name."""
     one, two = authority.server("one", ["localhost"]), authority.server("two", ["*.example.com"])
     pairs = tuple(CertificateFiles(files.cert, files.key) for files in (one, two))
     async with serving(authority, cert_file="", key_file="", certificates=pairs) as server:
@@ -363,8 +368,10 @@ async def test_the_certificate_is_the_one_for_the_name_that_is_asked_for(authori
 @pytest.mark.parametrize("name", [b"\xff\xfe\xfd\xfcaaaaa", "\u00fc\u00fcaaaaa".encode(), b"local\xffost"])
 async def test_the_first_certificate_serves_a_name_that_is_not_ascii(
         authority: Authority, name: bytes, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with nats-server. Nothing is written to standard error, as Python would; errors that nobody could handle elsewhere
-    are reported as before."""
+    """The client gets the first certificate, as with nats-server, and nothing is written to standard error.
+
+    Errors of other kinds that nobody could handle are reported as before.
+    """
     reported: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
     one, two = authority.server("one"), authority.server("two", ["two.example"])
@@ -388,7 +395,7 @@ async def test_the_first_certificate_serves_a_name_that_is_not_ascii(
                 assert more, answer
                 answer += more
         line.writer.close()
-        # Names are looked at as before.
+        # Names are handled as before.
         assert await served_certificate(authority, server) == one.der
         assert await served_certificate(authority, server, "two.example") == two.der
     assert not reported
@@ -415,8 +422,8 @@ async def served_certificate(authority: Authority, server: Server, name: str = "
     ({"cipher_suites": ("TLS_RSA_WITH_AES_128_CBC_SHA",)}, "without 'allow_insecure_cipher_suites' option set"),
     ({"curve_preferences": ("CurveP1",)}, "unrecognized curve preference CurveP1"),
 ])
-def test_what_cannot_be_used_is_refused_by_name(authority: Authority, fields: dict[str, Any], why: str) -> None:
-    """Before any port is touched."""
+def test_invalid_settings_are_refused(authority: Authority, fields: dict[str, Any], why: str) -> None:
+    """Invalid settings raise an error that names the cause, before any port is bound."""
     files = authority.server()
     wanted = {name: files.key if value == "KEY" else value for name, value in fields.items()}
     server = Server(make_settings({f"tls.{name}": value for name, value in
@@ -427,7 +434,7 @@ def test_what_cannot_be_used_is_refused_by_name(authority: Authority, fields: di
 
 @pytest.mark.shows("auth.tls_certificates")
 async def test_versions_and_ciphers_are_those_that_are_set(authority: Authority) -> None:
-    """``min_version`` and ``cipher_suites``, which is about TLS 1.2."""
+    """``min_version`` and ``cipher_suites`` apply; the latter concerns TLS 1.2 only."""
     old = authority.trust()
     old.maximum_version = ssl.TLSVersion.TLSv1_2
     async with serving(authority, min_version="1.3") as server:
@@ -445,8 +452,10 @@ async def test_versions_and_ciphers_are_those_that_are_set(authority: Authority)
 
 
 @pytest.mark.shows("auth.connection_rate")
-async def test_handshakes_can_be_limited_to_so_many_a_second(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``connection_rate_limit``, by a clock of the test's: a busy machine may take a second for each."""
+async def test_handshakes_can_be_limited_to_so_many_a_second(authority: Authority,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    """``connection_rate_limit`` counts by a clock of the test's: a busy machine may take a second for each
+    handshake."""
     now_ns, admits = 0, TlsParameters.admits
     monkeypatch.setattr(TlsParameters, "admits", lambda self, _: admits(self, now_ns))
     async with serving(authority, connection_rate_limit=1) as server:
@@ -459,7 +468,7 @@ async def test_handshakes_can_be_limited_to_so_many_a_second(authority: Authorit
 
 
 async def test_handshakes_that_come_at_once_take_turns(authority: Authority) -> None:
-    """One step in each turn of the loop, so that others are served in between; nothing more is read from who waits."""
+    """Each turn of the loop runs a step of one handshake, so others are served. Waiting clients are not read."""
     class Pipe(asyncio.Transport):
         paused = False
 
@@ -487,7 +496,8 @@ async def test_handshakes_that_come_at_once_take_turns(authority: Authority) -> 
         authority.trust().wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
     record = hello.read()
     for pipe in pipes:
-        layer = TlsLayer(pipe, asyncio.Protocol(), parameters.context, parameters.turns, lambda: None, lambda error: None)
+        layer = TlsLayer(pipe, asyncio.Protocol(), parameters.context, parameters.turns, lambda: None,
+                         lambda error: None)
         layer.data_received(record[:50])
         layer.data_received(record[50:])
     for done in range(len(pipes)):
@@ -497,7 +507,7 @@ async def test_handshakes_that_come_at_once_take_turns(authority: Authority) -> 
 
 
 async def test_a_client_that_does_not_read_is_cut_off_as_without_tls(authority: Authority) -> None:
-    """``max_pending`` counts plaintext bytes, not encrypted ones; others are not delayed."""
+    """``max_pending`` counts plaintext bytes, not encrypted ones; other clients are not delayed."""
     async with serving(authority, {"clients.max_pending": 1 << 20}) as server:
         slow = await Line.to(server)
         await slow.info()

@@ -1,4 +1,4 @@
-"""Clients by WebSocket: the handshake, frames of every kind, credentials, closing; and any bytes at all.
+"""WebSocket clients: the handshake, frames of every kind, credentials, closing; and arbitrary bytes.
 
 The test's side is websockets' client protocol without I/O, so that a test can send invalid frames.
 """
@@ -39,10 +39,12 @@ MINUTE_NS = 60_000_000_000
 
 @asynccontextmanager
 async def serving(fields: dict[str, Any] | None = None, **websocket: Any) -> AsyncIterator[Server]:
-    """Clients have a minute for each of their handshakes, and to log in: the default, 2 s, is short on a busy machine."""
+    """Run a server. Clients have a minute for each handshake, and to log in: the default of 2 s is short on a busy
+    machine."""
     wanted = {"port": -1, "host": "127.0.0.1", "no_tls": True, "handshake_timeout_ns": MINUTE_NS,
               **({"tls.timeout_ns": MINUTE_NS} if "tls.cert_file" in websocket else {}), **websocket}
-    server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "auth.timeout_ns": MINUTE_NS, **(fields or {}),
+    server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "auth.timeout_ns": MINUTE_NS,
+                                   **(fields or {}),
                                    **{f"websocket.{name}": value for name, value in wanted.items()}}))
     await server.start()
     try:
@@ -54,7 +56,8 @@ async def serving(fields: dict[str, Any] | None = None, **websocket: Any) -> Asy
 class Browser:
     """A connection whose frames are built one by one."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, *, compress: bool) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int, *,
+                 compress: bool) -> None:
         self.reader, self.writer = reader, writer
         extensions = [ClientPerMessageDeflateFactory()] if compress else None
         self.protocol = ClientProtocol(parse_uri(f"ws://127.0.0.1:{port}/"), extensions=extensions, max_size=None)
@@ -80,7 +83,7 @@ class Browser:
 
     @property
     def answer(self) -> Any:
-        """The HTTP response."""
+        """Return the HTTP response."""
         return self.frames[0]
 
     def flush(self) -> None:
@@ -102,13 +105,13 @@ class Browser:
         return bool(data)
 
     async def until(self, mark: bytes) -> bytes:
-        """Everything that came, once ``mark`` has."""
+        """Return everything received, up to the read that completes ``mark``."""
         while mark not in self.data:
             assert await self.receive(), self.data
         return self.data
 
     async def closed(self) -> tuple[int | None, str | None]:
-        """The server's close code and reason."""
+        """Return the server's close code and reason."""
         while await self.receive():
             pass
         return self.protocol.close_code, self.protocol.close_reason
@@ -124,7 +127,7 @@ class Browser:
 
 
 async def test_a_client_is_a_client_like_any_other() -> None:
-    """It talks with one on the clients' port; both pages of connections and INFO show how it connected."""
+    """It exchanges messages with a client of the other port; /connz and INFO show how each connected."""
     async with serving() as server:
         browser = await Browser.to(server, headers={"X-Forwarded-For": "192.0.2.7"})
         info = await browser.info()
@@ -149,7 +152,7 @@ async def test_a_client_is_a_client_like_any_other() -> None:
 
 @pytest.mark.parametrize("cut", [1, 3, 100])
 async def test_operations_may_be_cut_anywhere(cut: int) -> None:
-    """Into messages, into fragments of one message with pings between them, and into reads."""
+    """Operations may be cut into messages, into fragments with pings between them, and into reads."""
     stream = CONNECT + b"SUB a 1\r\nPUB a 11\r\nhello world\r\nPING\r\n"
     parts = [stream[at:at + cut] for at in range(0, len(stream), cut)]
     async with serving() as server:
@@ -170,7 +173,7 @@ async def test_operations_may_be_cut_anywhere(cut: int) -> None:
 
 
 async def test_messages_of_any_size_come_back_whole_compressed_or_not() -> None:
-    """``compression``: used where the client offers it; small frames are sent as they are."""
+    """``compression`` is used if the client offers it; small frames are never compressed."""
     for compression, offered in ((True, True), (True, False), (False, True)):
         async with serving(compression=compression) as server:
             browser = await Browser.to(server, compress=offered)
@@ -186,7 +189,7 @@ async def test_messages_of_any_size_come_back_whole_compressed_or_not() -> None:
 
 
 async def test_browsers_get_small_frames() -> None:
-    """4096 bytes each."""
+    """Browsers get frames of 4096 bytes."""
     async with serving() as server:
         browser = await Browser.to(server, headers={"User-Agent": "Mozilla/5.0"})
         browser.send(CONNECT + b"SUB a 1\r\nPUB a 10000\r\n" + bytes(10_000) + b"\r\nPING\r\n")
@@ -195,7 +198,7 @@ async def test_browsers_get_small_frames() -> None:
 
 
 async def test_a_client_may_be_spared_masking() -> None:
-    """``Nats-No-Masking``: its frames must then have no mask; otherwise they must have one."""
+    """``Nats-No-Masking``: with it the client's frames must have no mask; without it they must have one."""
     async with serving() as server:
         browser = await Browser.to(server, headers={"Nats-No-Masking": "true"})
         assert browser.answer.headers["Nats-No-Masking"] == "true"
@@ -214,7 +217,7 @@ async def test_a_client_may_be_spared_masking() -> None:
     (b"PUB a 2000000\r\n", 1009, "Maximum Message Payload Exceeded"),
     (b"PUB " + b"a" * 5000, 1008, "Maximum Control Line Exceeded"),
 ])
-async def test_the_end_says_why(sent: bytes, code: int, reason: str) -> None:
+async def test_close_codes(sent: bytes, code: int, reason: str) -> None:
     """The close code corresponds to the reason why the connection ended."""
     async with serving() as server:
         browser = await Browser.to(server)
@@ -238,8 +241,8 @@ async def test_ends_of_either_side_are_answered() -> None:
         assert await staying.closed() == (1001, "Server Shutdown")
 
 
-async def test_lame_duck_tells_these_clients_too() -> None:
-    """INFO with ``ldm``, and the port takes no more connections."""
+async def test_lame_duck_notifies_websocket_clients() -> None:
+    """Clients get INFO with ``ldm``, and the port accepts no more connections."""
     async with serving({"clients.lame_duck_duration_ns": 100_000_000, "clients.lame_duck_grace_period_ns": 50_000_000},
                        ) as server:
         browser = await Browser.to(server)
@@ -265,8 +268,8 @@ async def test_lame_duck_tells_these_clients_too() -> None:
     ({"allowed_origins": ("http://a.example",)}, {"Origin": "nonsense"}, 403),
     ({}, {"Origin": "nonsense"}, 101),
 ])
-async def test_pages_from_elsewhere_can_be_refused(wanted: dict[str, Any], headers: dict[str, str], status: int) -> None:
-    """``same_origin`` and ``allowed_origins``."""
+async def test_origins_can_be_refused(wanted: dict[str, Any], headers: dict[str, str], status: int) -> None:
+    """``same_origin`` and ``allowed_origins`` refuse pages of other origins."""
     async with serving(**wanted) as server:
         assert server.websocket is not None
         browser = await Browser.to(server, headers={name: value.replace("PORT", str(server.websocket.port))
@@ -279,7 +282,8 @@ async def test_pages_from_elsewhere_can_be_refused(wanted: dict[str, Any], heade
     (b"POST / HTTP/1.1\r\nHost: x\r\n\r\n", b"405"),
     (b"nonsense\r\n\r\n", b"400"),
     (b"\x16\x03\x01\x00\r\n\r\n", b"400"),
-    (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\r\n", b"400"),
+    (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\r\n",
+     b"400"),
     (b"GET / HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
      b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", b"400"),
     (b"GET /mqtt HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
@@ -287,11 +291,12 @@ async def test_pages_from_elsewhere_can_be_refused(wanted: dict[str, Any], heade
     (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
      b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\nearly", b"400"),
     *((b"GET / HTTP/1.1\r\n" + hosts + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-       b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", b"400") for hosts in (b"Host:\r\n", b"Host: x\r\nHost: y\r\n")),
+       b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", b"400") for hosts in (b"Host:\r\n",
+                                                                                     b"Host: x\r\nHost: y\r\n")),
     (b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000, b"431"),
 ])
-async def test_what_is_no_handshake_gets_an_http_answer(request_: bytes, status: bytes) -> None:
-    """And the connection ends."""
+async def test_invalid_handshakes_get_an_http_answer(request_: bytes, status: bytes) -> None:
+    """Afterwards the connection ends."""
     async with serving() as server:
         assert server.websocket is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
@@ -301,8 +306,8 @@ async def test_what_is_no_handshake_gets_an_http_answer(request_: bytes, status:
         assert not server.websocket.openings
 
 
-async def test_who_never_asks_is_cut_off_and_costs_a_timer() -> None:
-    """``handshake_timeout``; a server that stops does not wait for such connections either."""
+async def test_silent_connections_are_closed() -> None:
+    """``handshake_timeout`` closes a silent connection; a stopping server does not wait for one."""
     async with serving(handshake_timeout_ns=50_000_000) as server:
         assert server.websocket is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
@@ -313,18 +318,18 @@ async def test_who_never_asks_is_cut_off_and_costs_a_timer() -> None:
     async with serving() as server:
         assert server.websocket is not None
         reader, writer = await asyncio.open_connection("127.0.0.1", server.websocket.port)
-        while not server.websocket.openings:  # noqa: ASYNC110 (the server tells nobody)
+        while not server.websocket.openings:  # noqa: ASYNC110 (the server notifies nobody)
             await asyncio.sleep(0)
         await asyncio.wait_for(server.close(), 30)
 
 
-async def test_the_first_message_is_bounded_as_for_strangers() -> None:
-    """64 KB; messages after it by eight payloads."""
+async def test_the_first_message_has_a_lower_bound() -> None:
+    """The first message may have 64 KB; later ones may have eight maximal payloads."""
     async with serving() as server:
         browser = await Browser.to(server)
         browser.writer.write(b"\x82\xff" + (65 * 1024).to_bytes(8, "big"))
         assert (await browser.closed())[0] == 1009
-        # Nor does the beginning of a line make a stranger known.
+        # The beginning of a line does not identify the client either.
         browser = await Browser.to(server)
         browser.send(CONNECT[:20])
         browser.writer.write(b"\x82\xff" + (65 * 1024).to_bytes(8, "big"))
@@ -338,7 +343,8 @@ async def test_the_first_message_is_bounded_as_for_strangers() -> None:
 
 @pytest.mark.shows("auth.connection_rate")
 async def test_handshakes_can_be_limited_to_so_many_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``connection_rate_limit`` of the port's own TLS, all within one instant: a busy machine may take a second for each."""
+    """``connection_rate_limit`` of the port's own TLS counts all handshakes at one instant, as the machine may be
+    slow."""
     admits = TlsParameters.admits
     monkeypatch.setattr(TlsParameters, "admits", lambda self, _: admits(self, 0))
     authority = Authority(tmp_path)
@@ -352,7 +358,7 @@ async def test_handshakes_can_be_limited_to_so_many_a_second(tmp_path: Path, mon
 
 
 async def test_credentials_may_come_in_cookies() -> None:
-    """If CONNECT has none of its own."""
+    """Cookies supply credentials that CONNECT lacks."""
     users = {"auth.users": (User("a", "pa"), User("b", "pb"))}
     async with serving(users, user_cookie="u", pass_cookie="p") as server:
         browser = await Browser.to(server, headers={"Cookie": "x=1; u=a; p=pa"})
@@ -370,7 +376,7 @@ async def test_credentials_may_come_in_cookies() -> None:
 
 
 async def test_a_token_may_come_in_a_cookie() -> None:
-    """A bearer's, in operator mode."""
+    """In operator mode a cookie may have a bearer token."""
     operated = {"operator.tokens": (tokens.operator(),), "operator.resolver": ResolverSettings("memory"),
                 "operator.preload": ((key(ACCOUNT, "A").public, tokens.account()),)}
     token = tokens.user(bearer_token=True, allowed_connection_types=["WEBSOCKET"])
@@ -387,7 +393,7 @@ async def test_a_token_may_come_in_a_cookie() -> None:
 @pytest.mark.parametrize("rule, field", [
     ({"username": "w", "password": "p"}, b'"user":"w","pass":"p"'), ({"token": "t"}, b'"auth_token":"t"')])
 async def test_this_port_may_ask_for_credentials_of_its_own(rule: dict[str, str], field: bytes) -> None:
-    """A user or a token for WebSocket alone; the clients' port stays open to all."""
+    """A user or a token may be required for WebSocket alone; the clients' port needs none."""
     async with serving(**rule) as server:
         browser = await Browser.to(server)
         assert (await browser.info())["auth_required"] is True
@@ -403,8 +409,8 @@ async def test_this_port_may_ask_for_credentials_of_its_own(rule: dict[str, str]
 
 
 @pytest.mark.shows("auth.connection_types")
-async def test_users_may_be_bound_to_a_way_of_coming() -> None:
-    """``allowed_connection_types``, and ``no_auth_user`` of this port alone."""
+async def test_users_may_be_bound_to_connection_types() -> None:
+    """``allowed_connection_types`` applies, and so does ``no_auth_user`` of this port alone."""
     users = (User("tcp", "p", connection_types=frozenset({"STANDARD"})), User("web", "p"))
     async with serving({"auth.users": users}, no_auth_user="web") as server:
         browser = await Browser.to(server)
@@ -417,7 +423,7 @@ async def test_users_may_be_bound_to_a_way_of_coming() -> None:
 
 
 async def test_with_tls_and_headers_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """``tls``, ``headers``; a plain client there learns what is wrong, if it speaks HTTP."""
+    """``tls`` and ``headers`` apply to this port; a plain HTTP client learns its mistake."""
     authority = Authority(tmp_path_factory.mktemp("certificates"))
     files = authority.server()
     tls = {"tls.cert_file": files.cert, "tls.key_file": files.key}
@@ -442,7 +448,7 @@ HANDSHAKE = (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Up
 
 
 def raw_frame(head: int, masked: bool, data: bytes) -> bytes:
-    """A frame with any first byte, valid or not; its mask is zero."""
+    """Return a frame with any first byte, valid or not; its mask is zero."""
     return bytes([head, len(data) | (0x80 if masked else 0)]) + (bytes(4) if masked else b"") + data
 
 
@@ -454,7 +460,7 @@ FRAMES = st.one_of(
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(FRAMES, max_size=6), st.booleans())
 async def test_any_bytes_end_a_connection_at_most(chunks: list[bytes], handshake: bool) -> None:
-    """Nothing but the connection ends: no error reaches the loop, and the server serves others."""
+    """Arbitrary bytes end at most the connection: no error reaches the loop, and the server serves others."""
     failures: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failures.append(context))
     async with serving(compression=True) as server:
@@ -466,7 +472,7 @@ async def test_any_bytes_end_a_connection_at_most(chunks: list[bytes], handshake
         for chunk in chunks:
             writer.write(chunk)
             await asyncio.sleep(0)
-        with suppress(OSError):  # it may be closed by now, also with bytes of ours unread
+        with suppress(OSError):  # the server may have closed it, also with unread bytes of ours
             writer.write_eof()
             await asyncio.wait_for(reader.read(), 30)
         browser = await Browser.to(server)

@@ -63,5 +63,6 @@ def directory(tmp_path: Path, *lines: str, resolver: str = "type: full, allow_de
     folder.mkdir(exist_ok=True)
     for name, token in {"SYS": tokens.account("SYS"), **accounts}.items():
         (folder / f"{key(ACCOUNT, name).public}.jwt").write_text(token)
-    return "\n".join([f"operator: {operator or tokens.operator()}", f"system_account: {key(ACCOUNT, 'SYS').public}", tokens.LOGIN,
+    return "\n".join([f"operator: {operator or tokens.operator()}", f"system_account: {key(ACCOUNT, 'SYS').public}",
+                      tokens.LOGIN,
                       f'resolver: {{ dir: "{folder}", {resolver} }}', *lines, ""])

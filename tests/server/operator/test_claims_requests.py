@@ -1,4 +1,4 @@
-"""Requests about claims, to jetblock and to the real server alike: answers in bytes, and their effect on live clients."""
+"""Requests about claims, with jetblock and with the real server: their answers, and their effect on live clients."""
 
 from __future__ import annotations
 
@@ -75,12 +75,13 @@ async def answers(process: type[ServerProcess], config: str, table: list[tuple[s
     return found
 
 
-@pytest.mark.parametrize("resolver", ["type: full, allow_delete: true", "type: full", "type: cache", "type: full, limit: 2"])
+@pytest.mark.parametrize("resolver",
+                         ["type: full, allow_delete: true", "type: full", "type: cache", "type: full, limit: 2"])
 async def test_answers(resolver: str, tmp_path: Path) -> None:
-    """Each request has the real server's answer."""
+    """Each request has the same answer as on the real server."""
     table = requests()
     if "cache" in resolver:
-        # The real one answers such a list with accounts that it has lost since.
+        # The real server's answer to such a list includes accounts that it has already deleted.
         table = [row for row in table if row[0] != LIST]
     both = []
     for process in (BrokerProcess, NatsServerProcess):
@@ -93,7 +94,7 @@ async def test_answers(resolver: str, tmp_path: Path) -> None:
 
 
 async def test_answers_of_a_strict_operator(tmp_path: Path) -> None:
-    """It wants accounts signed by a signing key."""
+    """The operator requires that a signing key signs accounts."""
     signer = key(OPERATOR, "signer")
     strict = tokens.operator(signing_keys=[signer.public], strict_signing_key_usage=True)
     table = [(UPDATE, tokens.account("B")), (UPDATE, tokens.account("B", signer=signer)), (DELETE, deletion(B)),
@@ -112,8 +113,9 @@ async def test_answers_of_a_strict_operator(tmp_path: Path) -> None:
 
 
 async def test_answers_without_a_directory(tmp_path: Path) -> None:
-    """A resolver in memory takes updates of accounts that are in use, until the next start."""
-    bodies = ("", "x", tokens.account("B"), tokens.account("A", tags=["x"]), tokens.account("A", signer=key(OPERATOR, "other")))
+    """A resolver in memory accepts updates of accounts that are in use, until the next start."""
+    bodies = ("", "x", tokens.account("B"), tokens.account("A", tags=["x"]),
+              tokens.account("A", signer=key(OPERATOR, "other")))
     table = [(f"$SYS.REQ.ACCOUNT.{A}.CLAIMS.UPDATE", body) for body in bodies]
     table.append((f"$SYS.REQ.ACCOUNT.{B}.CLAIMS.UPDATE", tokens.account("B")))
     config = write(tmp_path, tokens.configuration({"A": tokens.account("A")}))
@@ -127,7 +129,7 @@ async def test_answers_without_a_directory(tmp_path: Path) -> None:
 
 @BOTH
 async def test_lookups_and_packs(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A look-up is answered with the token or nothing; a pack with all, unless the digest is the same."""
+    """A lookup is answered with the token or nothing; a pack with all tokens, unless the digest is the same."""
     token = tokens.account("A")
     config = write(tmp_path, directory(tmp_path, A=token))
     async with process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin:
@@ -153,7 +155,8 @@ async def test_an_update_reaches_live_clients(process: type[ServerProcess], tmp_
         own.send(tokens.connect(own.info, tokens.user(pub={"allow": ["x"]})))
         await one.settled()
         await own.settled()
-        await ask(admin, UPDATE, tokens.account("A", default_permissions={"pub": {"deny": ["x"]}}, limits={"payload": 5}))
+        await ask(admin, UPDATE,
+                  tokens.account("A", default_permissions={"pub": {"deny": ["x"]}}, limits={"payload": 5}))
         for wire, denied in ((one, True), (own, False)):
             wire.send(b"PUB x 0\r\n\r\n")
             assert (b"Permissions Violation" in await wire.settled()) is denied
@@ -163,23 +166,25 @@ async def test_an_update_reaches_live_clients(process: type[ServerProcess], tmp_
 
 REVOKED = b"-ERR 'User Authentication Revoked'\r\n"
 ENDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], bytes]] = {
-    # Whose token, the account before and after, what its client hears.
+    # The token, changes of the account before and after, and the answer to its client.
     "revoked": (tokens.user(iat=1000), {}, {"revocations": {key(USER, "u").public: 1000}}, REVOKED),
     "all revoked": (tokens.user(iat=1000), {}, {"revocations": {"*": 2000}}, REVOKED),
     "bearers disallowed": (tokens.user(bearer_token=True), {}, {"limits": {"disallow_bearer": True}},
                            b"-ERR 'Authorization Violation'\r\n"),
     "signing key gone": (tokens.user(signer=SIGNER), {"signing_keys": [SIGNER.public]}, {}, b""),
     "scope changed": (tokens.user(signer=SIGNER, scoped=True), {"signing_keys": [
-        {"kind": "user_scope", "key": SIGNER.public, "template": {"subs": -1, "data": -1, "payload": -1}}]}, {"signing_keys": [
+        {"kind": "user_scope", "key": SIGNER.public,
+         "template": {"subs": -1, "data": -1, "payload": -1}}]}, {"signing_keys": [
             {"kind": "user_scope", "key": SIGNER.public, "template": {"subs": 5, "data": -1, "payload": -1}}]}, b""),
-    "no connections": (tokens.user(), {}, {"limits": {"conn": 0}}, b"-ERR 'maximum account active connections exceeded'\r\n"),
+    "no connections": (tokens.user(), {}, {"limits": {"conn": 0}},
+                       b"-ERR 'maximum account active connections exceeded'\r\n"),
     "expired": (tokens.user(), {}, {"exp": int(time.time()) - 10}, b""),
 }
 
 
 @BOTH
 async def test_an_update_ends_clients(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Each cause has its last words, and the client cannot come back."""
+    """Each cause has its error, and the client cannot reconnect."""
     config = write(tmp_path, directory(tmp_path, A=tokens.account("A")))
     async with process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin:
         for cause, (token, before, after, wanted) in ENDS.items():
@@ -189,7 +194,7 @@ async def test_an_update_ends_clients(process: type[ServerProcess], tmp_path: Pa
                 assert await wire.until(b"\r\n") == b"PONG\r\n", cause
                 await ask(admin, UPDATE, tokens.account("A", **after))
                 if cause == "expired":
-                    # A token that is expired already is not taken.
+                    # A token that has already expired is not accepted.
                     assert await wire.settled() == b"PONG\r\n"
                     continue
                 assert await wire.end() == wanted, cause
@@ -201,7 +206,7 @@ async def test_an_update_ends_clients(process: type[ServerProcess], tmp_path: Pa
 
 @BOTH
 async def test_an_account_is_deleted(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Its clients hear that it has expired; nobody comes back, until it has a token again."""
+    """Its clients get the error that it has expired; nobody can log in until it has a token again."""
     config = write(tmp_path, directory(tmp_path, A=tokens.account("A")))
     async with process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin:
         async with Wire(server.port) as wire:
@@ -226,8 +231,12 @@ async def stream(client: Client) -> int:
 @pytest.mark.shows("accounts.tiers")
 @BOTH
 async def test_jetstream_follows_the_claims(process: type[ServerProcess], tmp_path: Path) -> None:
-    """An account gets JetStream with its claims, loses it, and has its streams again, also after a restart; its tier is R1."""
-    config = write(tmp_path, directory(tmp_path, f'jetstream {{ store_dir: "{tmp_path}/store" }}', A=tokens.account("A")))
+    """An account gets JetStream with its claims, loses it, and gets its streams back, also after a restart.
+
+    Its tier is R1.
+    """
+    config = write(tmp_path,
+                   directory(tmp_path, f'jetstream {{ store_dir: "{tmp_path}/store" }}', A=tokens.account("A")))
     async with process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin:
         async with connected(server, tokens.user()) as nc:
             with pytest.raises(APIError, match="not enabled"):
@@ -251,9 +260,11 @@ async def test_jetstream_follows_the_claims(process: type[ServerProcess], tmp_pa
 
 @BOTH
 async def test_limits_and_usage_of_tiers(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Account info: totals without limits, and all tiers of the claims, of which one is in use."""
-    tiers = {"R1": {"mem_storage": 1 << 20, "disk_storage": 1 << 21, "streams": 5, "consumer": -1, "max_ack_pending": 7},
-             "R3": {"disk_storage": 1 << 22, "streams": -1, "disk_max_stream_bytes": 1 << 16, "max_bytes_required": True}}
+    """Account info has totals without limits, and all tiers of the claims, of which one is in use."""
+    tiers = {"R1": {"mem_storage": 1 << 20, "disk_storage": 1 << 21, "streams": 5, "consumer": -1,
+                    "max_ack_pending": 7},
+             "R3": {"disk_storage": 1 << 22, "streams": -1, "disk_max_stream_bytes": 1 << 16,
+                    "max_bytes_required": True}}
     config = write(tmp_path, directory(tmp_path, f'jetstream {{ store_dir: "{tmp_path}/store" }}',
                                        A=tokens.account("A", limits={"tiered_limits": tiers})))
     unset = {"max_memory": 0, "max_storage": 0, "max_streams": 0, "max_consumers": 0, "max_ack_pending": 0,
@@ -276,7 +287,7 @@ async def test_limits_and_usage_of_tiers(process: type[ServerProcess], tmp_path:
 
 
 async def test_a_restart_has_the_last_token(tmp_path: Path) -> None:
-    """What was answered is on the disk, whatever ends the process; no file is left half-written."""
+    """An answered update is on the disk, however the process ends; no file is left half-written."""
     config = write(tmp_path, directory(tmp_path, A=tokens.account("A")))
     async with BrokerProcess("-c", config, monitor=False) as server:
         async with connected(server, ADMIN, "admin") as admin:
@@ -293,7 +304,7 @@ async def test_a_restart_has_the_last_token(tmp_path: Path) -> None:
 
 @BOTH
 async def test_a_reload(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Other preloaded tokens take effect; accounts that have none any more lose their clients."""
+    """Other preloaded tokens take effect; accounts without a token lose their clients."""
     def accounts(**of_a: Any) -> dict[str, str]:
         return {"A": tokens.account("A", **of_a), "B": tokens.account("B")}
 
@@ -313,7 +324,7 @@ async def test_a_reload(process: type[ServerProcess], tmp_path: Path) -> None:
 
 
 async def test_many_updates_at_once(tmp_path: Path) -> None:
-    """A hundred updates at once are answered, in any order, and the last is kept."""
+    """A hundred updates at once are answered, in any order, and the last is stored."""
     config = write(tmp_path, directory(tmp_path, A=tokens.account("A")))
     async with BrokerProcess("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin:
         many = [tokens.account("A", tags=[str(i)]) for i in range(100)]

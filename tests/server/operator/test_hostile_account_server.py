@@ -1,4 +1,5 @@
-"""Account servers that are slow, answer wrongly or not at all, and clients that make the broker ask about made-up accounts."""
+"""Hostile account servers: slow ones, silent ones and wrong answers; and clients that name accounts that do not
+exist."""
 
 from __future__ import annotations
 
@@ -26,13 +27,14 @@ OK = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
 
 
 class Scripted:
-    """An account server; ``answers`` has the bytes for each account, and no answer ends for other accounts."""
+    """An account server; ``answers`` has the bytes for each account. Answers for other accounts never end."""
 
     def __init__(self) -> None:
         known = {name: tokens.account(name).encode() for name in ("A", "SYS")}
-        self.answers = {key(ACCOUNT, name).public: OK + b"\r\n" + token for name, token in known.items()} | {"": OK + b"\r\n"}
+        self.answers = {key(ACCOUNT, name).public: OK + b"\r\n" + token for name,
+                        token in known.items()} | {"": OK + b"\r\n"}
         self.endless = b""
-        """What an account without an answer gets again and again, as long as it stays connected."""
+        """Bytes sent again and again for an account without an answer, as long as the broker stays connected."""
 
         self.asked: Counter[str] = Counter()
         self.open = 0
@@ -41,7 +43,7 @@ class Scripted:
         self.changed = asyncio.Condition()
 
     async def until_open(self, least: int, most: int = 0) -> None:
-        """Wait until so many requests are under way."""
+        """Wait until the number of running requests is between ``least`` and ``most``."""
         async with self.changed, asyncio.timeout(60):
             await self.changed.wait_for(lambda: least <= self.open <= max(least, most))
 
@@ -71,7 +73,7 @@ class Scripted:
         writer.close()
 
     def text(self, *lines: str) -> str:
-        """A configuration that names this server."""
+        """Return a configuration that names this server."""
         return "\n".join([f"operator: {tokens.operator()}", f"system_account: {key(ACCOUNT, 'SYS').public}",
                           f"resolver: URL({self.url})", *(lines or (tokens.LOGIN,))])
 
@@ -87,18 +89,19 @@ async def scripted() -> AsyncIterator[Scripted]:
         server.close()
 
 
-@pytest.mark.parametrize("endless", [b"x", b"X-More: x\r\n", b"\r\n", b""], ids=["header", "headers", "body", "nothing"])
+@pytest.mark.parametrize("endless", [b"x", b"X-More: x\r\n", b"\r\n", b""],
+                         ids=["header", "headers", "body", "nothing"])
 async def test_an_answer_that_never_ends(endless: bytes) -> None:
-    """The time for a request includes all of the answer, not just each part of it."""
+    """The bound on a request's time includes the whole answer, not just each part of it."""
     async with scripted() as accounts, asyncio.timeout(30):
         accounts.endless = endless
         with pytest.raises(ResolverError, match="could not fetch"):
             await UrlResolver(accounts.url, 3 * SECOND // 10).fetch(key(ACCOUNT, "drip").public)
-        await accounts.until_open(0)  # the broker hung up
+        await accounts.until_open(0)  # the broker closed the connection
 
 
 async def test_an_answer_of_any_length() -> None:
-    """The broker keeps no more of an answer than a token may have."""
+    """The broker keeps no more bytes of an answer than a token may have."""
     async with scripted() as accounts:
         accounts.endless = b"\r\n" + b"x" * (1 << 18)
         with pytest.raises(ResolverError, match="exceeds 1048576 bytes"):
@@ -106,7 +109,7 @@ async def test_an_answer_of_any_length() -> None:
 
 
 def wrong_answers(accounts: Scripted) -> dict[str, bytes]:
-    """Answers that are no token of the account B."""
+    """Return answers that are no token of the account B."""
     right, other = tokens.account("B").encode(), tokens.account("A").encode()
     here = f"HTTP/1.1 302 Found\r\nConnection: close\r\nContent-Length: 0\r\nLocation: {accounts.url}".encode()
     return {
@@ -130,7 +133,10 @@ def wrong_answers(accounts: Scripted) -> dict[str, bytes]:
 
 @BOTH
 async def test_wrong_answers(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A client whose account's token cannot be had is refused; the next right answer admits it, and others come meanwhile."""
+    """A client is refused if its account's token cannot be fetched, and others are served meanwhile.
+
+    The next right answer admits it.
+    """
     async with (scripted() as accounts, process("-c", write(tmp_path, accounts.text()), monitor=False) as server):
         name = key(ACCOUNT, "B").public
         for why, answer in wrong_answers(accounts).items():
@@ -154,7 +160,7 @@ async def until_alone(server: ServerProcess) -> None:
 
 
 async def test_many_made_up_accounts(tmp_path: Path) -> None:
-    """The look-ups of clients that are gone are dropped: an account that exists is found at once, and requests are bounded."""
+    """Lookups of disconnected clients are dropped: an existing account is found at once, and requests are bounded."""
     made_up = 300
     async with AsyncExitStack() as stack:
         accounts = await stack.enter_async_context(scripted())

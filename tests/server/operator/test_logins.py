@@ -1,4 +1,4 @@
-"""Who may log in with which token, to jetblock and to the real server alike."""
+"""Logins with tokens, with jetblock and with the real server."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def scope(signer: Any = SCOPED, **template: Any) -> dict[str, Any]:
 
 
 def around(seconds: int, hours: float = 1) -> list[dict[str, str]]:
-    """A window of that many hours, in UTC, in which now is ``seconds`` after its beginning."""
+    """Return a window of that many hours, in UTC, which began ``seconds`` ago."""
     start = datetime.now(UTC) - timedelta(seconds=seconds)
     return [{"start": f"{start:%H:%M:%S}", "end": f"{start + timedelta(hours=hours):%H:%M:%S}"}]
 
@@ -58,7 +58,7 @@ ACCOUNTS = {
 }
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bytes]] = {
-    # The token, what is sent beside it, and the answer.
+    # The token, other fields of CONNECT, and the answer.
     "a user of an account": ({}, {}, OK),
     "signed by a signing key": ({"signer": SIGNER}, {}, OK),
     "by a key that is none": ({"signer": STRANGER}, {}, REFUSED),
@@ -144,8 +144,8 @@ def operated(*lines: str) -> str:
 
 
 @BOTH
-async def test_who_may_come(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Every case of the table has its answer, and no token or signature is in the log."""
+async def test_accepted_logins(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Every case of the table has its answer, and the log contains no token or signature."""
     async with process("-c", config(tmp_path, operated()), monitor=False) as server:
         sent = []
         for case, (claims, fields, wanted) in CASES.items():
@@ -157,7 +157,8 @@ async def test_who_may_come(process: type[ServerProcess], tmp_path: Path) -> Non
                 # The real server closes a client without subscriptions a little later.
                 said = await (wire.until(b"\r\n") if wanted == OK else wire.end())
             assert said == wanted or said.replace(OK, b"") == wanted, case
-        for connect in (b"CONNECT {}\r\n", b'CONNECT {"user":"u","pass":"p"}\r\n', b'CONNECT {"jwt":"x.y.z"}\r\n', b"PING\r\n",
+        for connect in (b"CONNECT {}\r\n", b'CONNECT {"user":"u","pass":"p"}\r\n', b'CONNECT {"jwt":"x.y.z"}\r\n',
+                        b"PING\r\n",
                         b'CONNECT {"jwt":"%s"}\r\n' % ACCOUNTS["A"].encode()):
             async with Wire(server.port) as wire:
                 wire.send(connect)
@@ -167,15 +168,18 @@ async def test_who_may_come(process: type[ServerProcess], tmp_path: Path) -> Non
 
 @BOTH
 async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None:
-    """A token's own, the account's default ones, or those of the key's scope with templates filled in."""
-    template = {"pub": {"allow": ["{{name()}}.>", "{{tag(team)}}.{{subject()}}", "{{account-name()}}.{{account-tag(team)}}"],
+    """A token has its own permissions, the account's default ones, or those of its key's scope with filled-in
+    templates."""
+    template = {"pub": {"allow": ["{{name()}}.>", "{{tag(team)}}.{{subject()}}",
+                                  "{{account-name()}}.{{account-tag(team)}}"],
                         "deny": ["x.{{tag(region)}}"]}, "sub": {"allow": ["{{tag(nothing)}}.>"]}}
     accounts = {**ACCOUNTS, "S": tokens.account("S", signing_keys=[scope(**template)], tags=["team:y"])}
-    own = tokens.user(pub={"allow": ["p.>"], "deny": ["p.no"]}, sub={"allow": ["s.>", "q v1"]}, resp={"max": 1, "ttl": 1000000000})
+    own = tokens.user(pub={"allow": ["p.>"], "deny": ["p.no"]}, sub={"allow": ["s.>", "q v1"]},
+                      resp={"max": 1, "ttl": 1000000000})
     scoped = tokens.user("u", "S", signer=SCOPED, scoped=True, tags=["team:red", "team:blue", "region:eu"])
     public = key(USER, "u").public
     capitals = tokens.user(Pub={"Deny": ["p.>"]}, SUB={"DENY": ["s.>"]})
-    # A value of one member in each of two: Go merges them.
+    # Each of the two members has one value; Go merges them.
     merged = tokens.user(pub={"deny": ["p.no"]}, Pub={"allow": ["p.>"]}, sub={"deny": ["s.>"]}, Sub=None)
     default = tokens.user(of="D")
     accounts["D"] = tokens.account("D", Default_Permissions={"pub": {"Deny": ["p.>"]}})
@@ -187,7 +191,8 @@ async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None
         (merged, b"", [("p.x", True), ("p.no", False), ("x", False)], [("s.1 1", False)]),
         (default, b"", [("p.x", False), ("x", True)], []),
         (scope_in_capitals, b"", [("u.x", False), ("x", True)], []),
-        (own, b"", [("p.x", True), ("p.no", False), ("d.x", False)], [("s.1 1", True), ("q v1 2", True), ("q 3", False)]),
+        (own, b"", [("p.x", True), ("p.no", False), ("d.x", False)],
+         [("s.1 1", True), ("q v1 2", True), ("q 3", False)]),
         (tokens.user(), b"", [("d.x", True), ("p.x", False)], [("any 1", True)]),
         (scoped, b"", [("u.x", True), (f"red.{public}", True), (f"blue.{public}", True), ("S.y", True), ("x.eu", False),
                        ("u", False), (f"green.{public}", False)], [("any 1", False)]),
@@ -206,8 +211,8 @@ async def test_permissions(process: type[ServerProcess], tmp_path: Path) -> None
 
 @BOTH
 @pytest.mark.shows("accounts.user_info")
-async def test_what_a_user_is_told(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Its own and its account's key and name."""
+async def test_user_info_has_names_and_keys(process: type[ServerProcess], tmp_path: Path) -> None:
+    """A user learns its own and its account's key and name."""
     async with process("-c", config(tmp_path, operated()), monitor=False) as server, Wire(server.port) as wire:
         wire.send(tokens.connect(wire.info, tokens.user(of="signed")))
         wire.send(b"SUB _INBOX.1 1\r\nPUB $SYS.REQ.USER.INFO _INBOX.1 0\r\n\r\n")
@@ -221,33 +226,36 @@ async def test_what_a_user_is_told(process: type[ServerProcess], tmp_path: Path)
 
 @BOTH
 async def test_templates_that_cannot_be_filled_in(process: type[ServerProcess], tmp_path: Path) -> None:
-    """An unknown template, a denial of nothing, and more subjects than are good refuse the user."""
+    """An unknown template, a denial of nothing, and too many subjects refuse the user."""
     many = [f"{letter}:{number}" for letter in "ab" for number in range(70)]
     templates: list[tuple[dict[str, Any], list[str], bytes]] = [
         ({"pub": {"allow": ["{{what()}}"]}}, [], REFUSED), ({"pub": {"deny": ["{{tag(x)}}"]}}, [], REFUSED),
         ({"pub": {"allow": ["{{tag(x)}}"]}}, [], OK), ({"pub": {"allow": ["{{tag(a)}}.{{tag(b)}}"]}}, many, REFUSED),
         ({"pub": {"allow": ["{{tag(a)}}"]}}, many, OK), ({"sub": {"deny": ["{{name()}} q"]}}, [], REFUSED)]
-    accounts = {str(i): tokens.account(str(i), signing_keys=[scope(**template)]) for i, (template, _, _) in enumerate(templates)}
+    accounts = {str(i): tokens.account(str(i), signing_keys=[scope(**template)]) for i,
+                (template, _, _) in enumerate(templates)}
     async with process("-c", config(tmp_path, tokens.configuration(accounts)), monitor=False) as server:
         for i, (template, tags, wanted) in enumerate(templates):
             async with Wire(server.port) as wire:
-                wire.send(tokens.connect(wire.info, tokens.user("u", str(i), signer=SCOPED, scoped=True, tags=tags)) + b"PING\r\n")
+                wire.send(tokens.connect(wire.info,
+                                         tokens.user("u", str(i), signer=SCOPED, scoped=True, tags=tags)) + b"PING\r\n")
                 assert await wire.until(b"\r\n") == wanted, template
 
 
 @BOTH
 async def test_limits(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Of user and account the lower one, shown by INFO; of a scope, the scope's."""
+    """INFO shows the lower limit of user and account; a scoped user has the scope's limits."""
     accounts = {**ACCOUNTS, "S": tokens.account("S", signing_keys=[scope(payload=7, subs=1)])}
     async with process("-c", config(tmp_path, tokens.configuration(accounts)), monitor=False) as server:
         for token, payload in ((tokens.user(payload=5, subs=1), 5), (tokens.user("u", "narrow"), 10),
-                               (tokens.user("u", "narrow", payload=5, subs=9), 5), (tokens.user("u", "narrow", payload=50), 10),
+                               (tokens.user("u", "narrow", payload=5, subs=9), 5),
+                               (tokens.user("u", "narrow", payload=50), 10),
                                (tokens.user("u", "S", signer=SCOPED, scoped=True), 7)):
             async with Wire(server.port) as wire:
                 wire.send(tokens.connect(wire.info, token, protocol=1, lang="x"))
-                heard = await wire.settled() + await wire.settled()
-                assert b'"max_payload":%d,' % payload in heard
-                assert b'"nonce"' not in heard
+                answer_to = await wire.settled() + await wire.settled()
+                assert b'"max_payload":%d,' % payload in answer_to
+                assert b'"nonce"' not in answer_to
                 wire.send(b"SUB a 1\r\nSUB b 2\r\n")
                 assert await wire.settled() == b"-ERR 'maximum subscriptions exceeded'\r\n" + OK
                 wire.send(b"PUB d %d\r\n%b\r\n" % (payload + 1, b"x" * (payload + 1)))
@@ -260,7 +268,7 @@ async def test_limits(process: type[ServerProcess], tmp_path: Path) -> None:
 @BOTH
 async def test_a_user_without_room_for_subscriptions_is_served_until_it_is_closed(
         process: type[ServerProcess], tmp_path: Path) -> None:
-    """Its login is answered, and each subscription refused, before the connection ends by itself."""
+    """Its login is answered, and each subscription refused, before the server closes the connection."""
     async with process("-c", config(tmp_path, operated()), monitor=False) as server:
         for most in (0, -5):
             async with Wire(server.port) as wire:
@@ -274,32 +282,33 @@ async def test_a_user_without_room_for_subscriptions_is_served_until_it_is_close
 @pytest.mark.shows("auth.expiry")
 @BOTH
 async def test_a_user_expires(process: type[ServerProcess], tmp_path: Path) -> None:
-    """By its token, by the end of its window of time, and with its account."""
-    async def heard(token: str) -> bytes:
+    """A user expires with its token, at the end of its window of time, and with its account."""
+    async def answer_to(token: str) -> bytes:
         async with Wire(server.port) as wire:
             wire.send(tokens.connect(wire.info, token) + b"PING\r\n")
             return await wire.end()
 
-    for seconds in (3, 7, 14, 28):  # a busy machine may take longer than that to start the server, or to read a token
+    for seconds in (3, 7, 14, 28):  # a busy machine may need more time to start the server, or to read a token
         accounts = {"A": ACCOUNTS["A"], "short": tokens.account("short", exp=int(time.time()) + seconds + 1)}
         async with process("-c", config(tmp_path, tokens.configuration(accounts)), monitor=False) as server:
-            said = await asyncio.gather(heard(tokens.user(exp=int(time.time()) + seconds)), heard(
-                tokens.user(times=around(3600 - seconds), times_location="UTC")), heard(tokens.user(of="short")))
-            assert await heard(tokens.user(of="short")) == REFUSED
+            said = await asyncio.gather(answer_to(tokens.user(exp=int(time.time()) + seconds)), answer_to(
+                tokens.user(times=around(3600 - seconds), times_location="UTC")), answer_to(tokens.user(of="short")))
+            assert await answer_to(tokens.user(of="short")) == REFUSED
         if REFUSED not in said:
             break
     assert said == [OK + b"-ERR '%b Authentication Expired'\r\n" % whose for whose in (b"User", b"User", b"Account")]
 
 
 @BOTH
-async def test_what_monitoring_shows(process: type[ServerProcess], tmp_path: Path) -> None:
-    """The user's key and tags, who signed for it, and the account's name; the token itself only of no bearer."""
+async def test_tokens_in_connz(process: type[ServerProcess], tmp_path: Path) -> None:
+    """/connz shows the user's key and tags, the signer, and the account's name; it hides bearer tokens."""
     async with process("-c", config(tmp_path, operated())) as server:
-        for token, shown in ((tokens.user(signer=SIGNER, tags=["x:y"]), None), (tokens.user(bearer_token=True), "[REDACTED]")):
+        for token, shown in ((tokens.user(signer=SIGNER, tags=["x:y"]), None),
+                             (tokens.user(bearer_token=True), "[REDACTED]")):
             async with Wire(server.port) as wire:
                 wire.send(tokens.connect(wire.info, token))
                 await wire.settled()
-                cid = json.loads(wire.info[5:])["client_id"]  # the one before may be on its way out yet
+                cid = json.loads(wire.info[5:])["client_id"]  # the previous connection may not have ended yet
                 [row] = (await server.monitor(f"/connz?auth=1&cid={cid}"))["connections"]
                 signer = SIGNER if shown is None else key(ACCOUNT, "A")
                 assert row["authorized_user"] == key(USER, "u").public
@@ -313,7 +322,7 @@ async def test_what_monitoring_shows(process: type[ServerProcess], tmp_path: Pat
 
 @BOTH
 async def test_a_sentinel(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Clients without a token have the configured one; with an invalid one, too."""
+    """Clients without a token, or with an invalid one, have the configured one."""
     text = operated(f"default_sentinel: {tokens.user(bearer_token=True, pub={'allow': ['s']})}")
     async with process("-c", config(tmp_path, text), monitor=False) as server:
         for connect in (b"CONNECT {}\r\n", b'CONNECT {"user":"u","pass":"p"}\r\n', b'CONNECT {"jwt":"x.y.z"}\r\n'):
@@ -327,7 +336,7 @@ async def test_a_sentinel(process: type[ServerProcess], tmp_path: Path) -> None:
 
 @BOTH
 async def test_pinned_accounts(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Only users of these, and of the system account."""
+    """Only users of pinned accounts and of the system account may log in."""
     text = operated(f"resolver_pinned_accounts: [ {key(ACCOUNT, 'A').public} ]")
     async with process("-c", config(tmp_path, text), monitor=False) as server:
         for of, wanted in (("A", OK), ("SYS", OK), ("signed", REFUSED)):
@@ -338,20 +347,21 @@ async def test_pinned_accounts(process: type[ServerProcess], tmp_path: Path) -> 
 
 @BOTH
 async def test_strict_operators(process: type[ServerProcess], tmp_path: Path) -> None:
-    """With strict signing keys neither the operator's own key nor an account's signs anything."""
+    """Strict signing keys: neither the operator's own key nor an account's own key may sign."""
     accounts = {"SYS": tokens.account("SYS", signer=OPERATOR_SIGNER), "A": tokens.account(signer=OPERATOR_SIGNER,
                 signing_keys=[SIGNER.public]), "own": tokens.account("own")}
     strict = tokens.operator(signing_keys=[OPERATOR_SIGNER.public], strict_signing_key_usage=True)
     text = tokens.configuration(accounts, operator_token=strict)
     async with process("-c", config(tmp_path, text), monitor=False) as server:
-        for token, wanted in ((tokens.user(signer=SIGNER), OK), (tokens.user(), REFUSED), (tokens.user(of="own"), REFUSED)):
+        for token, wanted in ((tokens.user(signer=SIGNER), OK), (tokens.user(), REFUSED),
+                              (tokens.user(of="own"), REFUSED)):
             async with Wire(server.port) as wire:
                 wire.send(tokens.connect(wire.info, token) + b"PING\r\n")
                 assert await wire.until(b"\r\n") == wanted
 
 
 async def test_a_far_expiry(tmp_path: Path) -> None:
-    """A time that no timer can be set for is as good as never."""
+    """An expiry beyond the range of timers means never."""
     async with BrokerProcess("-c", config(tmp_path, operated()), monitor=False) as server, Wire(server.port) as wire:
         wire.send(tokens.connect(wire.info, tokens.user(exp=(1 << 62))))
         assert await wire.settled() == OK
@@ -359,7 +369,7 @@ async def test_a_far_expiry(tmp_path: Path) -> None:
 
 @BOTH
 async def test_trusted_keys(process: type[ServerProcess], tmp_path: Path) -> None:
-    """In place of operators' tokens their keys may stand in the file."""
+    """A configuration may have operators' keys instead of their tokens."""
     preload = f"resolver_preload {{ {key(ACCOUNT, 'A').public}: {ACCOUNTS['A']} }}"
     text = f"trusted_keys: [ {key(OPERATOR, 'O').public} ]\nresolver: MEMORY\n{tokens.LOGIN}\n{preload}"
     async with process("-c", config(tmp_path, text), monitor=False) as server:
@@ -369,14 +379,15 @@ async def test_trusted_keys(process: type[ServerProcess], tmp_path: Path) -> Non
                 assert await wire.until(b"\r\n") == wanted
 
 
-async def test_what_advisories_show(tmp_path: Path) -> None:
-    """Who a client is, by its token, but not the token."""
+async def test_clients_in_advisories(tmp_path: Path) -> None:
+    """Advisories name a client by its token, without the token itself."""
     account = tokens.account(limits={"mem_storage": -1, "disk_storage": -1})
     text = tokens.configuration({"A": account}, f'jetstream {{ store_dir: "{tmp_path}/store" }}')
     async with BrokerProcess("-c", config(tmp_path, text), monitor=False) as server:
         for token, shown in ((tokens.user(tags=["x:y"]), None), (tokens.user(bearer_token=True), "[REDACTED]")):
             async with Wire(server.port) as wire:
-                wire.send(tokens.connect(wire.info, token) + b"SUB $JS.EVENT.ADVISORY.API 1\r\nPUB $JS.API.INFO r 0\r\n\r\n")
+                wire.send(tokens.connect(wire.info,
+                                         token) + b"SUB $JS.EVENT.ADVISORY.API 1\r\nPUB $JS.API.INFO r 0\r\n\r\n")
                 await wire.until(b'"client":')
                 client, _ = json.JSONDecoder().raw_decode((await wire.until(b"\r\n")).decode())
                 assert "jwt" not in client
@@ -387,7 +398,7 @@ async def test_what_advisories_show(tmp_path: Path) -> None:
 
 @BOTH
 async def test_accountz(process: type[ServerProcess], tmp_path: Path) -> None:
-    """An account's page has its token, what that says, and its name."""
+    """An account's page has its token, the decoded token, and its name."""
     async with process("-c", config(tmp_path, operated())) as server, Wire(server.port) as wire:
         wire.send(tokens.connect(wire.info, tokens.user(of="revoking")))
         await wire.settled()

@@ -1,4 +1,4 @@
-"""Where account tokens come from: directories with their limits, and account servers that answer, fail or hang."""
+"""Sources of account tokens: directories with their limits, and account servers that answer, fail or hang."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Accounts(BaseHTTPRequestHandler):
 
 
 class AccountServer(ThreadingHTTPServer):
-    """Serves that; a client that went away before its answer is no error."""
+    """Runs ``Accounts``; a client that disconnects before its answer is no error."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), ConnectionError):
@@ -73,7 +73,7 @@ def account_server() -> Iterator[str]:
 
 @BOTH
 async def test_an_account_server(process: type[ServerProcess], account_server: str, tmp_path: Path) -> None:
-    """Users come whose account it knows; one that it is slow about is refused in time, and delays nobody else."""
+    """Users of accounts that it knows are admitted; a slow answer refuses a user in time, and delays nobody else."""
     text = "\n".join([f"operator: {tokens.operator()}", f"system_account: {key(ACCOUNT, 'SYS').public}",
                       f"resolver: URL({account_server})", tokens.LOGIN])
     async with (process("-c", write(tmp_path, text), monitor=False) as server, Wire(server.port) as slow,
@@ -87,17 +87,19 @@ async def test_an_account_server(process: type[ServerProcess], account_server: s
 
 
 @BOTH
-async def test_an_account_server_with_a_password(process: type[ServerProcess], account_server: str, tmp_path: Path) -> None:
+async def test_an_account_server_with_a_password(process: type[ServerProcess], account_server: str,
+                                                 tmp_path: Path) -> None:
     """The user and password of its URL are sent to it."""
     url = account_server.replace("//", "//user:p%40ss@")
-    text = f"operator: {tokens.operator()}\nsystem_account: {key(ACCOUNT, 'SYS').public}\nresolver: URL({url})\n{tokens.LOGIN}"
+    text = (f"operator: {tokens.operator()}\nsystem_account: {key(ACCOUNT, 'SYS').public}\nresolver: URL({url})\n"
+            f"{tokens.LOGIN}")
     async with (process("-c", write(tmp_path, text), monitor=False) as server, connected(server, tokens.user()) as nc):
         await nc.flush()
     assert set(Accounts.credentials) == {"Basic " + base64.b64encode(b"user:p@ss").decode()}
 
 
 async def test_an_account_server_by_tls(tmp_path: Path) -> None:
-    """``resolver_tls``: which certificates verify the server's, or none, and which one is shown to it."""
+    """``resolver_tls``: the certificates that verify the server, or none, and the client's certificate."""
     authority = Authority(tmp_path)
     files, own = authority.server(), authority.client("asker")
     with AccountServer(("127.0.0.1", 0), Accounts) as server:
@@ -109,7 +111,8 @@ async def test_an_account_server_by_tls(tmp_path: Path) -> None:
         url = f"https://127.0.0.1:{server.server_port}/jwt/v1/accounts"
 
         async def asked(**tls: Any) -> str:
-            settings = OperatorSettings(resolver=ResolverSettings("url", url=url), resolver_tls=ResolverTlsSettings(**tls))
+            settings = OperatorSettings(resolver=ResolverSettings("url", url=url),
+                                        resolver_tls=ResolverTlsSettings(**tls))
             return await make_resolver(settings).fetch(key(ACCOUNT, "A").public)
 
         shown = {"cert_file": own.cert, "key_file": own.key}
@@ -123,7 +126,7 @@ async def test_an_account_server_by_tls(tmp_path: Path) -> None:
 
 
 async def test_an_account_server_that_hides_its_password() -> None:
-    """Errors show no password of a URL; what is no account's key is not asked for."""
+    """Errors show no password of a URL; the server is asked only about account keys."""
     resolver = UrlResolver("http://user:hush-hush@127.0.0.1:1/accounts", 1_000_000_000)
     for url in ("http://user:hush-hush@127.0.0.1:1/accounts", "http://user:hush-hush@localhost/accounts",
                 "nothing://user:hush-hush@localhost:x/"):
@@ -137,7 +140,7 @@ async def test_an_account_server_that_hides_its_password() -> None:
 
 
 async def test_a_directory(tmp_path: Path) -> None:
-    """Tokens are written whole, read as they are now, counted, and put aside or deleted."""
+    """Tokens are written whole, read from the disk each time, counted, and renamed or deleted."""
     path = tmp_path / "jwts" / "deep"
     store = DirectoryResolver(ResolverSettings("full", str(path), allow_delete=True, limit=2))
     for name in NAMES[:2]:
@@ -164,7 +167,7 @@ async def test_a_directory(tmp_path: Path) -> None:
 
 
 async def test_preloaded_tokens_do_not_replace_newer_ones(tmp_path: Path) -> None:
-    """What was pushed stays, whatever an old configuration file preloads."""
+    """A pushed token stays, whatever an old configuration file preloads."""
     store = DirectoryResolver(ResolverSettings("full", str(tmp_path)))
     old, new = tokens.account(iat=1000), tokens.account(iat=2000)
     for token in (old, new, old):
@@ -173,7 +176,7 @@ async def test_preloaded_tokens_do_not_replace_newer_ones(tmp_path: Path) -> Non
 
 
 async def test_a_cache(tmp_path: Path) -> None:
-    """It holds so many, drops the one not used for longest, and forgets what was not used for its time."""
+    """The cache has a bound, drops the least recently used token, and drops tokens that were not used for its time."""
     store = DirectoryResolver(ResolverSettings("cache", str(tmp_path), limit=2, ttl_ns=3_600_000_000_000))
     for at, name in enumerate(NAMES[:2]):
         await store.write(name, name)
@@ -188,7 +191,8 @@ async def test_a_cache(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["full", "cache"])
 async def test_files_that_are_no_tokens(kind: str, tmp_path: Path) -> None:
-    """A pipe, a directory, a link to nothing and a huge file are no tokens: reading them ends, and others can be written."""
+    """A pipe, a directory, a broken link and a huge file are no tokens: reading them ends, and tokens can be
+    written."""
     names = [key(ACCOUNT, f"hostile {at}").public for at in range(4)]
     pipe, folder, link, huge = (tmp_path / f"{name}.jwt" for name in names)
     os.mkfifo(pipe)
@@ -208,7 +212,7 @@ async def test_files_that_are_no_tokens(kind: str, tmp_path: Path) -> None:
 
 
 async def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that fails says so, and leaves the token before and no other file."""
+    """A write that fails raises an error, and leaves the old token and no other file."""
     store = DirectoryResolver(ResolverSettings("full", str(tmp_path)))
     await store.write(NAMES[0], "before")
 
@@ -223,7 +227,8 @@ async def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @BOTH
-async def test_an_account_server_that_is_not_there(process: type[ServerProcess], account_server: str, tmp_path: Path) -> None:
+async def test_an_account_server_that_is_not_there(process: type[ServerProcess], account_server: str,
+                                                   tmp_path: Path) -> None:
     """The server does not start."""
     for url, why in ((f"{account_server}nowhere/", "404 Not Found"), ("http://127.0.0.1:1/", "refused")):
         text = f"operator: {tokens.operator()}\nresolver: URL({url})"
@@ -236,7 +241,8 @@ async def test_an_account_server_that_is_not_there(process: type[ServerProcess],
 
 
 @pytest.mark.parametrize(("system", "why"), [
-    ("", "error resolving system account: account missing"), (tokens.account("SYS", exp=5), "account validation failed")])
+    ("", "error resolving system account: account missing"),
+    (tokens.account("SYS", exp=5), "account validation failed")])
 async def test_a_system_account_without_a_token(system: str, why: str, tmp_path: Path) -> None:
     """The broker does not start."""
     text = tokens.configuration({"SYS": system} if system else {})
@@ -251,8 +257,9 @@ async def test_a_system_account_without_a_token(system: str, why: str, tmp_path:
 
 
 async def test_many_clients_of_one_account_ask_once(account_server: str, tmp_path: Path) -> None:
-    """A fleet that connects at once costs one look-up."""
-    text = f"operator: {tokens.operator()}\nsystem_account: {key(ACCOUNT, 'SYS').public}\nresolver: URL({account_server})"
+    """Many clients of one account that connect at once cost one lookup."""
+    text = (f"operator: {tokens.operator()}\nsystem_account: {key(ACCOUNT, 'SYS').public}\n"
+            f"resolver: URL({account_server})")
     asked: list[str] = []
     original = Accounts.do_GET
 

@@ -1,4 +1,4 @@
-"""What accounts share by their claims, for jetblock and the real server alike: who gets which messages."""
+"""Sharing between accounts by their claims, with jetblock and with the real server: who receives which messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def activated(subject: str, kind: str = "stream", **more: Any) -> dict[str, str]
 
 NOW = int(time.time())
 IMPORTS: dict[str, tuple[dict[str, Any], str, str, bool]] = {
-    # What B imports, what A publishes (or B asks), what B gets it as (or A hears), and whether.
+    # B's import; the subject on which A publishes (or B requests); the subject on which B (or A) receives; whether.
     "a stream": (stream("open.>"), "open.x", "open.x", True),
     "a part of a stream": (stream("open.a"), "open.a", "open.a", True),
     "a stream under a prefix": (stream("open.>", to="here"), "open.x", "here.open.x", True),
@@ -59,14 +59,16 @@ IMPORTS: dict[str, tuple[dict[str, Any], str, str, bool]] = {
     "a token in another account's name": (
         stream("private.>", **activated("private.>", issuer_account=B)), "private.x", "private.x", False),
     "an old token": (stream("private.x", **activated("private.x", iat=100)), "private.x", "private.x", True),
-    "a token by a signing key": (stream("private.>", **activated("private.>", signer=SIGNER)), "private.x", "private.x", True),
+    "a token by a signing key": (stream("private.>", **activated("private.>", signer=SIGNER)), "private.x", "private.x",
+                                 True),
     "a token by a stranger": (
         stream("private.>", **activated("private.>", signer=key(ACCOUNT, "x"))), "private.x", "private.x", False),
     "a service": (service("ask.a"), "ask.a", "ask.a", True),
     "a service under another name": (service("ask.a", local_subject="local.a"), "local.a", "ask.a", True),
     "a service, the old way": (service("local.a", to="ask.a"), "local.a", "ask.a", True),
     "a private service": (service("secret.a"), "secret.a", "secret.a", False),
-    "a private service with a token": (service("secret.a", **activated("secret.a", "service")), "secret.a", "secret.a", True),
+    "a private service with a token": (service("secret.a", **activated("secret.a", "service")), "secret.a", "secret.a",
+                                       True),
     "a service of its own": (service(f"mine.{B}.x"), f"mine.{B}.x", f"mine.{B}.x", True),
     "a service of another": (service(f"mine.{A}.x"), f"mine.{A}.x", f"mine.{A}.x", False),
     "what is not exported": (stream("other"), "other", "other", False),
@@ -75,7 +77,7 @@ IMPORTS: dict[str, tuple[dict[str, Any], str, str, bool]] = {
 
 @asynccontextmanager
 async def two(server: ServerProcess) -> AsyncIterator[tuple[Wire, Wire]]:
-    """A client of each account."""
+    """Connect a client of each account."""
     async with Wire(server.port) as a, Wire(server.port) as b:
         for wire, name in ((a, "A"), (b, "B")):
             wire.send(tokens.connect(wire.info, tokens.user(name, name), name))
@@ -84,7 +86,7 @@ async def two(server: ServerProcess) -> AsyncIterator[tuple[Wire, Wire]]:
 
 
 async def arrives(a: Wire, b: Wire, kind: str, sent: str, got: str) -> bool:
-    """Whether a message of A's stream gets to B, or a request of B to A and its answer back."""
+    """Return whether B receives a message of A's stream, or A receives B's request and B the response."""
     asked, heard = (b, a) if kind == "service" else (a, b)
     heard.send(f"SUB {got if kind == 'service' else '>'} 1\r\n".encode())
     await heard.settled()
@@ -104,7 +106,7 @@ async def arrives(a: Wire, b: Wire, kind: str, sent: str, got: str) -> bool:
 @pytest.mark.shows("auth.jwt", "accounts.stream_sharing")
 @BOTH
 async def test_imports(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Every import of the table works or does not, as its claims say."""
+    """Every import of the table works or not, according to its claims."""
     a_token = tokens.account("A", exports=EXPORTS, signing_keys=[SIGNER.public])
     config = write(tmp_path, directory(tmp_path, A=a_token, B=tokens.account("B")))
     async with (process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin,
@@ -116,13 +118,16 @@ async def test_imports(process: type[ServerProcess], tmp_path: Path) -> None:
 
 
 @BOTH
-async def test_permission_that_ends(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Imports end when the exporting account revokes the token, drops the key that signed it or the export, or the token
-    expires."""
+async def test_imports_end_with_their_permission(process: type[ServerProcess], tmp_path: Path) -> None:
+    """Imports end with their permission.
+
+    The exporting account revokes the token, or drops the key that signed it or the export; or the token expires.
+    """
     imported = stream("private.>", **activated("private.>", signer=SIGNER, iat=1000))
     before: dict[str, Any] = {"exports": EXPORTS, "signing_keys": [SIGNER.public]}
     revoked = [{**row, "revocations": {B: 2000}} if row["subject"] == "private.>" else row for row in EXPORTS]
-    config = write(tmp_path, directory(tmp_path, A=tokens.account("A", **before), B=tokens.account("B", imports=[imported])))
+    config = write(tmp_path,
+                   directory(tmp_path, A=tokens.account("A", **before), B=tokens.account("B", imports=[imported])))
     async with (process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin,
                 two(server) as (a, b)):
         for change in ({**before, "exports": revoked}, {**before, "signing_keys": []}, {**before, "exports": []}):
@@ -130,7 +135,7 @@ async def test_permission_that_ends(process: type[ServerProcess], tmp_path: Path
             await ask(admin, UPDATE, tokens.account("A", **change))
             assert not await arrives(a, b, "stream", "private.x", "private.x")
             await ask(admin, UPDATE, tokens.account("A", **before))
-        for seconds in (2, 4, 8, 16):  # a busy machine may take longer than that until the message
+        for seconds in (2, 4, 8, 16):  # a busy machine may need more time until the message
             short = stream("private.>", **activated("private.>", exp=int(time.time()) + seconds))
             await ask(admin, UPDATE, tokens.account("B", imports=[short]))
             if await arrives(a, b, "stream", "private.x", "private.x"):
@@ -138,12 +143,13 @@ async def test_permission_that_ends(process: type[ServerProcess], tmp_path: Path
         else:
             pytest.fail("it never arrived")
         async with asyncio.timeout(30):
-            while await arrives(a, b, "stream", "private.x", "private.x"):  # each turn waits for an answer of the server
+            while await arrives(a, b, "stream", "private.x",
+                                "private.x"):  # each turn waits for an answer of the server
                 pass
 
 
 async def shown_imports(admin: Client) -> dict[str, bool]:
-    """B's imports from A as the server shows them to its operators, and whether each is invalid."""
+    """Return B's imports from A as the server shows them to its operators, and whether each is invalid."""
     page = await ask(admin, "$SYS.REQ.SERVER.PING.ACCOUNTZ", json.dumps({"account": B}))
     return {row["subject"]: row["invalid"] for row in page["data"]["account_detail"]["imports"] if row["account"] == A}
 
@@ -151,7 +157,7 @@ async def shown_imports(admin: Client) -> dict[str, bool]:
 @pytest.mark.shows("monitoring.accountz")
 @BOTH
 async def test_an_import_whose_export_ends_is_shown_as_invalid(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Until the export is back."""
+    """It is valid again when the export is back."""
     imports = [stream("open.>"), service("ask.a"), stream("other")]
     exports = [*EXPORTS, {"type": "stream", "subject": "other"}]
     config = write(tmp_path, directory(tmp_path, A=tokens.account("A", exports=exports),
@@ -166,7 +172,7 @@ async def test_an_import_whose_export_ends_is_shown_as_invalid(process: type[Ser
 @pytest.mark.shows("accounts.mappings")
 @BOTH
 async def test_mappings(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Subjects are mapped as the claims say."""
+    """Subjects are mapped according to the claims."""
     token = tokens.account("A", mappings={"from.*": [{"subject": "to.{{wildcard(1)}}"}]})
     async with (process("-c", write(tmp_path, tokens.configuration({"A": token})), monitor=False) as server,
                 connected(server, tokens.user()) as nc):
@@ -186,7 +192,7 @@ BAD = "x\r\ny"
      {"imports": [service("lit")]}, "lit"),
 ], ids=["mapping", "prefix", "local subject", "latency"])
 async def test_subjects_with_line_ends(of_a: dict[str, Any], of_b: dict[str, Any], sent: str, tmp_path: Path) -> None:
-    """Nobody is sent a subject that ends a line: what follows it would be read as an operation of the server."""
+    """Nobody receives a subject with a line end: the rest of it would be read as an operation of the server."""
     accounts = {"A": tokens.account("A", **of_a), "B": tokens.account("B", **of_b)}
     async with (BrokerProcess("-c", write(tmp_path, tokens.configuration(accounts)), monitor=False) as server,
                 Wire(server.port) as a, Wire(server.port) as b):
@@ -201,7 +207,7 @@ async def test_subjects_with_line_ends(of_a: dict[str, Any], of_b: dict[str, Any
 
 
 async def test_an_exporter_that_comes_later(tmp_path: Path) -> None:
-    """An account imports from one that has no token yet, and works when that has."""
+    """An import from an account that has no token yet works as soon as that has one."""
     config = write(tmp_path, directory(tmp_path, B=tokens.account("B", imports=[stream("open.>")])))
     async with BrokerProcess("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin:
         async with connected(server, tokens.user("b", "B"), "b") as early:
@@ -212,7 +218,7 @@ async def test_an_exporter_that_comes_later(tmp_path: Path) -> None:
 
 
 async def test_accounts_that_import_from_each_other(tmp_path: Path) -> None:
-    """Neither waits for the other."""
+    """Neither account waits for the other."""
     exports = [{"type": "stream", "subject": "a"}]
     accounts = {"A": tokens.account("A", exports=exports, imports=[{"type": "stream", "account": B, "subject": "b"}]),
                 "B": tokens.account("B", exports=[{"type": "stream", "subject": "b"}], imports=[stream("a")])}
@@ -224,9 +230,10 @@ async def test_accounts_that_import_from_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", [
     {"type": "stream", "account": A, "subject": "a.>.b"}, {"type": "service", "account": A, "subject": "a.>.b"},
-    {"type": "stream", "account": A, "subject": "open.*", "to": "x.*"}, {"type": "service", "account": "nonsense", "subject": "a"}])
-async def test_imports_that_make_no_sense(row: dict[str, Any], tmp_path: Path) -> None:
-    """They are left out; the account works."""
+    {"type": "stream", "account": A, "subject": "open.*", "to": "x.*"},
+    {"type": "service", "account": "nonsense", "subject": "a"}])
+async def test_invalid_imports(row: dict[str, Any], tmp_path: Path) -> None:
+    """Invalid imports are left out; the account works."""
     accounts = {"A": tokens.account("A", exports=[*EXPORTS, {"type": "stream", "subject": "a.>.b"}]),
                 "B": tokens.account("B", imports=[row, stream("open.>")])}
     async with (BrokerProcess("-c", write(tmp_path, tokens.configuration(accounts)), monitor=False) as server,

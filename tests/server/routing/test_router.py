@@ -1,4 +1,4 @@
-"""The router alone: cached routes stay right, and the batches for JetStream are exact."""
+"""The router alone: cached routes stay correct, and JetStream's batches are delivered exactly."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tests.manual_clock import ManualClock
 
 
 def at_once(fn: Callable[[], None]) -> None:
-    """A ``call_soon`` that calls at once, for tests in which later calls do not matter."""
+    """Call ``fn`` at once: a ``call_soon`` for tests in which later calls do not matter."""
     fn()
 
 
 class Later(list[Callable[[], None]]):
-    """A loop's ``call_soon``; ``turn`` is one turn of the loop."""
+    """The ``call_soon`` of a loop; ``turn`` is one turn of the loop."""
 
     def __call__(self, fn: Callable[[], None]) -> None:
         self.append(fn)
@@ -43,7 +43,7 @@ class Later(list[Callable[[], None]]):
 
 
 class FakePeer:
-    """A client that records what it is sent."""
+    """A client that records the bytes sent to it."""
 
     def __init__(self, router: Router, *, headers: bool = True, no_echo: bool = False) -> None:
         self.router = router
@@ -108,13 +108,13 @@ class FakePeer:
 
     def release(self) -> None: ...
 
-    def taken(self) -> bytes:
+    def pop_sent(self) -> bytes:
         data = b"".join(self.got)
         self.got.clear()
         return data
 
 
-class Heard:
+class Recorder:
     """An in-process subscriber that records its runs."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ def test_is_a_bus(router: Router) -> None:
 
 def test_subjects_of_the_same_receivers_are_one_run(router: Router) -> None:
     """Messages of many subjects of a stream arrive in one call; another receiver ends the run."""
-    stream, other = Heard(), Heard()
+    stream, other = Recorder(), Recorder()
     router.subscribe(b"a.>", stream)
     router.subscribe(b"b", other)
     ops = [msg(b"a.1"), msg(b"a.2"), msg(b"a.1"), msg(b"b"), msg(b"a.3"), msg(b"nobody"), msg(b"a.1")]
@@ -159,8 +159,8 @@ def test_subjects_of_the_same_receivers_are_one_run(router: Router) -> None:
 
 
 def test_acks_are_runs(router: Router) -> None:
-    """Ack subjects never repeat, yet those of one consumer travel together, 512 in a call, and no cache grows with them."""
-    consumer = Heard()
+    """Ack subjects never repeat. Still, acks of one consumer travel together, 512 in a call, and no cache grows."""
+    consumer = Recorder()
     router.subscribe(b"$JS.ACK.S.C.>", consumer)
     ops = [msg(b"$JS.ACK.S.C.1.%d.%d.99.0" % (i, i)) for i in range(20_000)]
     router.route(ops, 0, len(ops), FakePeer(router), 5)
@@ -169,7 +169,7 @@ def test_acks_are_runs(router: Router) -> None:
 
 
 class Slow:
-    """A handler whose messages are much work."""
+    """A handler that counts much work for each message."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
@@ -180,12 +180,13 @@ class Slow:
         self.router.count_work(20 * (end - start))
 
 
-@pytest.mark.parametrize("heard", [False, True])
-def test_much_work_of_a_handler_leaves_messages_for_later_turns(router: Router, heard: bool) -> None:
-    """The rest of a client's messages waits, also if a client receives them, too. What the broker publishes does not."""
+@pytest.mark.parametrize("with_client", [False, True])
+def test_much_work_of_a_handler_leaves_messages_for_later_turns(router: Router, with_client: bool) -> None:
+    """The rest of a client's messages waits, even if a client receives them, too. The broker's own messages do not
+    wait."""
     slow, peer = Slow(router), FakePeer(router)
     router.subscribe(b"s.*", slow)
-    if heard:
+    if with_client:
         FakePeer(router).sub(b"s.>")
     ops = [msg(b"s.%d" % i) for i in range(2000)]
     done, calls = 0, 0
@@ -208,8 +209,8 @@ def test_inboxes_do_not_fill_the_cache(router: Router) -> None:
 
 
 @pytest.mark.shows("monitoring.subsz")
-def test_hits_are_part_of_the_look_ups(router: Router) -> None:
-    """Inboxes are looked up for single messages and for runs of PubAcks; monitoring shows the share of hits, at most 1."""
+def test_hits_are_part_of_the_lookups(router: Router) -> None:
+    """Lookups of inboxes are counted for single messages and for runs of PubAcks; the share of hits is at most 1."""
     peer = FakePeer(router)
     peer.sub(b"_INBOX.me.*")
     peer.sub(b"other")
@@ -222,16 +223,19 @@ def test_hits_are_part_of_the_look_ups(router: Router) -> None:
 
 
 def test_the_cache_is_bounded(router: Router) -> None:
-    """Ever new subjects push out old ones."""
-    router.subscribe(b">", Heard())
+    """New subjects evict old ones."""
+    router.subscribe(b">", Recorder())
     for i in range(3 * ROUTES_KEPT):
         router.publish(b"s.%d" % i, b"", 0, b"")
     assert len(router.routes.by_subject) <= ROUTES_KEPT
 
 
-def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) -> None:
-    """Those of a prefix share a route, until a subscription tells them apart; others, and malformed ones, are not of the family."""
-    every, one, two = Heard(), Heard(), Heard()
+def test_subjects_beyond_the_cache_are_one_run(router: Router) -> None:
+    """Subjects with one prefix share a route until a subscription distinguishes them.
+
+    Subjects of other prefixes, and malformed ones, do not belong to the family.
+    """
+    every, one, two = Recorder(), Recorder(), Recorder()
     router.subscribe(b"kv.>", every)
     ops = [msg(b"kv.%d.k%d" % (i % 7, i)) for i in range(3 * ROUTES_KEPT)]
     router.route(ops, 0, len(ops), FakePeer(router), 5)
@@ -240,7 +244,8 @@ def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) ->
     router.route(again, 0, len(again), FakePeer(router), 5)
     assert every.runs == [again[at:at + 512] for at in range(0, len(again), 512)]
     assert len(router.routes.by_subject) <= ROUTES_KEPT
-    some = [msg(subject) for subject in (b"kv.1.k99998", b"kv.1.k99999", b"kv.1.", b"kv..k1", b"kv.1.k99999.x", b"kw.1.k99999")]
+    some = [msg(subject)
+            for subject in (b"kv.1.k99998", b"kv.1.k99999", b"kv.1.", b"kv..k1", b"kv.1.k99999.x", b"kw.1.k99999")]
     router.subscribe(b"kv.1.k99999", one)
     router.subscribe(b"*.1.k99999.*", two)
     every.runs.clear()
@@ -251,8 +256,8 @@ def test_more_subjects_than_the_cache_takes_are_still_one_run(router: Router) ->
 
 
 def test_prefixes_of_one_subject_each_fill_no_cache(router: Router) -> None:
-    """Ever new prefixes are remembered up to a bound, and none gets a route of its own."""
-    router.subscribe(b"kv.>", Heard())
+    """New prefixes are cached up to a bound, and none gets a route of its own."""
+    router.subscribe(b"kv.>", Recorder())
     for i in range(3 * ROUTES_KEPT):
         router.publish(b"kv.%d.state" % i, b"", 0, b"")
     assert len(router.routes.by_subject) <= ROUTES_KEPT
@@ -260,20 +265,20 @@ def test_prefixes_of_one_subject_each_fill_no_cache(router: Router) -> None:
     assert not router.routes._inboxes
 
 
-def test_publish_counts_takers(router: Router) -> None:
-    """Clients, in-process subscribers, and one of each queue group."""
+def test_publish_counts_receivers(router: Router) -> None:
+    """Clients count, and in-process subscribers, and one member of each queue group."""
     assert router.publish(b"a", b"", 0, b"") == 0
     FakePeer(router).sub(b"a")
     FakePeer(router).sub(b"*")
     FakePeer(router).sub(b"a", queue=b"q")
     FakePeer(router).sub(b"a", queue=b"q")
-    router.subscribe(b"a", Heard())
-    router.subscribe(b"a", Heard(), queue=b"h")
+    router.subscribe(b"a", Recorder())
+    router.subscribe(b"a", Recorder(), queue=b"h")
     assert router.publish(b"a", b"r", 0, b"body") == 5
 
 
 def test_queue_members_share(router: Router) -> None:
-    """Each message of a batch has one member; over many, each member gets its share, in order."""
+    """Each message of a batch goes to one member; of many messages, each member gets its share, in order."""
     members = [FakePeer(router) for _ in range(4)]
     for member in members:
         member.sub(b"a", queue=b"q")
@@ -281,7 +286,7 @@ def test_queue_members_share(router: Router) -> None:
     router.route(ops, 0, len(ops), None, 0)
     seen: list[bytes] = []
     for member in members:
-        bodies = [line for line in member.taken().split(b"\r\n") if line.isdigit()]
+        bodies = [line for line in member.pop_sent().split(b"\r\n") if line.isdigit()]
         assert 800 < len(bodies) < 1200
         assert bodies == sorted(bodies)
         seen += bodies
@@ -289,7 +294,7 @@ def test_queue_members_share(router: Router) -> None:
 
 
 def test_queue_members_get_equal_shares_of_a_batch(router: Router) -> None:
-    """However many messages come at once, no member gets two more than another; who gets the odd ones is random."""
+    """The shares of two members differ by one message at most; a random member gets the larger share."""
     members = [FakePeer(router) for _ in range(4)]
     for member in members:
         member.sub(b"a", queue=b"q")
@@ -307,15 +312,17 @@ def test_queue_members_get_equal_shares_of_a_batch(router: Router) -> None:
 
 
 def test_messages_of_many_subjects_to_few_clients_keep_their_order(router: Router) -> None:
-    """Single messages to different subscriptions, among them some for handlers, for nobody, for two clients, large ones and
-    the publisher's own: each client gets its messages in order, and as it can take them."""
+    """Single messages go to different subscriptions: to handlers, to nobody, to two clients, to the publisher itself.
+
+    Some are large. Each client gets its messages in order, with headers only if it supports them.
+    """
     plain, bare, own = FakePeer(router), FakePeer(router, headers=False), FakePeer(router, no_echo=True)
     for peer, name in ((plain, b"p"), (bare, b"b"), (own, b"o")):
         for at in range(5):
             peer.sub(b"%b.%d.*" % (name, at), b"%d" % at)
         peer.sub(b"all", b"9")
-    heard = Heard()
-    router.subscribe(b"h.*", heard)
+    recorder = Recorder()
+    router.subscribe(b"h.*", recorder)
     rng = random.Random(7)
     expected: dict[bytes, list[bytes]] = {b"p": [], b"b": [], b"o": []}
     ops: list[Msg] = []
@@ -331,17 +338,17 @@ def test_messages_of_many_subjects_to_few_clients_keep_their_order(router: Route
                 expected[name].append(body)
     router.route(ops, 0, len(ops), own, 0)
     for peer, name in ((plain, b"p"), (bare, b"b")):
-        got = _bodies(peer.taken())
+        got = _bodies(peer.pop_sent())
         assert [body for _, body in got] == expected[name]
         assert any(headers for headers, _ in got) == peer.headers
         assert peer.counted[0] == len(got)
-    assert own.taken() == b""
+    assert own.pop_sent() == b""
     assert own.missed == [(op[0], b"r") for op in ops if op[1] and op[0][:2] in (b"o.", b"no")]
-    assert len(heard.runs) == len([op for op in ops if op[0] == b"h.1"]) - sum(len(run) - 1 for run in heard.runs)
+    assert len(recorder.runs) == len([op for op in ops if op[0] == b"h.1"]) - sum(len(run) - 1 for run in recorder.runs)
 
 
 def _bodies(data: bytes) -> list[tuple[bool, bytes]]:
-    """Of each message in ``data``: whether it has headers, and its body."""
+    """Return, for each message in ``data``, whether it has headers, and its body."""
     found = []
     while data:
         line, _, rest = data.partition(b"\r\n")
@@ -353,7 +360,7 @@ def _bodies(data: bytes) -> list[tuple[bool, bytes]]:
 
 
 def test_a_limit_after_the_route_was_cached(router: Router) -> None:
-    """``limit`` reaches the routes of single subscriptions that are cached by many subjects."""
+    """``limit`` affects routes of single subscriptions that are cached by many subjects."""
     peer, publisher = FakePeer(router), FakePeer(router)
     sub = peer.sub(b"a.*")
     ops = [msg(b"a.%d" % at, reply=b"r") for at in range(6)]
@@ -367,7 +374,7 @@ def test_a_limit_after_the_route_was_cached(router: Router) -> None:
 
 
 def test_a_client_that_ends_while_it_is_sent_to(router: Router) -> None:
-    """Its subscriptions leave in the middle of a run, when what was held for it is sent; others' messages go on."""
+    """Its subscriptions end in the middle of a run, when its collected messages are sent; others get theirs."""
     class Slow(FakePeer):
         def _record(self, data: bytes, count: int, body_bytes: int) -> None:
             super()._record(data, count, body_bytes)
@@ -384,7 +391,7 @@ def test_a_client_that_ends_while_it_is_sent_to(router: Router) -> None:
 
 
 def test_a_limited_queue_member_leaves_the_rest_to_others(router: Router) -> None:
-    """A member with two messages left takes two; the others take the rest; no interest when all are full."""
+    """A member with two messages left gets two, and the others get the rest; there is no interest when all are full."""
     one, other = FakePeer(router), FakePeer(router)
     router.limit(one.sub(b"a", queue=b"q"), 2)
     router.limit(other.sub(b"a", queue=b"q"), 5)
@@ -397,20 +404,20 @@ def test_a_limited_queue_member_leaves_the_rest_to_others(router: Router) -> Non
 
 
 def test_a_limit_in_the_middle_of_a_run(router: Router) -> None:
-    """A subscription for two messages gets two of a batch of five; the sixth finds no receiver."""
+    """A subscription for two messages gets two of a batch of five; a later message finds no receiver."""
     peer, publisher = FakePeer(router), FakePeer(router)
     sub = peer.sub(b"a.*")
     router.publish(b"a.1", b"", 0, b"0")
     router.limit(sub, 3)
     ops = [msg(b"a.%d" % i, b"%d" % i, b"r") for i in range(1, 6)]
     router.route(ops, 0, 5, publisher, 0)
-    assert peer.taken() == b"MSG a.1 1 1\r\n0\r\nMSG a.1 1 r 1\r\n1\r\nMSG a.2 1 r 1\r\n2\r\n"
+    assert peer.pop_sent() == b"MSG a.1 1 1\r\n0\r\nMSG a.1 1 r 1\r\n1\r\nMSG a.2 1 r 1\r\n2\r\n"
     assert [subject for subject, _ in publisher.missed] == [b"a.3", b"a.4", b"a.5"]
 
 
 def test_a_handler_may_change_subscriptions(router: Router) -> None:
     """A stream created by the first message of a batch receives the second."""
-    late = Heard()
+    late = Recorder()
 
     def create(ops: Sequence[Msg], start: int, end: int, source: Any, now_ns: int) -> None:
         router.subscribe(b"s.>", late)
@@ -428,7 +435,7 @@ def replies(count: int, inbox: bytes = b"_INBOX.me.%d") -> list[bytes]:
 @pytest.mark.parametrize("also", [None, b">", b"_INBOX.me.>", b"_INBOX.me.3", b"_INBOX.me.*", b"_INBOX.*.4"])
 @pytest.mark.parametrize("blank", [False, True])
 def test_pub_acks_are_exact(router: Router, also: bytes | None, blank: bool) -> None:
-    """A batch of PubAcks equals as many single publishes, whatever the subscribers and whichever wanted none."""
+    """A batch of PubAcks equals as many single publishes, for any subscribers and any empty replies."""
     wanted = replies(12)
     if blank:
         wanted[0] = wanted[5] = b""
@@ -445,7 +452,7 @@ def test_pub_acks_are_exact(router: Router, also: bytes | None, blank: bool) -> 
             for i, reply in enumerate(wanted):
                 if reply:
                     made.publish(reply, b"", 0, b'{"seq":%d%%}' % (95 + i))
-        outcomes.append((peer.taken(), other.taken(), peer.counted))
+        outcomes.append((peer.pop_sent(), other.pop_sent(), peer.counted))
     assert outcomes[0] == outcomes[1]
     assert outcomes[0][0].count(b"MSG") == len([reply for reply in wanted if reply])
 
@@ -453,7 +460,7 @@ def test_pub_acks_are_exact(router: Router, also: bytes | None, blank: bool) -> 
 @pytest.mark.parametrize("also", [None, b">", b"_INBOX.me.3", b"_INBOX.*.4"])
 @pytest.mark.parametrize("odd", [b"", b"_INBOX.me.", b"_INBOX.me.1.2", b"other.1"])
 def test_pub_acks_of_many_streams_are_exact(also: bytes | None, odd: bytes) -> None:
-    """PubAcks with prefixes and numbers of their own equal as many single publishes, whatever the subscribers."""
+    """PubAcks with different prefixes and numbers equal as many single publishes, for any subscribers."""
     acks: list[bytes | int] = []
     for i, reply in enumerate([*replies(5), odd, *replies(3)] if odd else replies(8)):
         acks += (reply, b'{"stream":"S%d%%","seq":' % i, 10 ** (i % 3) - i % 2)
@@ -469,22 +476,22 @@ def test_pub_acks_of_many_streams_are_exact(also: bytes | None, odd: bytes) -> N
         else:
             for reply, prefix, seq in zip(acks[::3], acks[1::3], acks[2::3], strict=True):
                 made.publish(reply, b"", 0, b"%b%d}" % (prefix, seq))  # type: ignore[str-format]
-        outcomes.append((peer.taken(), other.taken(), peer.counted))
+        outcomes.append((peer.pop_sent(), other.pop_sent(), peer.counted))
     assert outcomes[0] == outcomes[1]
 
 
 def test_pub_acks_to_mixed_inboxes(router: Router) -> None:
-    """Replies to two clients, of different depths and without a receiver, in one batch."""
+    """A batch has replies to two clients, replies of different depths, and a reply without a receiver."""
     one, other = FakePeer(router), FakePeer(router)
     one.sub(b"_INBOX.a.*")
     other.sub(b"_INBOX.b.c.*")
     assert not router.publish(b"_INBOX.a.", b"", 0, b"")
     router.pub_acks(None, [b"_INBOX.a.", b"_INBOX.a."], b"", 1, b"")
-    assert one.taken() == b""
+    assert one.pop_sent() == b""
     mixed = [b"_INBOX.a.1", b"_INBOX.b.c.1", b"_INBOX.a.2", b"x", b"_INBOX.a.3.4", b"_INBOX.a.5"]
     router.pub_acks(None, mixed, b"", 1, b"")
-    assert one.taken() == b"MSG _INBOX.a.1 1 1\r\n1\r\nMSG _INBOX.a.2 1 1\r\n3\r\nMSG _INBOX.a.5 1 1\r\n6\r\n"
-    assert other.taken() == b"MSG _INBOX.b.c.1 1 1\r\n2\r\n"
+    assert one.pop_sent() == b"MSG _INBOX.a.1 1 1\r\n1\r\nMSG _INBOX.a.2 1 1\r\n3\r\nMSG _INBOX.a.5 1 1\r\n6\r\n"
+    assert other.pop_sent() == b"MSG _INBOX.b.c.1 1 1\r\n2\r\n"
 
 
 def deliveries(count: int, *, prefix: bytes = b"$JS.ACK.S.C.", hlens: list[int] | None = None) -> Deliveries:
@@ -498,7 +505,7 @@ def test_deliver_to_one_client(router: Router) -> None:
     peer = FakePeer(router)
     peer.sub(b"_INBOX.me.*", b"3")
     assert router.deliver(b"_INBOX.me.1", deliveries(2)) == 2
-    assert peer.taken() == (b"MSG s.0 3 $JS.ACK.S.C.1.10.1.5.0 5\r\nbody0\r\n"
+    assert peer.pop_sent() == (b"MSG s.0 3 $JS.ACK.S.C.1.10.1.5.0 5\r\nbody0\r\n"
                             b"MSG s.1 3 $JS.ACK.S.C.1.11.2.5.0 5\r\nbody1\r\n")
     assert peer.counted == [2, 10]
 
@@ -509,11 +516,11 @@ def test_deliver_strips_headers(router: Router) -> None:
     peer = FakePeer(router, headers=False)
     peer.sub(b"d")
     assert router.deliver(b"d", deliveries(2, prefix=b"", hlens=[4, 0])) == 2
-    assert peer.taken() == b"MSG s.0 1 1\r\n0\r\nMSG s.1 1 5\r\nbody1\r\n"
+    assert peer.pop_sent() == b"MSG s.0 1 1\r\n0\r\nMSG s.1 1 5\r\nbody1\r\n"
 
 
 def test_deliver_counts_receivers_from_the_front(router: Router) -> None:
-    """No subscriber; a subscription with a limit; a queue group with members, and without."""
+    """Cases: no subscriber; a subscription with a limit; a queue group with members, and without."""
     assert router.deliver(b"d", deliveries(3)) == 0
     peer = FakePeer(router)
     sub = peer.sub(b"d")
@@ -526,21 +533,21 @@ def test_deliver_counts_receivers_from_the_front(router: Router) -> None:
     assert router.deliver(b"d", deliveries(3), queue=b"q") == 0
     member.sub(b"d", queue=b"q")
     assert router.deliver(b"d", deliveries(3), queue=b"q") == 3
-    assert member.taken().count(b"MSG s.") == 3
+    assert member.pop_sent().count(b"MSG s.") == 3
 
 
 def test_deliver_in_process(router: Router) -> None:
     """An in-process subscriber gets the batch as messages with their own subjects and replies."""
-    heard = Heard()
-    router.subscribe(b"d", heard)
+    recorder = Recorder()
+    router.subscribe(b"d", recorder)
     assert router.deliver(b"d", deliveries(2, hlens=[4, 0])) == 2
-    assert heard.runs == [[(b"s.0", b"$JS.ACK.S.C.1.10.1.5.0", 4, b"body0"),
+    assert recorder.runs == [[(b"s.0", b"$JS.ACK.S.C.1.10.1.5.0", 4, b"body0"),
                            (b"s.1", b"$JS.ACK.S.C.1.11.2.5.0", 0, b"body1")]]
 
 
-def test_heard_by_clients(router: Router) -> None:
+def test_client_interest(router: Router) -> None:
     """Handlers of the broker do not count, subscriptions with wildcards do."""
-    router.subscribe(b"a.>", Heard())
+    router.subscribe(b"a.>", Recorder())
     assert not router.has_client_interest(b"a.b")
     sub = FakePeer(router).sub(b"*.b", b"1", queue=b"q")
     assert router.has_client_interest(b"a.b")
@@ -552,7 +559,7 @@ def test_heard_by_clients(router: Router) -> None:
 def test_watches(router: Router) -> None:
     """A watch is notified of each change that matters to its subject and queue group, and of no other.
 
-    Subscriptions with wildcards, or of another queue group, are not what it waits for.
+    Subscriptions with wildcards, or of another queue group, do not matter to it.
     """
     told: list[tuple[str, bool]] = []
     plain = router.watch_interest(b"d.1", b"", lambda now: told.append(("plain", now)))
@@ -580,7 +587,7 @@ def test_watches(router: Router) -> None:
 
 
 def test_a_watched_subject_with_many_subscriptions(router: Router) -> None:
-    """Adding or removing one of them looks at no others, so that thousands of them cost no more than elsewhere."""
+    """Adding or removing one of them examines no others, so that thousands of them cost no more than elsewhere."""
     told: list[bool] = []
     router.watch_interest(b"d", b"", told.append)
     peer = FakePeer(router)
@@ -591,8 +598,9 @@ def test_a_watched_subject_with_many_subscriptions(router: Router) -> None:
     assert not router.outward.work
 
 
-def test_watches_are_told_later() -> None:
-    """Not from within the delivery that ended the interest; a change already reverted by then is not reported."""
+def test_watches_are_notified_later() -> None:
+    """A notification never comes from within the delivery that ended the interest; a reverted change is not
+    reported."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
     told: list[bool] = []
@@ -609,10 +617,10 @@ def test_watches_are_told_later() -> None:
 
 @pytest.mark.parametrize("queue", [b"", b"q"])
 def test_what_the_broker_publishes_reaches_handlers_on_a_later_turn(queue: bytes) -> None:
-    """By each way of the bus: a publisher is never called before its publish is done. Clients are served at once."""
+    """A handler is called by no way of publishing before the publish has returned. Clients are served at once."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
-    stream, peer = Heard(), FakePeer(router)
+    stream, peer = Recorder(), FakePeer(router)
     router.subscribe(b"_INBOX.>", stream, queue=queue)
     peer.sub(b"_INBOX.>")
     inbox = replies(3)
@@ -621,7 +629,7 @@ def test_what_the_broker_publishes_reaches_handlers_on_a_later_turn(queue: bytes
     router.pub_acks_each((inbox[0], b"n", 7, inbox[1], b"n", 8))
     assert router.deliver(inbox[2], deliveries(2), queue=queue) == 2
     assert not stream.runs
-    assert peer.taken().count(b"MSG ") == 8
+    assert peer.pop_sent().count(b"MSG ") == 8
     later.turn()
     bodies = [body for run in stream.runs for _, _, _, body in run]
     assert bodies == [b"advisory", b"n1", b"n2", b"n3", b"n7}", b"n8}", b"body0", b"body1"]
@@ -629,15 +637,15 @@ def test_what_the_broker_publishes_reaches_handlers_on_a_later_turn(queue: bytes
 
 
 def test_a_handler_that_publishes_is_not_called_from_within() -> None:
-    """A handler that answers every message on its own subject is called once a turn, however long that goes on."""
+    """A handler that answers every message on its own subject is called once in each turn."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
-    inside, deepest, heard = 0, 0, 0
+    inside, deepest, calls = 0, 0, 0
 
     def handler(ops: Sequence[Msg], start: int, end: int, source: Any, now_ns: int) -> None:
-        nonlocal inside, deepest, heard
+        nonlocal inside, deepest, calls
         inside += 1
-        deepest, heard = max(deepest, inside), heard + 1
+        deepest, calls = max(deepest, inside), calls + 1
         router.publish(b"s", b"", 0, b"again")
         inside -= 1
 
@@ -645,14 +653,14 @@ def test_a_handler_that_publishes_is_not_called_from_within() -> None:
     router.route([msg(b"s")], 0, 1, FakePeer(router), 0)
     for _ in range(5000):
         later.turn()
-    assert (heard, deepest) == (5001, 1)
+    assert (calls, deepest) == (5001, 1)
 
 
 def test_an_ended_subscription_receives_nothing_more() -> None:
-    """A message published before a stream is deleted, and not handled until after, is dropped."""
+    """A message that is published before its subscription ends, and would be handled afterwards, is dropped."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
-    stays, goes = Heard(), Heard()
+    stays, goes = Recorder(), Recorder()
     router.subscribe(b"s", stays)
     gone = router.subscribe(b"s", goes)
     router.publish(b"s", b"", 0, b"x")
@@ -662,10 +670,11 @@ def test_an_ended_subscription_receives_nothing_more() -> None:
 
 
 def test_a_turn_has_a_bound() -> None:
-    """Many replies are handled over several turns, in order, a long queue in larger parts than a short one."""
+    """Many replies are handled over several turns, in order; a long queue is handled in larger parts than a short
+    one."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
-    stream = Heard()
+    stream = Recorder()
     router.subscribe(b"_INBOX.>", stream)
     inbox = replies(10 * MSGS_AT_ONCE)
     router.pub_acks(None, inbox, b"", 1, b"")
@@ -683,7 +692,7 @@ def test_a_failing_handler_does_not_affect_others() -> None:
     """Its error goes to the loop's exception handler; messages queued behind it are handled on the next turn."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
-    stream = Heard()
+    stream = Recorder()
 
     def fails(ops: Sequence[Msg], start: int, end: int, source: Any, now_ns: int) -> None:
         raise ValueError("unforeseen")
@@ -699,17 +708,17 @@ def test_a_failing_handler_does_not_affect_others() -> None:
 
 
 def test_refused_subjects(router: Router) -> None:
-    """Subjects that only servers publish reach no subscriber from a client."""
-    heard = Heard()
-    router.subscribe(b">", heard)
+    """Messages of a client to subjects of servers reach no subscriber."""
+    recorder = Recorder()
+    router.subscribe(b">", recorder)
     publisher = FakePeer(router)
     router.route([msg(b"$NRG.x"), msg(b"_GR_.x"), msg(b"$NRG")], 0, 3, publisher, 0)
     assert publisher.refused == [b"$NRG.x", b"_GR_.x"]
-    assert heard.runs == [[msg(b"$NRG")]]
+    assert recorder.runs == [[msg(b"$NRG")]]
 
 
 def test_pending_bytes(router: Router) -> None:
-    """The subscriber furthest behind counts."""
+    """The result is that of the subscriber that is furthest behind."""
     for pending in (5, 70, 0):
         peer = FakePeer(router)
         peer.pending_bytes = pending
@@ -734,7 +743,7 @@ SUBJECTS = st.sampled_from([
 class RouterMachine(RuleBasedStateMachine):
     """Any order of SUB, UNSUB, limits and publishes: each message reaches exactly the subscribers of that moment.
 
-    This would catch a route kept for too long.
+    This would detect a route that is cached for too long.
     """
 
     def __init__(self) -> None:
@@ -768,7 +777,7 @@ class RouterMachine(RuleBasedStateMachine):
             peer = sub.peer
             assert isinstance(peer, FakePeer)
             wanted = [subject for subject in subjects if matches(sub.subject, subject)]
-            got = [line.split()[1] for line in peer.taken().split(b"\r\n") if line.startswith(b"MSG ")]
+            got = [line.split()[1] for line in peer.pop_sent().split(b"\r\n") if line.startswith(b"MSG ")]
             if sub.max:
                 assert got == wanted[:len(got)]
                 assert len(got) == len(wanted) or sub.delivered == sub.max
@@ -784,12 +793,12 @@ TestRoutes.settings = settings(max_examples=80, stateful_step_count=40, deadline
 
 
 def test_wire_bytes_are_parsable(router: Router) -> None:
-    """A client parser reads back, message by message, what a batch sends for mixed messages."""
+    """A client parser reads each message of a batch of mixed messages."""
     peer = FakePeer(router)
     peer.sub(b">", b"5")
     ops = [msg(b"a", b"1"), (b"b", b"r", 2, b"hhx"), msg(b"c", b"y" * 9000), (b"d", b"", 3, b"hhh")]
     router.route(ops, 0, 4, None, 0)
-    data = peer.taken().replace(b"HMSG ", b"HPUB ").replace(b"MSG ", b"PUB ").replace(b" 5 ", b" ")
+    data = peer.pop_sent().replace(b"HMSG ", b"HPUB ").replace(b"MSG ", b"PUB ").replace(b" 5 ", b" ")
     parser = Parser()
     parser.headers = True
     assert parser.feed(data) == ops

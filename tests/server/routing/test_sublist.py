@@ -18,7 +18,7 @@ QUEUES = st.sampled_from([b"", b"", b"q", b"r"])
 
 
 class SublistMachine(RuleBasedStateMachine):
-    """Any order of insertions and removals; after each, the matches equal the list's."""
+    """Insertions and removals in any order; after each, the matches equal those of a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ TestSublist.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 
 
 def test_a_subject_with_an_empty_token_reaches_nobody() -> None:
-    """As on nats-server, not even ``>``."""
+    """Not even ``>`` matches such a subject, as on nats-server."""
     tree: Sublist[Subscription] = Sublist()
     for subject in (b">", b"a.*.b", b"*"):
         tree.insert(Subscription(subject, b""))
@@ -76,9 +76,10 @@ def test_a_subject_with_an_empty_token_reaches_nobody() -> None:
 
 
 def test_subscriptions_may_change_while_they_are_listed() -> None:
-    """Those that stay are all listed, once, whatever is removed and inserted between two of them."""
+    """All subscriptions that stay are listed once, whatever is removed and inserted between two of them."""
     sublist: Sublist[Subscription] = Sublist()
-    subs = [Subscription(b"a.%d.%b" % (i % 7, (b"b", b"*", b">")[i % 3]), b"q" if i % 5 == 0 else b"") for i in range(300)]
+    subs = [Subscription(b"a.%d.%b" % (i % 7, (b"b", b"*", b">")[i % 3]), b"q" if i % 5 == 0 else b"")
+            for i in range(300)]
     for sub in subs:
         sublist.insert(sub)
     seen = []

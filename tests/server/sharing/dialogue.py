@@ -1,7 +1,7 @@
-"""A dialogue over raw connections with a server whose accounts share, as comparable frames.
+"""A dialogue over raw connections with a server whose accounts share subjects, as comparable frames.
 
-Every connection is named after its user: ``b``, ``b2`` are two connections of user b. ``{R}`` in what a connection sends is
-the reply subject that it received last.
+A connection is named after its user: ``b``, ``b2`` are two connections of user b. ``{R}`` in a connection's input
+stands for the reply subject that it received last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from tests.server.raw_client import Wire
 __all__ = ["BETWEEN", "Frame", "Step", "both", "hpub", "masked", "play"]
 
 Step = tuple[str, bytes] | tuple[str, bytes, bytes]
-"""Connection, what it sends, and a mark that it has received at last: for what a server sends in its own time."""
+"""A step: connection, input, and, for output that comes at any time, a mark that the connection must receive by the
+end."""
 
 BETWEEN: Step = ("-", b"")
 
@@ -27,21 +28,24 @@ Frame = tuple[str, Any]
 _REPLY = re.compile(r"_R_\.[A-Za-z0-9.]+")
 _HEAD = re.compile(rb"(H?MSG) ([^\r\n]*)\r\n")
 _INFO = b"Nats-Request-Info"
-_VARIES = {"rtt", "start", "id", "server", "host", "timestamp", "service", "system", "total", "time", "seq", "ts", "cid", "ver",
+_VARIES = {"rtt", "start", "id", "server", "host", "timestamp", "service", "system", "total", "time", "seq", "ts",
+           "cid", "ver",
            "cluster", "jetstream", "tags", "flags"}
 
 
 def hpub(subject: bytes, reply: bytes, headers: dict[str, str], body: bytes) -> bytes:
-    """An HPUB operation."""
+    """Return an HPUB operation."""
     block = b"NATS/1.0\r\n" + b"".join(b"%b: %b\r\n" % (name.encode(), value.encode())
                                        for name, value in headers.items()) + b"\r\n"
-    return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (subject, reply and reply + b" ", len(block), len(block) + len(body), block, body)
+    return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (subject, reply and reply + b" ", len(block), len(block) + len(body), block,
+                                             body)
 
 
 async def play(port: int, steps: list[Step], between: Callable[[], Awaitable[object]] | None = None,
                ) -> list[tuple[str, list[Frame]]]:
-    """What all connections received after each step; of those with marks, everything together at the end.
+    """Play a dialogue. Returns: the frames of all connections after each step.
 
+    Connections with marks have all their frames together at the end.
     Args: ``between`` is called by the step ``BETWEEN``.
     """
     transcript: list[tuple[str, list[Frame]]] = []
@@ -76,7 +80,7 @@ async def play(port: int, steps: list[Step], between: Callable[[], Awaitable[obj
 
 
 def _frames(data: bytes) -> list[Frame]:
-    """Messages and errors, in order; of one message to several subscriptions, in the order of their ids."""
+    """Return messages and errors, in order; copies of one message are ordered by subscription id."""
     frames: list[Frame] = []
     at = 0
     while at < len(data):
@@ -90,7 +94,8 @@ def _frames(data: bytes) -> list[Frame]:
         size, hlen = int(words[-1]), int(words[-2]) if head[1] == b"HMSG" else 0
         body, at = data[at:at + size], at + size + 2
         reply = words[2] if len(words) == (5 if hlen else 4) else b""
-        frames.append(("msg", (_plain(words[0]), _headers(body[:hlen]), _payload(body[hlen:]), _plain(reply), words[1].decode())))
+        frames.append(("msg", (_plain(words[0]), _headers(body[:hlen]), _payload(body[hlen:]), _plain(reply),
+                               words[1].decode())))
 
     def place(frame: Frame) -> tuple[int, str]:
         first = next(at for at, other in enumerate(frames) if other[1][:4] == frame[1][:4])
@@ -105,7 +110,8 @@ def _plain(subject: bytes) -> str:
 
 def _headers(block: bytes) -> list[str]:
     lines = _plain(block).split("\r\n")
-    return [f"{_INFO.decode()}: {_payload(line.partition(': ')[2].encode())}" if line.startswith(_INFO.decode()) else line
+    return [f"{_INFO.decode()}: {_payload(line.partition(': ')[2].encode())}" if line.startswith(_INFO.decode())
+            else line
             for line in lines if line]
 
 
@@ -119,9 +125,10 @@ def _payload(body: bytes) -> Any:
 
 
 def masked(value: Any) -> Any:
-    """JSON with what differs from run to run left out, by name and type."""
+    """Return JSON without values that differ from run to run; only their names and types remain."""
     if isinstance(value, dict):
-        return {name: f"<{type(inner).__name__}>" if name in _VARIES else masked(inner) for name, inner in value.items()}
+        return {name: f"<{type(inner).__name__}>" if name in _VARIES else masked(inner) for name,
+                inner in value.items()}
     if isinstance(value, list):
         # nats-server shows patterns in any order.
         return sorted(value) if all(isinstance(inner, str) for inner in value) else [masked(inner) for inner in value]
@@ -129,6 +136,6 @@ def masked(value: Any) -> Any:
 
 
 async def both(real_port: int, our_port: int, steps: list[Step]) -> tuple[Any, Any]:
-    """The transcripts of both servers."""
+    """Return the transcripts of both servers."""
     real, ours = await asyncio.gather(play(real_port, steps), play(our_port, steps))
     return real, ours

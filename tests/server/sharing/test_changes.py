@@ -1,4 +1,5 @@
-"""What accounts share changes while they are connected: by a reload, beside the real nats-server, and at run time."""
+"""Changes of what accounts share while clients are connected: by a reload, beside the real nats-server, and by
+calls."""
 
 from __future__ import annotations
 
@@ -25,30 +26,35 @@ SHARED = f"""{tokens.LOGIN}
 accounts {{
   A {{ {USERS.format('a')}, exports: [ {{service: "req.*"}}, {{stream: "ev.>"}} ] }}
   B {{ {USERS.format('b')}, imports: [ {{service: {{account: A, subject: "req.*"}}}}
-                                       {{stream: {{account: A, subject: "ev.>"}}, prefix: a}} ], mappings: {{ m: m.one }} }}
+                                       {{stream: {{account: A, subject: "ev.>"}}, prefix: a}} ],
+       mappings: {{ m: m.one }} }}
 }}"""
 OTHERWISE = f"""{tokens.LOGIN}
 accounts {{
   A {{ {USERS.format('a')}, exports: [ {{service: "req.*", response_type: stream}}, {{stream: "ev.x"}} ] }}
   B {{ {USERS.format('b')}, imports: [ {{service: {{account: A, subject: "req.u"}}, to: ask}}
-                                       {{stream: {{account: A, subject: "ev.x"}}, prefix: b}} ], mappings: {{ m: m.two }} }}
+                                       {{stream: {{account: A, subject: "ev.x"}}, prefix: b}} ],
+       mappings: {{ m: m.two }} }}
 }}"""
 TURNED = f"""{tokens.LOGIN}
 accounts {{
   B {{ {USERS.format('b')}, exports: [ {{service: "req.*"}}, {{stream: "ev.>"}} ] }}
   A {{ {USERS.format('a')}, imports: [ {{service: {{account: B, subject: "req.*"}}}}
-                                       {{stream: {{account: B, subject: "ev.>"}}, prefix: a}} ], mappings: {{ m: m.one }} }}
+                                       {{stream: {{account: B, subject: "ev.>"}}, prefix: a}} ],
+       mappings: {{ m: m.one }} }}
 }}"""
 
 CHANGES = {"begin": (NONE, SHARED), "end": (SHARED, NONE), "differ": (SHARED, OTHERWISE), "turn": (SHARED, TURNED)}
 
 _BUSY: list[Step] = [
     ("a", b"PUB ev.x 1\r\nx\r\nPUB ev.y 1\r\ny\r\n"), ("b", b"PUB ev.x 1\r\nx\r\nPUB m 1\r\nm\r\n"),
-    ("b", b"PUB req.u _INBOX.1 1\r\n1\r\nPUB ask _INBOX.1 1\r\n2\r\n"), ("a", b"PUB {R} 3\r\nyes\r\nPUB {R} 3\r\nyes\r\n"),
+    ("b", b"PUB req.u _INBOX.1 1\r\n1\r\nPUB ask _INBOX.1 1\r\n2\r\n"),
+    ("a", b"PUB {R} 3\r\nyes\r\nPUB {R} 3\r\nyes\r\n"),
     ("a", b"PUB req.u _INBOX.1 1\r\n1\r\n"), ("b", b"PUB {R} 3\r\nyes\r\n")]
 STEPS: list[Step] = [
     ("a", b"SUB req.* 1\r\nSUB a.ev.> 2\r\nSUB _INBOX.> 3\r\n"),
-    ("b", b"SUB req.* 1\r\nSUB a.ev.> 2\r\nSUB _INBOX.> 3\r\nSUB b.> 4\r\nSUB m.* 5\r\nSUB > 6\r\n"), *_BUSY, BETWEEN, *_BUSY,
+    ("b", b"SUB req.* 1\r\nSUB a.ev.> 2\r\nSUB _INBOX.> 3\r\nSUB b.> 4\r\nSUB m.* 5\r\nSUB > 6\r\n"), *_BUSY, BETWEEN,
+    *_BUSY,
     ("b", b"UNSUB 2\r\nUNSUB 6\r\n"), *_BUSY]
 
 
@@ -67,13 +73,13 @@ async def _reload(kind: type[ServerProcess], path: Path, before: str, after: str
 @pytest.mark.shows("accounts.stream_sharing")
 @pytest.mark.parametrize("name", CHANGES)
 async def test_reload(name: str, tmp_path: Path) -> None:
-    """Live connections and their subscriptions see the change, as on nats-server."""
+    """Live connections and their subscriptions are affected as on nats-server."""
     real, ours = await asyncio.gather(_reload(NatsServerProcess, tmp_path / "real.conf", *CHANGES[name]),
                                       _reload(BrokerProcess, tmp_path / "ours.conf", *CHANGES[name]))
     assert ours == real
 
 
-# At run time: the interface for accounts that are not of a file.
+# Changes by calls: the interface for accounts that are not in a file.
 
 REQ, ASK = Export("service", "req"), Import("service", "A", "req", to="ask")
 ACCOUNTS = (AccountSettings("A", exports=(REQ,)), AccountSettings("B", imports=(ASK,)))
@@ -82,7 +88,7 @@ CONNECT = 'CONNECT {"verbose":false,"headers":true,"no_responders":true,"user":"
 
 
 async def _ask(server: Server) -> str:
-    """What a request from B is answered with."""
+    """Return the answer to a request from B."""
     async with Wire(server.port) as service, Wire(server.port) as client:
         service.send(b"%bSUB req 1\r\n" % (CONNECT % ("a", "a")).encode())
         await service.settled()
@@ -120,12 +126,13 @@ async def test_an_activated_import() -> None:
 
 
 async def test_changes_at_run_time() -> None:
-    """A change takes effect at once; one that is none leaves pending responses alone."""
+    """A change takes effect at once; an unchanged setting does not affect pending responses."""
     async with running(ACCOUNTS, **LOGINS) as server:
         assert await _ask(server) == "yes"
         server.accounts.put(AccountSettings("B"))
         assert await _ask(server) == "no responders"
-        server.accounts.put(AccountSettings("B", imports=(ASK,), mappings=(SubjectMapping("x", (Destination("ask"),)),)))
+        server.accounts.put(AccountSettings("B", imports=(ASK,),
+                                            mappings=(SubjectMapping("x", (Destination("ask"),)),)))
         assert await _ask(server) == "yes"
         async with Wire(server.port) as service, Wire(server.port) as client:
             service.send(b"%bSUB req 1\r\n" % (CONNECT % ("a", "a")).encode())
@@ -139,7 +146,7 @@ async def test_changes_at_run_time() -> None:
             assert b"late" in await client.settled()
 
 
-async def test_what_ends_leaves_nothing_behind() -> None:
+async def test_removed_accounts_leave_nothing_behind() -> None:
     """An account's imports, exports and mappings can end while responses are awaited, also measured ones."""
     measured = AccountSettings("A", exports=(Export("service", "req", latency=Latency("lat")),))
     async with running((measured, ACCOUNTS[1]), **LOGINS) as server:
@@ -177,7 +184,7 @@ async def test_a_limit_counts_messages_of_both_accounts() -> None:
 
 @pytest.mark.shows("core.mappings")
 async def test_mappings_of_the_default_account() -> None:
-    """Those at the top of a configuration; JetStream's domain adds its own, which the account's precede."""
+    """Mappings at the top of a configuration apply; JetStream's domain adds its own, which the account's precede."""
     mappings = (SubjectMapping("x.*", (Destination("y.$1"),)), SubjectMapping("$JS.dom.API.INFO", (Destination("z"),)))
     async with running((AccountSettings("$G", mappings=mappings),)) as server, Wire(server.port) as client:
         client.send(b'CONNECT {"verbose":false}\r\nSUB > 1\r\nPUB x.1 1\r\na\r\nPUB $JS.dom.API.INFO 1\r\nb\r\n')
@@ -185,7 +192,7 @@ async def test_mappings_of_the_default_account() -> None:
 
 
 async def test_many_importers() -> None:
-    """A crowd's subscriptions to one import, limits among them: each gets its messages, in order."""
+    """Very many subscriptions to one import, some with limits, get their messages in order."""
     streams = (AccountSettings("A", exports=(Export("stream", "ev.>"),)),
                AccountSettings("B", imports=(Import("stream", "A", "ev.>", prefix="a"),)))
     async with running(streams, **LOGINS) as server, AsyncExitStack() as stack:

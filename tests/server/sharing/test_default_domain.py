@@ -1,4 +1,4 @@
-"""``default_js_domain``: accounts without JetStream whose clients use another account's without naming its domain."""
+"""``default_js_domain``: clients of accounts without JetStream use another account's without naming its domain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ jetstream { domain: hub, store_dir: "%s" }
 accounts {
     OWNER { jetstream: enabled, users: [ { user: owner, password: p } ],
             exports: [ { service: "$JS.hub.API.>", response_type: stream } ] }
-    GUEST { users: [ { user: guest, password: p } ], imports: [ { service: { account: OWNER, subject: "$JS.hub.API.>" } } ] }
+    GUEST { users: [ { user: guest, password: p } ],
+            imports: [ { service: { account: OWNER, subject: "$JS.hub.API.>" } } ] }
     NONE { users: [ { user: none, password: p } ] }
 }
 default_js_domain { GUEST: hub, NONE: "" }
@@ -40,7 +41,7 @@ async def _ask(client: Any, subject: str, payload: bytes = b"") -> Any:
 @pytest.mark.shows("accounts.default_domains")
 @pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])
 async def test_the_guest_uses_the_owner_s_streams(process: type[ServerProcess], tmp_path: Path) -> None:
-    """Its requests, and its puts into buckets, reach the account that it imports; those of an account without a domain do not."""
+    """The guest's requests and puts into buckets reach the account that it imports; without a domain they do not."""
     config = tmp_path / "domains.conf"
     config.write_text(CONFIG % (tmp_path / "store"))
     async with process("-c", str(config)) as server:
@@ -50,7 +51,7 @@ async def test_the_guest_uses_the_owner_s_streams(process: type[ServerProcess], 
             await clients["owner"].jetstream().create_key_value(bucket="B")
             for name, answers in {
                 "owner": [["KV_B", "S"], ["KV_B", "S"], ("KV_B", 1)],
-                # The server's own domain turns the long form into the short one, which is answered here.
+                # The server's own domain maps the long form to the short one, which this server answers.
                 "guest": [["KV_B", "S"], 10039, ("KV_B", 2)],
                 "none": [10039, 10039, "no responders"],
             }.items():
@@ -76,16 +77,16 @@ def _load(text: str) -> Any:
     ("accounts { A {} }, default_js_domain: A", "default_js_domain must be a block of names and texts"),
     ("accounts { A {} }, default_js_domain { A: { x: y } }", "default_js_domain must be a block of names and texts"),
 ])
-def test_what_cannot_be_is_refused(text: str, why: str) -> None:
-    """In nats-server's words, with the place in the file."""
+def test_invalid_domains_are_refused(text: str, why: str) -> None:
+    """The error is in nats-server's words, with the place in the file."""
     with pytest.raises(ConfigError) as raised:
         _load(text)
     assert str(raised.value).startswith("x.conf:1:")
     assert why in str(raised.value)
 
 
-def test_it_is_shown_and_warned_of() -> None:
-    """``--print-config`` shows it so that it can be read again; the log says that it is not for ever."""
+def test_print_config_and_the_warning() -> None:
+    """``--print-config`` writes the setting so that it can be read again; the log warns that it may be removed."""
     settings = _load("accounts { A {}, B { jetstream: enabled } }, default_js_domain { $G: a, A: hub, B: \"\" }")
     assert settings.accounts.default_domains == (("$G", "a"), ("A", "hub"), ("B", ""))
     assert _load(show(settings)).accounts.default_domains == settings.accounts.default_domains

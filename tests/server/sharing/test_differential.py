@@ -22,9 +22,10 @@ accounts {
     exports: [
       {service: "req.*"}, {service: "two.*.*"}, {service: "rest.>"}, {service: "private", accounts: [B]}
       {service: "many", response_type: stream}, {service: "chunks", response_type: chunked}
-      {service: "slow", response_threshold: "300ms"}, {service: "shared"}, {service: "mine.*", account_token_position: 2}
-      {service: "timed", latency: {subject: "lat.timed", sampling: 100}}, {service: "asked", latency: {subject: "lat.asked",
-       sampling: headers}}, {service: "timedslow", response_threshold: "300ms", latency: "lat.slow"}
+      {service: "slow", response_threshold: "300ms"}, {service: "shared"}
+      {service: "mine.*", account_token_position: 2}
+      {service: "timed", latency: {subject: "lat.timed", sampling: 100}}
+      {service: "asked", latency: {subject: "lat.asked", sampling: headers}}, {service: "timedslow", response_threshold: "300ms", latency: "lat.slow"}
       {service: "traced", allow_trace: true}, {service: "mapped.*"}
       {stream: "ev.>"}, {stream: "lit"}, {stream: "swap.*.*"}, {stream: "only", accounts: [B]}, {stream: "sometoken.*"}
       {stream: "open"}
@@ -60,7 +61,8 @@ accounts {
   D {
     users: [ {user: d, password: d} ]
     exports: [ {service: "both"}, {stream: "st.*"}, {service: "lit"}, {service: "own"}, {stream: "evs"} ]
-    imports: [ {service: {account: D, subject: "own"}, to: "self"}, {stream: {account: B, subject: "loop"}, to: "evs2"} ]
+    imports: [ {service: {account: D, subject: "own"}, to: "self"}
+               {stream: {account: B, subject: "loop"}, to: "evs2"} ]
   }
   E { users: [ {user: e, password: e} ], exports: [ {service: "both"}, {stream: "st.*"} ] }
   C {
@@ -148,7 +150,8 @@ DIALOGUES: dict[str, list[Step]] = {
         ("a", b"PUB {R} _INBOX.a 3\r\nand\r\n"), ("b", b"PUB {R} 4\r\nthen\r\n")],
     "requests in a crowd": [
         INBOX, ("a", b"SUB req.* 1\r\n"),
-        ("b", b"".join(b"PUB api.u%d _INBOX.%d 1\r\nx\r\n" % (i, i) for i in range(20)) + b"PUB none _INBOX.n 0\r\n\r\n")],
+        ("b",
+         b"".join(b"PUB api.u%d _INBOX.%d 1\r\nx\r\n" % (i, i) for i in range(20)) + b"PUB none _INBOX.n 0\r\n\r\n")],
     "reserved replies": [("b", b"PUB api.u _R_.x 2\r\nhi\r\nPUB _R_.xxxxxx.y 2\r\nhi\r\n")],
     "a reply for acks is passed on": [("a", b"SUB req.* 1\r\n"), ("b", b"PUB api.u $JS.ACK.x 1\r\n1\r\n")],
     "a mapping in the exporting account": [
@@ -231,7 +234,8 @@ DIALOGUES: dict[str, list[Step]] = {
         ("m", b"SUB > 1\r\n"),
         ("m", b"PUB plain 1\r\nx\r\nPUB swap.1.2 1\r\nx\r\nPUB rest.1.2 1\r\nx\r\nPUB other 1\r\nx\r\n"),
         ("m", b"PUB part.a 1\r\nx\r\nPUB part.b 1\r\nx\r\nPUB part.abc 1\r\nx\r\n"),
-        ("m", b"PUB left.abcdef 1\r\nx\r\nPUB split.a-b-c 1\r\nx\r\nPUB cut.abcdef 1\r\nx\r\nPUB slice.abcde 1\r\nx\r\n"),
+        ("m",
+         b"PUB left.abcdef 1\r\nx\r\nPUB split.a-b-c 1\r\nx\r\nPUB cut.abcdef 1\r\nx\r\nPUB slice.abcde 1\r\nx\r\n"),
         ("m", b"PUB none 1\r\nx\r\nPUB lost 1\r\nx\r\nPUB all 1\r\nx\r\nPUB clustered 1\r\nx\r\n"),
         ("m", b"PUB loop.a 1\r\nx\r\nPUB loop.b 1\r\nx\r\n")],
     "no responders are told of the mapped subject": [
@@ -266,17 +270,20 @@ DIALOGUES: dict[str, list[Step]] = {
             "b3 in parts": {"X-B3-TraceId": "80f198ee56343ba864fe8b2a57d3eff7", "X-B3-SpanId": "e457b5a2e4d86bd1",
                             "X-B3-Sampled": "1"},
             "b3 without a decision": {"X-B3-TraceId": "80f198ee56343ba864fe8b2a57d3eff7"},
-            "traceparent": {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01", "Tracestate": "x=y"},
+            "traceparent": {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+                            "Tracestate": "x=y"},
         }.items()},
     **{f"not measured because of {name}": [
         INBOX, ("a2", b"SUB lat.> 1\r\nSUB end 2\r\n"), ("a", b"SUB asked 1\r\n"),
         ("b", hpub(b"asked", b"_INBOX.1", given, b"")),
         ("a", b"PUB {R} 3\r\nyes\r\nPUB end 0\r\n\r\n")] for name, given in {
             "uber": {"Uber-Trace-Id": "479fefe9525eddb:5adb976bfc1f95c1:479fefe9525eddb:0"},
-            "b3": {"b3": "0"}, "b3 with a span": {"B3": "a-b-0"}, "b3 sampled": {"X-B3-Sampled": "0", "X-B3-TraceId": "a"},
-            "traceparent": {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"}, "nothing": {"X": "1"},
+            "b3": {"b3": "0"}, "b3 with a span": {"B3": "a-b-0"},
+            "b3 sampled": {"X-B3-Sampled": "0", "X-B3-TraceId": "a"},
+            "traceparent": {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00"},
+            "nothing": {"X": "1"},
         }.items()},
-    # What users may ask about themselves
+    # Requests of users about themselves
     "user information": [
         ("sub", b"SUB _INBOX.> 1\r\n"), ("sub", b"PUB $SYS.REQ.USER.INFO _INBOX.1 0\r\n\r\n", b"}\r\n"),
         ("c", b"SUB _INBOX.> 1\r\n"), ("c", b"PUB $SYS.REQ.USER.INFO _INBOX.1 0\r\n\r\n", b"}\r\n"),
@@ -300,7 +307,7 @@ async def ports(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
 @pytest.mark.shows("accounts.stream_sharing", "accounts.service_sharing", "accounts.mappings")
 @pytest.mark.parametrize("name", DIALOGUES)
 async def test_dialogue(name: str, ports: tuple[int, int]) -> None:
-    """Both servers, one dialogue, the same messages."""
+    """Both servers send the same messages in a dialogue."""
     real, ours = await both(*ports, DIALOGUES[name])
     assert ours == real
     assert any(frames for _, frames in real) or "not" in name

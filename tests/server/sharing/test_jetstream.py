@@ -34,7 +34,8 @@ accounts {{
                  {{service: {{account: A, subject: "$JS.ACK.>"}}}}, {{stream: {{account: A, subject: "deliver.>"}}}}
                  {{service: {{account: A, subject: "ev.>"}}}}, {{service: {{account: A, subject: "single.>"}}}} ] }}
   C {{ users: [ {{user: c, password: c}} ]
-      imports: [ {{service: {{account: A, subject: "$JS.API.>"}}}}, {{service: {{account: A, subject: "$JS.ACK.>"}}}} ] }}
+      imports: [ {{service: {{account: A, subject: "$JS.API.>"}}}}
+                 {{service: {{account: A, subject: "$JS.ACK.>"}}}} ] }}
   D {{ jetstream: enabled, users: [ {{user: d, password: d}} ]
       imports: [ {{stream: {{account: A, subject: "ev.>"}}, prefix: "from.a"}}
                  {{service: {{account: B, subject: "worker"}}, to: "local.worker"}} ] }}
@@ -55,7 +56,7 @@ def _config(directory: Path) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["nats-server", "jetblock"])
 async def clients(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Clients]:
-    """One client of each account."""
+    """Connect a client of each account."""
     path = _config(tmp_path_factory.mktemp("sharing"))
     kind: type[ServerProcess] = NatsServerProcess if request.param == "nats-server" else BrokerProcess
     async with kind("-c", str(path)) as server:
@@ -73,7 +74,7 @@ async def _request(client: Client, subject: str, body: bytes = b"") -> Any:
 
 
 async def test_publish_and_pull_through_an_import(clients: Clients) -> None:
-    """Publishes, PubAcks, pulls of several messages, acks and consumers' figures, with a prefix for the API and without."""
+    """Publishes, PubAcks, pulls, acks and consumers' figures work, with a prefix for the API and without."""
     for name, prefix in (("b", "JS.acc.API"), ("c", "$JS.API")):
         js = clients[name].jetstream(prefix=prefix)
         if name == "b":
@@ -91,7 +92,7 @@ async def test_publish_and_pull_through_an_import(clients: Clients) -> None:
 
 
 async def test_push_into_another_account(clients: Clients) -> None:
-    """A consumer's delivery subject is a stream export: messages keep the stream's subjects."""
+    """A consumer delivers to a stream export: messages keep the stream's subjects."""
     js = clients["b"].jetstream(prefix="JS.acc.API")
     await js.publish("ev.push", b"1")
     sub = await clients["b"].subscribe("deliver.x")
@@ -104,10 +105,11 @@ async def test_push_into_another_account(clients: Clients) -> None:
 
 
 async def test_push_to_another_accounts_service(clients: Clients) -> None:
-    """A consumer delivers to a service import: the service gets what came before it was there, too."""
+    """A consumer delivers to a service import: the service also gets messages stored before it subscribed."""
     js = clients["d"].jetstream()
     await js.add_stream(name="W", subjects=["w.>"])
-    info = await js.add_consumer("W", ConsumerConfig(name="pushed", deliver_subject="local.worker", ack_policy="explicit",
+    info = await js.add_consumer("W",
+                                 ConsumerConfig(name="pushed", deliver_subject="local.worker", ack_policy="explicit",
                                                      ack_wait=1))
     assert info.push_bound
     await js.publish("w.1", b"before")
@@ -124,12 +126,13 @@ async def test_push_to_another_accounts_service(clients: Clients) -> None:
 
 
 async def test_stream_over_an_import(clients: Clients) -> None:
-    """A stream stores what its account imports; not what reached the exporting account through a service import."""
+    """A stream stores messages that its account imports, but none that arrived in the exporting account through a
+    service."""
     await clients["a"].jetstream().publish("ev.stored", b"kept")
     await clients["b"].jetstream(prefix="JS.acc.API").publish("ev.unstored", b"")
     js = clients["d"].jetstream()
     async with asyncio.timeout(30):
-        while True:  # it has its messages from a subscription: nobody waits for it
+        while True:  # its messages come from a subscription, so no PubAck shows that they are stored
             with suppress(NotFoundError):
                 assert (await js.get_last_msg("D", "from.a.ev.stored")).data == b"kept"
                 break
@@ -139,11 +142,13 @@ async def test_stream_over_an_import(clients: Clients) -> None:
 
 
 async def test_one_response_where_the_export_says_so(clients: Clients) -> None:
-    """Of several messages for one pull, an import with single responses passes on the first; the others come again."""
+    """An import with single responses passes on the first of several messages for a pull; the others are
+    redelivered."""
     await clients["b"].jetstream(prefix="JS.acc.API").add_consumer("S", ConsumerConfig(
         durable_name="one", ack_policy="explicit", ack_wait=0.3))
     inbox = await clients["b"].subscribe(clients["b"].new_inbox())
-    await clients["b"].publish("single.CONSUMER.MSG.NEXT.S.one", b'{"batch": 2, "expires": 1000000000}', reply=inbox.subject)
+    await clients["b"].publish("single.CONSUMER.MSG.NEXT.S.one", b'{"batch": 2, "expires": 1000000000}',
+                               reply=inbox.subject)
     assert (await inbox.next_msg(timeout=30)).subject == "ev.0"
     await clients["b"].publish("single.CONSUMER.MSG.NEXT.S.one", b"1", reply=inbox.subject)
     assert (await inbox.next_msg(timeout=30)).subject.startswith("ev.")
@@ -158,7 +163,7 @@ async def _unanswered(client: Client, subject: str, body: bytes = b"") -> bool:
 
 
 async def test_no_responders_of_the_api(clients: Clients) -> None:
-    """Pull requests and direct gets that nobody serves have no responders, in the importing account as in its own."""
+    """Pull requests and direct gets that nobody serves have no responders, also in an importing account."""
     assert await _unanswered(clients["a"], "$JS.API.CONSUMER.MSG.NEXT.S.no")
     assert await _unanswered(clients["b"], "JS.acc.API.CONSUMER.MSG.NEXT.S.no")
     assert await _unanswered(clients["b"], "JS.acc.API.DIRECT.GET.S", b'{"seq": 1}')
@@ -166,13 +171,13 @@ async def test_no_responders_of_the_api(clients: Clients) -> None:
 
 
 async def _answers(client: Client, subject: str, body: bytes) -> list[tuple[str, bytes]]:
-    """The status and the body of each answer to a request."""
+    """Return the status and the body of each answer to a request."""
     inbox = client.new_inbox()
     answers = await client.subscribe(inbox)
     await client.publish(subject, body, reply=inbox)
     await client.flush()
     found = [await answers.next_msg(timeout=30)]
-    # Whatever else is said about the request was said before its true answer or with it.
+    # All other answers to the request come before its true answer, or with it.
     for _ in range(2):
         await client.flush()
     found += [await answers.next_msg() for _ in range(answers.pending_msgs)]
@@ -181,8 +186,10 @@ async def _answers(client: Client, subject: str, body: bytes) -> list[tuple[str,
 
 
 async def test_an_import_under_the_same_name_has_responders(clients: Clients) -> None:
-    """Both the account's own API and the other account's get such a request: nobody says that there is no responder, unless
-    neither of them has one, and that is said once."""
+    """Both the account's own API and the other account's get such a request.
+
+    There is one "no responders" reply, and only if neither account has a responder.
+    """
     bucket = await clients["a"].jetstream().create_key_value(bucket="SHARED", direct=True)
     await bucket.put("k", b"v")
     await clients["a"].jetstream().add_consumer("KV_SHARED", ConsumerConfig(durable_name="P"))
@@ -196,8 +203,9 @@ async def test_an_import_under_the_same_name_has_responders(clients: Clients) ->
     assert (await imported.get("k")).value == b"v"
 
 
-async def test_advisories_tell_who_asked(clients: Clients) -> None:
-    """As much as the import shares: the account, the round-trip time, the server, and the service's account."""
+async def test_advisories_name_the_requester(clients: Clients) -> None:
+    """Advisories have the part of the identity that the import shares: account, round-trip time, server, service
+    account."""
     audit = await clients["a"].subscribe("$JS.EVENT.ADVISORY.API")
     await clients["a"].flush()
     await _request(clients["b"], "JS.acc.API.STREAM.NAMES")
@@ -210,7 +218,7 @@ async def test_advisories_tell_who_asked(clients: Clients) -> None:
 
 @pytest.mark.shows("accounts.domains")
 async def test_domain(clients: Clients) -> None:
-    """The domain's name stands before the API's subjects, and those of buckets."""
+    """The domain's name precedes the subjects of the API and of buckets."""
     js = clients["a"].jetstream(domain="dom")
     bucket = await js.create_key_value(bucket="KB")
     await bucket.put("k", b"v")
@@ -223,7 +231,7 @@ async def test_domain(clients: Clients) -> None:
 
 @pytest.mark.shows("accounts.user_info")
 async def test_user_info(clients: Clients) -> None:
-    """Every account's users learn their own user and account."""
+    """Users of every account learn their own user and account."""
     for name in "abcd":
         info = await _request(clients[name], "$SYS.REQ.USER.INFO")
         assert info["data"] == {"user": name, "account": name.upper(), "account_name": name.upper()}

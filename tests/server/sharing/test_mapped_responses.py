@@ -1,7 +1,7 @@
 """Responses of the server's own services under an account's mappings, beside the real nats-server.
 
-On nats-server these services are imported from the system account, so the mappings of the account that asks apply to their
-responses. Those of streams and consumers themselves keep their subject.
+On nats-server these services are imported from the system account, so the requesting account's mappings apply to their
+responses. Responses of streams and consumers keep their subject.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ accounts {
 CREATE = '{"name": "X", "subjects": ["x.*"], "allow_direct": true, "storage": "memory"}'
 CONSUMER = '{"stream_name": "X", "config": {"durable_name": "C", "ack_policy": "none"}}'
 REQUESTS = [
-    ("a", "$SYS.REQ.USER.INFO", "", "m"), ("s", "$SYS.REQ.USER.INFO", "", "m"), ("s", "$SYS.REQ.SERVER.PING.IDZ", "", "r"),
+    ("a", "$SYS.REQ.USER.INFO", "", "m"), ("s", "$SYS.REQ.USER.INFO", "", "m"),
+    ("s", "$SYS.REQ.SERVER.PING.IDZ", "", "r"),
     ("a", "$SYS.REQ.ACCOUNT.PING.CONNZ", "", "m"), ("a", "$SYS.REQ.ACCOUNT.PING.STATZ", "", "m"),
-    ("a", "$JS.API.INFO", "", "m"), ("a", "$JS.API.STREAM.INFO.X", "", "m"), ("a", "$JS.API.STREAM.CREATE.X", CREATE, "m"),
-    ("a", "x.1", "", "r"), ("a", "$JS.API.DIRECT.GET.X.x.1", "", "r"), ("a", "$JS.API.STREAM.MSG.GET.X", '{"seq": 1}', "m"),
+    ("a", "$JS.API.INFO", "", "m"), ("a", "$JS.API.STREAM.INFO.X", "", "m"),
+    ("a", "$JS.API.STREAM.CREATE.X", CREATE, "m"),
+    ("a", "x.1", "", "r"), ("a", "$JS.API.DIRECT.GET.X.x.1", "", "r"),
+    ("a", "$JS.API.STREAM.MSG.GET.X", '{"seq": 1}', "m"),
     ("a", "$JS.API.CONSUMER.CREATE.X.C", CONSUMER, "m"), ("a", "$JS.API.CONSUMER.MSG.NEXT.X.D", "", "r"),
     ("a", "$JS.API.STREAM.DELETE.X", "", "m")]
-"""User, subject, body, and the first token of the subject under which the response comes."""
+"""A request: user, subject, body, and the first token of the response's subject."""
 
 
 @pytest.mark.parametrize("kind", [NatsServerProcess, BrokerProcess], ids=["real", "ours"])

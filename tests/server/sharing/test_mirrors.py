@@ -1,4 +1,4 @@
-"""A mirror of another account's stream, while what the accounts share changes."""
+"""A mirror of another account's stream, while the accounts' imports change."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ accounts {{
 
 @pytest.mark.shows("copy.other_accounts")
 async def test_imports_come_and_go(tmp_path: Path) -> None:
-    """Without the import of the API, or of the deliveries, the mirror copies nothing, and its info says why; with both it
-    goes on where it was, also after a restart of the broker."""
+    """A mirror copies nothing without the import of the API, or of the deliveries, and its info has the cause.
+
+    With both imports it continues where it was, also after a restart of the broker.
+    """
     async def until(client: Any, last_seq: int, error: str) -> None:
         async with asyncio.timeout(30):
             while True:
@@ -51,7 +53,8 @@ async def test_imports_come_and_go(tmp_path: Path) -> None:
             name="S", external=ExternalStream(api="JS.a.API", deliver="deliver.b")))
         published = copied = 0
         await until(b, 0, "needs an import of that service")
-        for imports, error in ((API, "needs an import of that stream"), (BOTH, ""), (NOTHING, "needs an import of that service"),
+        for imports, error in ((API, "needs an import of that stream"), (BOTH, ""),
+                               (NOTHING, "needs an import of that service"),
                                (BOTH, "")):
             _config(tmp_path, imports)
             server.send_signal(signal.SIGHUP)

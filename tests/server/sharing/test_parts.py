@@ -1,4 +1,4 @@
-"""The parts of sharing on their own: which subjects an import receives, weights of mappings, responses over time."""
+"""Single parts of sharing: subjects that an import receives, weights of mappings, expiry of responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _LITERAL = st.lists(_WORD, min_size=1, max_size=4).map(".".join)
 
 @st.composite
 def _patterns(draw: st.DrawFn) -> str:
-    tokens = draw(st.lists(st.one_of(_WORD, st.just("*")), min_size=0 if (rest := draw(st.booleans())) else 1, max_size=3))
+    tokens = draw(st.lists(st.one_of(_WORD, st.just("*")), min_size=0 if (rest := draw(st.booleans())) else 1,
+                           max_size=3))
     return ".".join([*tokens, ">"] if rest else tokens)
 
 
@@ -53,7 +54,7 @@ def _imports(draw: st.DrawFn) -> Import:
 
 
 def test_measured_requests_keep_little() -> None:
-    """Of the headers that ask for a measurement, what is kept is bounded, and the one that asks is among it."""
+    """The headers kept of a measured request are bounded, and include the header that requests the measurement."""
     asking = (b"Traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
     for state in (b"x" * 100, b"x" * 500_000):
         kept = sampled_by_headers(headers.build([(b"Tracestate", state), asking, (b"Other", b"y")]))
@@ -109,7 +110,7 @@ def _mapped(mapping: SubjectMapping, subject: bytes, count: int = 1000) -> Count
 
 @pytest.mark.shows("core.mappings")
 def test_weights() -> None:
-    """Each destination gets its share; the source keeps the rest, or it is lost where the source is a destination."""
+    """Each destination gets its share. The rest stays at the source, or is lost if the source is a destination."""
     shares = _mapped(SubjectMapping("a.*", (Destination("b.$1", 20), Destination("c.$1", 30))), b"a.x")
     assert shares.keys() == {b"b.x", b"c.x", b"a.x"}
     assert all(abs(shares[subject] - wanted) < 60 for subject, wanted in ((b"b.x", 200), (b"c.x", 300), (b"a.x", 500)))
@@ -125,11 +126,12 @@ def test_weights() -> None:
 @given(st.lists(st.tuples(_patterns(), _LITERAL), min_size=1, max_size=4, unique_by=lambda pair: pair[0]),
        st.lists(_LITERAL, min_size=1, max_size=30))
 def test_first_mapping_applies(pairs: list[tuple[str, str]], subjects: list[str]) -> None:
-    """Of the sources that match, the first; the same whether a subject is new or known, alone or in a run."""
+    """The first matching source applies, whether a subject is new or cached, alone or in a run."""
     given = [SubjectMapping(source, (Destination(to),)) for source, to in pairs]
     usable = [one for one in given if not mapping_problem(one)]
     mappings = Mappings(usable, random.Random(1))
-    wanted = [next((one.destinations[0].subject for one in usable if matches(one.source.encode(), subject.encode())), subject)
+    wanted = [next((one.destinations[0].subject for one in usable if matches(one.source.encode(), subject.encode())),
+                   subject)
               for subject in subjects]
     ops: list[Msg] = [(subject.encode(), b"r", 0, b"x") for subject in subjects]
     for _ in range(2):
@@ -141,7 +143,7 @@ def test_first_mapping_applies(pairs: list[tuple[str, str]], subjects: list[str]
 # Responses
 
 class _Timers:
-    """A clock, and what is to be called later."""
+    """A clock, and the calls that are due later."""
 
     def __init__(self) -> None:
         self.now_ns = 1_000_000_000
@@ -152,7 +154,7 @@ class _Timers:
         self._calls.append(call)
         return _Timer(self._calls, call)
 
-    def go_on(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         end_ns = self.now_ns + int(seconds * 1e9)
         while self._calls and (call := min(self._calls, key=lambda one: one[0]))[0] <= end_ns:
             self._calls.remove(call)
@@ -183,7 +185,8 @@ def _response(router: Router, timers: _Timers) -> Response:
 
 
 def test_reply_subjects_cannot_be_predicted() -> None:
-    """Whoever knew one could answer in the service's place: the same seed of the router's generator gives others."""
+    """Anyone who knew a reply subject could answer instead of the service: equal seeds of the router's generator
+    differ."""
     def replies() -> list[bytes]:
         random.seed(7)
         timers = _Timers()
@@ -197,24 +200,24 @@ def test_reply_subjects_cannot_be_predicted() -> None:
 
 @pytest.mark.shows("accounts.service_sharing")
 def test_responses_expire() -> None:
-    """After the threshold without a response, and not while a stream of them goes on."""
+    """A response expires after the threshold, but not while a stream of responses continues."""
     timers = _Timers()
     for single in (True, False):
         expected, exporter, importer = _responses(timers, single=single)
         importer.subscribe(b"_INBOX.>", lambda *_: None)
         reply = expected.expect(_response(importer, timers))
         assert exporter.interest(reply)
-        timers.go_on(1.9)
+        timers.advance(1.9)
         assert len(expected) == 1
         expected.pass_on([(reply, b"", 0, b"x")], None, timers.now_ns, b"")
-        timers.go_on(1.9)
+        timers.advance(1.9)
         assert len(expected) == (0 if single else 1)
-        timers.go_on(1)
+        timers.advance(1)
         assert (len(expected), len(timers), exporter.interest(reply)) == (0, 0, False)
 
 
 def test_responses_are_bounded(monkeypatch: Any) -> None:
-    """Past the bound the oldest request is forgotten; all have their own reply subject."""
+    """Beyond the bound the oldest request is dropped; all have their own reply subject."""
     monkeypatch.setattr(responses, "WAITING_MAX", 100)
     timers = _Timers()
     expected, exporter, importer = _responses(timers, single=True)
@@ -226,34 +229,35 @@ def test_responses_are_bounded(monkeypatch: Any) -> None:
     assert (len(expected), len(timers), exporter.subscriptions()) == (0, 0, [])
 
 
-def test_a_crowd_expires_in_parts() -> None:
-    """So that it does not stop the loop."""
+def test_many_responses_expire_in_parts() -> None:
+    """Expiry in parts does not block the loop."""
     timers = _Timers()
     expected, _, importer = _responses(timers, single=True)
     for _ in range(25_000):
         expected.expect(_response(importer, timers))
-    timers.go_on(2.0015)
+    timers.advance(2.0015)
     assert 0 < len(expected) < 25_000
-    timers.go_on(1)
+    timers.advance(1)
     assert len(expected) == 0
 
 
-# Measured requests whose sender is gone
+# Measured requests whose requester has unsubscribed
 
-def test_removed_wildcards_are_looked_at_together() -> None:
-    """However many are removed: in slices, once; requests that still have a subscriber, or never had one of these, stay."""
+def test_removed_wildcards_are_checked_together() -> None:
+    """Any number of removals causes one check, in slices; requests that have a subscriber, or never had one, stay."""
     timers, router, lost = _Timers(), _router(), list[bytes]()
     watched = LostInterest(router, timers.call_later)
     kept = [router.subscribe(b"kept.>", lambda *_: None)]
     gone = [router.subscribe(b"gone.%d.*" % at, lambda *_: None) for at in range(100)]
-    replies = [b"%b.%d.%d" % (word, at, n) for word in (b"kept", b"gone", b"none") for at in range(100) for n in range(30)]
+    replies = [b"%b.%d.%d" % (word, at, n) for word in (b"kept", b"gone", b"none") for at in range(100)
+               for n in range(30)]
     for reply in replies:
         watched.watch(reply, b"expected." + reply, lost.append)
     for subscription in gone:
         router.unsubscribe(subscription)
     again = router.subscribe(b"gone.7.3", lambda *_: None)
     assert (lost, len(timers)) == ([], 1)
-    timers.go_on(0.06)
+    timers.advance(0.06)
     expected = [b"expected." + reply for reply in replies if reply.startswith(b"gone.") and reply != b"gone.7.3"]
     assert lost == expected
     for name in lost:
@@ -261,7 +265,7 @@ def test_removed_wildcards_are_looked_at_together() -> None:
     router.unsubscribe(again)
     assert lost[len(expected):] == [b"expected.gone.7.3"], "a literal one at once"
     router.unsubscribe(kept[0])
-    timers.go_on(0.06)
+    timers.advance(0.06)
     assert len(lost) == len(expected) + 1 + 3000
     assert len(timers) == 0
 
@@ -269,7 +273,8 @@ def test_removed_wildcards_are_looked_at_together() -> None:
 # Configurations
 
 def test_accounts_that_share_in_very_many_ways() -> None:
-    """Two accounts in each of 25 layers import a service from both of the next: 33 million paths, and an answer all the same."""
+    """Two accounts in each of 25 layers import a service from both of the next, which is checked in spite of 33
+    million paths."""
     def imports(layer: int) -> tuple[Import, ...]:
         return tuple(Import("service", f"{layer + 1}{other}", "svc") for other in "ab") if layer < 24 else ()
 

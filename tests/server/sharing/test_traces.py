@@ -1,4 +1,5 @@
-"""Message traces across accounts, beside the real nats-server: mappings, stream exports, service imports, outer traces."""
+"""Message traces across accounts, beside the real nats-server: mappings, stream exports, service imports, outer
+traces."""
 
 from __future__ import annotations
 
@@ -22,11 +23,13 @@ server_name: s
 jetstream {{ store_dir: "{}" }}
 accounts {{
   A {{ users: [ {{user: a, password: a}} ], jetstream: enabled
-      exports: [ {{service: "open.*", allow_trace: true}}, {{service: "closed"}}, {{service: "mapped", allow_trace: true}}
+      exports: [ {{service: "open.*", allow_trace: true}}, {{service: "closed"}}
+                 {{service: "mapped", allow_trace: true}}
                  {{stream: "ev.open"}}, {{stream: "ev.closed"}}, {{service: "js.>", allow_trace: true}} ]
       mappings: {{ mapped: target, own: "target" }} }}
   B {{ users: [ {{user: b, password: b}} ], jetstream: enabled, msg_trace: "outer.b"
-      imports: [ {{service: {{account: A, subject: "open.*"}}, to: "local.*"}}, {{service: {{account: A, subject: "closed"}}}}
+      imports: [ {{service: {{account: A, subject: "open.*"}}, to: "local.*"}}
+                 {{service: {{account: A, subject: "closed"}}}}
                  {{service: {{account: A, subject: "mapped"}}}}, {{service: {{account: A, subject: "js.>"}}}}
                  {{stream: {{account: A, subject: "ev.open"}}, allow_trace: true, to: "got.open"}}
                  {{stream: {{account: A, subject: "ev.closed"}}, prefix: "got"}} ]
@@ -43,7 +46,8 @@ OUTER = {"traceparent": "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01
 
 PUBLISHES: list[tuple[str, str, dict[str, str]]] = [
     (user, subject, headers) for user, subject in (
-        ("a", "own"), ("a", "ev.open"), ("a", "ev.closed"), ("b", "local.u"), ("b", "closed"), ("b", "mapped"), ("b", "away"),
+        ("a", "own"), ("a", "ev.open"), ("a", "ev.closed"), ("b", "local.u"), ("b", "closed"), ("b", "mapped"),
+        ("b", "away"),
         ("b", "js.x"), ("c", "far.u"), ("c", "nobody")) for headers in (DEST, ONLY)] + [
     ("b", "local.u", OUTER), ("b", "local.u", {"TraceParent": OUTER["traceparent"]}), ("a", "own", OUTER),
     ("b", "away", {"traceparent": OUTER["traceparent"][:-1] + "0"}), ("b", "closed", {**OUTER, **ONLY}),
@@ -60,7 +64,7 @@ def _config(directory: Path) -> Path:
 
 
 async def _play(port: int, wait: float) -> list[Any]:
-    """The event of each publish that came within so many seconds, what was received, and what came in reply."""
+    """Return each publish's event, if it came within ``wait`` seconds, and the received messages and replies."""
     clients = {name: await nats.connect(f"nats://{name}:{name}@127.0.0.1:{port}", name=name) for name in "abc"}
     await clients["a"].jetstream().add_stream(name="JS", subjects=["js.>"])
     await clients["b"].jetstream().add_stream(name="GOT", subjects=["got.>"])
@@ -76,7 +80,8 @@ async def _play(port: int, wait: float) -> list[Any]:
         inbox = await client.subscribe(client.new_inbox())
         await client.publish(subject, b"x", headers=headers, reply=inbox.subject)
         events = [await _event(traces["outer" if user == "b" and not headers.keys() & DEST.keys() else user], wait)]
-        stored = [await inbox.next_msg(timeout=30)] if subject.startswith("js.") and "Nats-Trace-Only" not in headers else []
+        is_stored = subject.startswith("js.") and "Nats-Trace-Only" not in headers
+        stored = [await inbox.next_msg(timeout=30)] if is_stored else []
         for other in clients.values():
             await other.flush()
         received = [[(msg.subject, msg.data) for msg in await _received(one)] for one in heard]
@@ -93,7 +98,7 @@ async def _event(traces: Any, wait: float) -> Any:
     except NoAnswer:
         return None
     event = masked(json.loads(msg.data))
-    # Without nats-server's own imports; subscriptions to the same message have no order of their own.
+    # Nats-server's own imports are left out; subscriptions to the same message have no order of their own.
     hops = [one for one in event["events"] if one.get("acc") != "$SYS"]
     if any(one["type"] == "se" for one in hops):
         hops.sort(key=json.dumps)
@@ -106,7 +111,7 @@ async def _received(subscription: Any) -> list[Any]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[list[Any], list[Any]]]:
-    for wait in (0.5, 3.0):  # a busy machine may be later than the first
+    for wait in (0.5, 3.0):  # a busy machine may need longer than the first
         async with NatsServerProcess("-c", str(_config(tmp_path_factory.mktemp("traces")))) as real:
             theirs = await _play(real.port, wait)
         async with BrokerProcess("-c", str(_config(tmp_path_factory.mktemp("traces")))) as mine:
@@ -119,13 +124,13 @@ async def played(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tupl
 @pytest.mark.shows("accounts.trace")
 @pytest.mark.parametrize("at", range(len(PUBLISHES)), ids=lambda at: " ".join(map(str, PUBLISHES[at])))
 async def test_trace(at: int, played: tuple[list[Any], list[Any]]) -> None:
-    """The same event, deliveries and replies."""
+    """Both servers have the same event, deliveries and replies."""
     real, ours = played
     assert ours[at] == real[at]
 
 
-async def test_traces_are_there(played: tuple[list[Any], list[Any]]) -> None:
-    """The events tell of each kind of hop."""
+async def test_all_kinds_of_hops_occur(played: tuple[list[Any], list[Any]]) -> None:
+    """The events have each kind of hop."""
     kinds = {one["type"] for _, events, _, _ in played[0] for event in events if event for one in event["events"]}
     assert kinds == {"in", "sm", "se", "si", "eg", "js"}
 

@@ -1,4 +1,4 @@
-"""A user of the system account who hears its events and asks it."""
+"""A user of the system account that receives its events and sends it requests."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ SECONDS = 30.0
 
 
 class Listener:
-    """Connects, and keeps what is published to ``subject``."""
+    """Connects, and collects the messages to ``subject``."""
 
     def __init__(self, url: str, subject: str = "", user: str = "sys", password: str = "p") -> None:
         self._url = url
         self._subject = subject
         self._credentials = {"user": user, "password": password}
-        self.heard: asyncio.Queue[Msg] = asyncio.Queue()
+        self.events: asyncio.Queue[Msg] = asyncio.Queue()
 
     async def __aenter__(self) -> Self:
         self.client: Client = await nats.connect(self._url, allow_reconnect=False, **self._credentials)
         if self._subject:
-            await self.client.subscribe(self._subject, cb=self.heard.put)
+            await self.client.subscribe(self._subject, cb=self.events.put)
         await self.client.flush()
         return self
 
@@ -37,14 +37,14 @@ class Listener:
         await self.client.close()
 
     async def next(self, subject: str) -> Any:
-        """The next event on ``subject``; others are dropped."""
+        """Return the next event on ``subject``; others are dropped."""
         async with asyncio.timeout(SECONDS):
-            while (msg := await self.heard.get()).subject != subject:
+            while (msg := await self.events.get()).subject != subject:
                 pass
         return json.loads(msg.data)
 
     async def ask(self, subject: str, request: object = None, **how: Any) -> Any:
-        """The answer's JSON. ``request``: None, a JSON value, or bytes as they are."""
+        """Return the answer's JSON. ``request``: None, a JSON value, or raw bytes."""
         body = b"" if request is None else request if isinstance(request, bytes) else json.dumps(request).encode()
         return json.loads((await self.ask_raw(subject, body, **how)).data)
 
@@ -52,7 +52,7 @@ class Listener:
         return await self.client.request(subject, body, timeout=SECONDS, **how)
 
     async def is_unanswered(self, subject: str, request: object) -> bool:
-        """Whether a request is taken and not answered, while one after it is."""
+        """Return whether a request is received and not answered, while a later one is answered."""
         answers: asyncio.Queue[str] = asyncio.Queue()
         inbox = self.client.new_inbox()
 

@@ -23,9 +23,12 @@ accounts {{ SYS: {{ users: [ {{user: s, password: s}} ] }}, A: {{ users: [ {{use
 system_account: SYS
 """
 
-REQUESTS = [("s", "$SYS.REQ.SERVER.PING.VARZ", b""), ("s", "$SYS.REQ.SERVER.PING", b""), ("s", "$SYS.REQ.SERVER.PING.IDZ", b""),
-            ("s", "$SYS.REQ.SERVER.PING.VARZ", b"x"), ("s", "$SYS.REQ.ACCOUNT.A.CONNS", b""), ("s", "$SYS.REQ.ACCOUNT.A.INFO", b""),
-            ("a", "$SYS.REQ.USER.INFO", b""), ("a", "$SYS.REQ.ACCOUNT.PING.CONNZ", b""), ("a", "$SYS.REQ.SERVER.PING.CONNZ", b"")]
+REQUESTS = [("s", "$SYS.REQ.SERVER.PING.VARZ", b""), ("s", "$SYS.REQ.SERVER.PING", b""),
+            ("s", "$SYS.REQ.SERVER.PING.IDZ", b""),
+            ("s", "$SYS.REQ.SERVER.PING.VARZ", b"x"), ("s", "$SYS.REQ.ACCOUNT.A.CONNS", b""),
+            ("s", "$SYS.REQ.ACCOUNT.A.INFO", b""),
+            ("a", "$SYS.REQ.USER.INFO", b""), ("a", "$SYS.REQ.ACCOUNT.PING.CONNZ", b""),
+            ("a", "$SYS.REQ.SERVER.PING.CONNZ", b"")]
 
 
 async def _ask(client: Client, subject: str, body: bytes, accepted: str) -> tuple[str, list[str]]:
@@ -45,7 +48,7 @@ async def _play(port: int) -> list[Any]:
 
 
 async def test_encodings_are_those_of_nats_server(tmp_path: Path) -> None:
-    """Requests that accept Snappy, gzip or something else, among them some that are refused or are never compressed."""
+    """Requests accept Snappy, gzip or something else; some are refused, or their answers are never compressed."""
     for name in ("real", "ours"):
         (tmp_path / f"{name}.conf").write_text(CONFIG.format(tmp_path / name))
     async with NatsServerProcess("-c", str(tmp_path / "real.conf")) as real:

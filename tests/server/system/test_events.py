@@ -1,4 +1,4 @@
-"""The events of the system account: which, when, with what; none for nobody."""
+"""The events of the system account: their time and content; none is built without subscribers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_connect_and_disconnect(server: Server) -> None:
 
 @pytest.mark.shows("monitoring.auth_events")
 async def test_refused_login(server: Server) -> None:
-    """The system account hears of it, and the account that the connection was in; then that the connection ended."""
+    """The system account and the connection's account get an event; then follows the event of the connection's end."""
     async with Listener(url(server), "$SYS.>") as listener, Wire(server.port) as wire:
         default = asyncio.Queue[bytes]()
         server.router.subscribe(b"$SYS.ACCOUNT.CLIENT.AUTH.ERR", lambda ops, start, end, *_: [
@@ -89,7 +89,7 @@ async def test_connection_that_never_logs_in(server: Server) -> None:
 
 @pytest.mark.shows("monitoring.account_events")
 async def test_connections_of_an_account(server: Server) -> None:
-    """Each change under both names; nothing about the default account; on request, too."""
+    """Each change is published under both names, except for the default account; a request gets the same."""
     async with Listener(url(server), "$SYS.>") as listener:
         async with Wire(server.port) as wire:
             wire.send(connect("b") + b"PUB x 2\r\nhi\r\n")
@@ -108,13 +108,13 @@ async def test_connections_of_an_account(server: Server) -> None:
         assert await listener.is_unanswered("$SYS.REQ.ACCOUNT.$SYS.CONNS", {"acc": "B"})
         await listener.client.flush()
         seen = set()
-        while not listener.heard.empty():
-            seen.add(listener.heard.get_nowait().subject)
+        while not listener.events.empty():
+            seen.add(listener.events.get_nowait().subject)
         assert not {one for one in seen if "$G" in one and "CONNS" in one}
 
 
 async def test_connection_that_moves(server: Server) -> None:
-    """A second login counts in the other account, and is announced there."""
+    """A second login counts in the other account, and its event is published there."""
     async with Listener(url(server), "$SYS.>") as listener, Wire(server.port) as wire:
         wire.send(connect("a"))
         await wire.settled()
@@ -127,14 +127,14 @@ async def test_connection_that_moves(server: Server) -> None:
 
 
 async def test_slow_subscriber_of_its_own_end() -> None:
-    """A connection that ends while it would hear of ended connections is no trouble, even in the middle of a delivery."""
+    """A subscriber of disconnect events may itself be disconnected, even in the middle of a delivery."""
     async with (running(ACCOUNTS, users=USERS, max_pending=100_000) as server, Wire(server.port) as slow,
                 Listener(url(server), "$SYS.ACCOUNT.$SYS.DISCONNECT") as listener):
         slow.send(connect("sys") + b"SUB > 1\r\n")
         await slow.settled()
         slow.reader._transport.pause_reading()  # type: ignore[attr-defined]
         async with asyncio.timeout(30):
-            while listener.heard.empty():
+            while listener.events.empty():
                 await listener.client.publish("load", bytes(50_000))
                 await listener.client.flush()
         gone = await listener.next("$SYS.ACCOUNT.$SYS.DISCONNECT")
@@ -144,7 +144,7 @@ async def test_slow_subscriber_of_its_own_end() -> None:
 
 @pytest.mark.shows("monitoring.server_events")
 async def test_lame_duck() -> None:
-    """The server's identity is the whole event; it reaches subscribers before their connections end."""
+    """The event consists of the server's identity; it reaches subscribers before their connections end."""
     async with (running(ACCOUNTS, users=USERS, lame_duck_duration_ns=200_000_000,
                         lame_duck_grace_period_ns=50_000_000) as server,
                 Listener(url(server), "$SYS.SERVER.>") as listener):
@@ -155,7 +155,7 @@ async def test_lame_duck() -> None:
 
 @pytest.mark.shows("monitoring.server_events")
 async def test_shutdown() -> None:
-    """The last event, before the subscribers' connections are closed."""
+    """The last event is sent before the subscribers' connections are closed."""
     async with running(ACCOUNTS, users=USERS) as server, Listener(url(server), "$SYS.SERVER.>") as listener:
         await server.close()
         ended = await listener.next(f"$SYS.SERVER.{server.server_id}.SHUTDOWN")
@@ -163,7 +163,7 @@ async def test_shutdown() -> None:
 
 
 async def test_a_server_that_serves_again(server: Server) -> None:
-    """As an owner that lost the store and won it back: its end is announced each time, and so are the clients between."""
+    """Like an owner that lost the store and regained it: each end is published, and so are the clients in between."""
     for _ in range(2):
         async with Listener(url(server), "$SYS.>") as listener:
             async with Wire(server.port) as wire:
@@ -175,8 +175,8 @@ async def test_a_server_that_serves_again(server: Server) -> None:
         await server.start()
 
 
-async def test_nothing_is_built_for_nobody(server: Server) -> None:
-    """Without subscribers no event is made: its number would be missing in the next one."""
+async def test_no_event_is_built_without_subscribers(server: Server) -> None:
+    """No event is made without subscribers; otherwise its number would be missing in the next one."""
     async with Listener(url(server)) as listener:
         before = (await listener.ask("$SYS.REQ.ACCOUNT.$SYS.CONNS"))["server"]["seq"]
         for _ in range(3):
@@ -188,7 +188,7 @@ async def test_nothing_is_built_for_nobody(server: Server) -> None:
 
 @pytest.mark.shows("accounts.system")
 async def test_no_system_account() -> None:
-    """Clients come, go and are refused as ever."""
+    """Clients log in, disconnect and are refused as usual."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "accounts.no_system": True,
                                    "auth.user": "u", "auth.password": "p"}))
     await server.start()

@@ -1,4 +1,4 @@
-"""Requests to the system account that the server answers by itself, and what holds for all of them."""
+"""Requests to the system account that the server answers itself, and rules for all of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def system(server: Server) -> AsyncIterator[Listener]:
 
 
 async def test_identity(server: Server, system: Listener) -> None:
-    """Of all servers, or of one by its id; without the envelope of other answers."""
+    """All servers answer, or the one with the id; their answers have no envelope."""
     expected = {"name": server.server_name, "host": "127.0.0.1", "id": server.server_id}
     assert await system.ask("$SYS.REQ.SERVER.PING.IDZ") == expected
     assert await system.ask(f"$SYS.REQ.SERVER.{server.server_id}.IDZ") == expected
@@ -60,7 +60,7 @@ async def test_permissions(server: Server) -> None:
 
 @pytest.mark.shows("monitoring.kick")
 async def test_kick(server: Server, system: Listener) -> None:
-    """Ends a connection; an unknown one is an error, and what is no request is one, too."""
+    """A request closes a connection; an unknown connection is an error, and so is an invalid request."""
     subject = f"$SYS.REQ.SERVER.{server.server_id}.KICK"
     async with Wire(server.port) as wire:
         wire.send(connect("a"))
@@ -78,7 +78,7 @@ async def test_kick(server: Server, system: Listener) -> None:
 
 @pytest.mark.shows("monitoring.kick")
 async def test_lame_duck_for_one_client(server: Server, system: Listener) -> None:
-    """Tells one client to go elsewhere; one that understands no such INFO is an error."""
+    """A client is asked to reconnect elsewhere; it is an error if the client does not support such an INFO."""
     subject = f"$SYS.REQ.SERVER.{server.server_id}.LDM"
     async with Wire(server.port) as new, Wire(server.port) as old:
         new.send(b'CONNECT {"user":"a","pass":"p","verbose":false,"protocol":1}\r\n')
@@ -88,13 +88,14 @@ async def test_lame_duck_for_one_client(server: Server, system: Listener) -> Non
         new_cid, old_cid = sorted(server.clients)[-2:]
         assert "error" not in await system.ask(subject, {"cid": new_cid})
         assert b'"ldm":true' in await new.until(b'"ldm":true')
-        assert "does not support Lame Duck Mode" in (await system.ask(subject, {"cid": old_cid}))["error"]["description"]
+        assert "does not support Lame Duck Mode" in (await system.ask(subject,
+                                                                      {"cid": old_cid}))["error"]["description"]
         assert (await system.ask(subject, {"cid": 99}))["error"]["description"] == "no such client id"
         assert "ldm" not in server.info(server.clients[new_cid])
 
 
-async def test_what_handlers_may_do(server: Server, system: Listener) -> None:
-    """Answer, refuse, raise an error, stay silent; a fault of their own is an answer as well."""
+async def test_outcomes_of_handlers(server: Server, system: Listener) -> None:
+    """A handler may answer, refuse, raise an error, or stay silent; its exception is answered, too."""
     assert server.system is not None
     requests, router = server.system.requests, server.accounts.get("$SYS")
     assert router is not None
@@ -124,7 +125,7 @@ async def test_what_handlers_may_do(server: Server, system: Listener) -> None:
 @pytest.mark.parametrize(("accepted", "encoding"), [
     ("gzip", "gzip"), ("GZIP, deflate", "gzip"), ("Snappy", "snappy"), ("gzip, s2", "snappy"), ("br", "identity")])
 async def test_compression(server: Server, system: Listener, accepted: str, encoding: str) -> None:
-    """Snappy or gzip where they are accepted; otherwise the answer says that it is not compressed."""
+    """Snappy or gzip is used if accepted; otherwise the answer has a header for no compression."""
     assert server.system is not None
     assert server.accounts.system is not None
     server.system.requests.serve(server.accounts.system.router, "test.large",
@@ -140,7 +141,7 @@ async def test_compression(server: Server, system: Listener, accepted: str, enco
 
 
 async def test_many_requests_leave_time_for_others(server: Server, system: Listener) -> None:
-    """One is served in each turn of the loop, in order, and their client is not read on meanwhile."""
+    """Each turn of the loop serves one request, in order, and their client is not read meanwhile."""
     assert server.system is not None
     assert server.accounts.system is not None
     served: list[bytes] = []
@@ -167,7 +168,7 @@ async def test_many_requests_leave_time_for_others(server: Server, system: Liste
 
 
 async def test_requests_that_want_no_answer(server: Server, system: Listener) -> None:
-    """They are not served, unless the handler wants them."""
+    """Requests without a reply subject are not served, unless the handler wants them."""
     assert server.system is not None
     assert server.accounts.system is not None
     served: list[str] = []
@@ -181,7 +182,7 @@ async def test_requests_that_want_no_answer(server: Server, system: Listener) ->
 
 
 async def test_requests_from_no_client_are_bounded(server: Server, system: Listener) -> None:
-    """What a consumer delivers to a request's subject faster than it is served is dropped; clients are still served."""
+    """Requests that a consumer delivers faster than they are served are dropped; clients are served."""
     assert server.system is not None
     assert server.accounts.system is not None
     served: list[str] = []

@@ -1,4 +1,4 @@
-"""Which servers a request selects, and options that cannot be decoded."""
+"""The servers that a request selects, and options that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OURS = Selection("east-1", "10.0.0.1", tags=frozenset({"zone:a", "ssd"}), domain
     ({"tags": ["ssd", "zone:b"]}, False), ({"domain": "hub"}, True), ({"domain": "hu"}, False), ({"domain": ""}, True),
 ])
 def test_selection(members: dict[str, Any], included: bool) -> None:
-    """Parts of names unless an exact match is asked for, all tags, the whole domain."""
+    """Parts of names match unless an exact match is requested; all tags and the whole domain must match."""
     assert OURS.includes(members, "VarzEventOptions") is included
 
 
@@ -31,7 +31,7 @@ def test_selection(members: dict[str, Any], included: bool) -> None:
     ({"host": True}, "cannot unmarshal bool into Go struct field VarzEventOptions.host of type string"),
 ])
 def test_wrong_types(members: dict[str, Any], why: str) -> None:
-    """An error that names the field."""
+    """The error names the field."""
     with pytest.raises(ValueError, match=why.replace("[", r"\[")):
         OURS.includes(members, "VarzEventOptions")
 
@@ -39,19 +39,20 @@ def test_wrong_types(members: dict[str, Any], why: str) -> None:
 @pytest.mark.parametrize(("body", "members"), [
     (b"", {}), (b"null", {}), (b"{}", {}), (b'{"Limit": 3, "ACC": null}', {"limit": 3})])
 def test_members(body: bytes, members: dict[str, Any]) -> None:
-    """Names in any case, without nulls."""
+    """Names may have any case; nulls are left out."""
     assert members_of(body, "VarzEventOptions") == members
 
 
 @pytest.mark.parametrize(("body", "why"), [
     (b"{x", "invalid character 'x' looking for beginning of object key string"), (b"{", "unexpected end of JSON input"),
     (b"[]", "json: cannot unmarshal array into Go value of type server.VarzEventOptions"),
-    (b"7", "json: cannot unmarshal number into Go value of type server.VarzEventOptions"), (b'"x"', "cannot unmarshal string"),
+    (b"7", "json: cannot unmarshal number into Go value of type server.VarzEventOptions"),
+    (b'"x"', "cannot unmarshal string"),
     (b"true", "cannot unmarshal bool"), (b'{"limit": NaN}', "invalid character 'N' looking for beginning of value"),
     (b"{} {}", "invalid character '{' after top-level value"), (b"\xff", "looking for beginning of value"),
     (b"[" * 100_000, "exceeded max depth"),
 ])
 def test_no_members(body: bytes, why: str) -> None:
-    """What is no JSON object is refused in nats-server's words."""
+    """A body that is no JSON object is refused in nats-server's words."""
     with pytest.raises(ValueError, match=why.replace("[", r"\[")):
         members_of(body, "VarzEventOptions")

@@ -1,4 +1,4 @@
-"""The server's figures: published by themselves, often at first, and only for somebody who listens."""
+"""The server's figures: published periodically, often at first, and only for subscribers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VARZ: dict[str, Any] = {
 
 
 class Timers:
-    """The loop's, and after how many seconds each was to come."""
+    """The timers of a loop, with the seconds after which each should run."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -34,7 +34,8 @@ class Timers:
 
 
 async def test_published_by_itself() -> None:
-    """The first one soon, the next ones at growing intervals; none is made for nobody, none after the end."""
+    """The first message comes soon, the next ones at growing intervals; none without subscribers, none after the
+    end."""
     made = 0
 
     def message() -> bytes:
@@ -60,7 +61,7 @@ async def test_published_by_itself() -> None:
 
 
 def test_figures() -> None:
-    """From /varz; what did not happen is left out, and so is where streams are stored."""
+    """The figures come from /varz; counts of zero are left out, and so is the streams' directory."""
     stats = figures(VARZ, active_accounts=2)
     assert stats == {
         "start": "2026-01-01T00:00:00Z", "mem": 1, "cores": 2, "cpu": 3.5, "connections": 4, "total_connections": 5,
@@ -71,5 +72,6 @@ def test_figures() -> None:
                            "stale_connection_stats": {"clients": 2}, "stalled_clients": 3,
                            "jetstream": {"config": {"max_memory": 1, "store_dir": "/x"}, "stats": {}, "limits": {}}}, 0)
     assert busy["slow_consumer_stats"] == {"clients": 1}
-    assert (busy["stale_connections"], busy["stale_connection_stats"], busy["stalled_clients"]) == (2, {"clients": 2}, 3)
+    assert (busy["stale_connections"], busy["stale_connection_stats"], busy["stalled_clients"]) == (2, {"clients": 2},
+                                                                                                    3)
     assert busy["jetstream"] == {"config": {"max_memory": 1}, "stats": {}, "limits": {}}
