@@ -66,7 +66,7 @@ TestSublist.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 
 
 def test_a_subject_with_an_empty_token_reaches_nobody() -> None:
-    """Not even ``>`` matches such a subject, as on nats-server."""
+    """Such a subject matches not even ``>``, as on nats-server."""
     tree: Sublist[Subscription] = Sublist()
     for subject in (b">", b"a.*.b", b"*"):
         tree.insert(Subscription(subject, b""))

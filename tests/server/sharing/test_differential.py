@@ -25,7 +25,8 @@ accounts {
       {service: "slow", response_threshold: "300ms"}, {service: "shared"}
       {service: "mine.*", account_token_position: 2}
       {service: "timed", latency: {subject: "lat.timed", sampling: 100}}
-      {service: "asked", latency: {subject: "lat.asked", sampling: headers}}, {service: "timedslow", response_threshold: "300ms", latency: "lat.slow"}
+      {service: "asked", latency: {subject: "lat.asked", sampling: headers}}
+      {service: "timedslow", response_threshold: "300ms", latency: "lat.slow"}
       {service: "traced", allow_trace: true}, {service: "mapped.*"}
       {stream: "ev.>"}, {stream: "lit"}, {stream: "swap.*.*"}, {stream: "only", accounts: [B]}, {stream: "sometoken.*"}
       {stream: "open"}
