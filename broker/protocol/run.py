@@ -76,9 +76,10 @@ class Run:
 class DeliveryRun:
     """JetStream deliveries.
 
-    Args: ``numbers`` are the five columns of the ack subject after ``reply_prefix``; without a prefix (b"") messages
-    have
-        no reply. All columns have the same length; ``hlens`` None means that no message has headers.
+    Args:
+        ``numbers``: the five columns of the ack subject after ``reply_prefix``. Without a prefix (b"") messages have no
+        reply. All columns have the same length;
+        ``hlens``: None means that no message has headers.
     """
 
     __slots__ = ("bodies", "bytes", "count", "hlens", "lengths", "numbers", "reply_prefix", "subjects")

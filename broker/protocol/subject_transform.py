@@ -85,9 +85,9 @@ class _Call(NamedTuple):
 class SubjectTransform:
     """A transform. Immutable.
 
-    Args: ``src`` b"" is ``>``. ``strict``, for imports: the destination uses all wildcards and no other function, so
-    that
-        ``reverse`` can undo the transform.
+    Args:
+        ``src``: b"" is ``>``;
+        ``strict``: for imports; the destination uses all wildcards and no other function, so ``reverse`` can undo it.
     Raises: TransformError.
     """
 

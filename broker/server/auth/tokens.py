@@ -1,4 +1,4 @@
-"""Login with a user's token (JWT). An account signed the token, and an operator signed the account's. The checks:
+"""Login with a user's token (JWT). An account signed the token, an operator the account's token. The checks:
 
     1. The token is a user's and is valid now.
     2. Its account is known, or is fetched, which may take long.

@@ -2,7 +2,6 @@
 
     open ──CONNECT──> decided at once ─────────────────────────┬──> client.logged_in(login), or refused
       │               or a slow check: waiting ──> running ────┘        │
-      │               or a slow check: waiting ──> running ────┘        │
       └── timer ────────────────────────────┘  stops when the check     └── expiry: the connection is closed
                                                begins to run
 

@@ -1,9 +1,9 @@
 """The accounts of trusted operators: each is fetched when first needed, and changes with its token.
 
     lookup ──> resolver ──> token checked ──> registered ──> the accounts it imports from ──> ready
-                                                  │ ├── another token: its clients' logins are decided again └──
-                                                  expiry: its clients are disconnected, the next lookup asks the
-                                                  resolver
+                                                  │
+                                                  ├── another token: its clients' logins are decided again
+                                                  └── expiry: its clients are disconnected, the next lookup fetches it
 
 Owns: the claims, their expiry, the running lookups. Does not own: where tokens are stored (resolver), the accounts
 themselves and their clients (the server, as ``Host``).

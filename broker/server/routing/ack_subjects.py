@@ -13,7 +13,8 @@ ACK_TOKENS: Final = 9
 def reads_acks(subject: bytes) -> bool:
     """Return whether a subscription distinguishes acks of one consumer, so that they cannot share a route.
 
-    ``$JS.ACK.<stream>.<consumer>.>`` and wider ones do not; nor does one with a word where acks have a number.
+    ``$JS.ACK.<stream>.<consumer>.>`` and wider subjects do not distinguish acks. A subject with a word in the place of
+    a number matches none.
     """
     if not subject.startswith((b"$JS.", b"*.")):
         return False

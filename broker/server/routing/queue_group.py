@@ -18,8 +18,8 @@ def assign(group: Sequence[Subscription], count: int, silent: Peer | None,
     """Assign each of ``count`` messages to a member of ``group`` that may still receive it and does not belong to
     ``silent``.
 
-    The shares are as equal as possible, in random order. A member's share is one contiguous run, which costs a third of
-    messages that are picked one by one.
+    The shares are as equal as possible, in random order. A share is contiguous, so that it is delivered as one run, at
+    a third of the cost of messages picked one by one.
     """
     if silent is not None:
         group = [sub for sub in group if sub.peer is not silent]

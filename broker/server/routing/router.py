@@ -6,7 +6,7 @@ messages of many subjects still travel as one run:
     ops   a.1 a.2 a.1 b.7 b.7 b.7        one read's messages
     runs  ───── R1 ── ───── R2 ──        one call for each: R.deliver(ops, start, end, …)
 
-Routes are cached until a subscription that may match comes or goes (routes.py).
+Routes are cached until a subscription that may match is added or removed (routes.py).
 
 This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); connections are ``Peer``s. A message that the
 broker publishes through the router reaches clients at once. It reaches handlers, such as streams, on a later turn of
@@ -150,7 +150,7 @@ class Router:
                 route.call_only_handler(route.sole, ops, start, at, source, now_ns)
             else:
                 if at - start > 1 and source is not None and route.width != 1:
-                    # Without receivers, it takes the reply's to say so.
+                    # A message without receivers needs a lookup of its reply subject, to report that.
                     most = (route.msgs_at_once() if route.width else at - start if not source.wants_no_responders
                             else 1 + _REPLIES_AT_ONCE // (1 + self.subs.count))
                     if at - start > most:

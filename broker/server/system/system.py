@@ -84,8 +84,7 @@ class System:
         """Serve pages by their names.
 
         Args: ``reload`` reads the settings again, then calls its argument with "" or the error; ``streaming`` returns
-        the
-            names of accounts with streams.
+            the names of accounts with streams.
         """
         self._account_pages = account_pages
         for name, page in pages.items():

@@ -17,6 +17,7 @@ from broker.access.accounts import AccountSettings, Permissions, ResponsePermiss
 from broker.base.clock import GuardedClock
 from broker.config.settings import make_settings
 from broker.protocol.subject import matches
+from broker.server.accounts.account import Traffic
 from broker.server.auth.permissions import PublishRules, ReplyPermissions, SubscribeRules
 from broker.server.server import Server
 from tests.harness import NatsServerProcess
@@ -96,9 +97,8 @@ DIALOGUES: dict[str, list[Step]] = {
                                    ("a", b"SUB in 1\r\nPUB no in 1\r\na\r\nPUB foo in 0\r\n\r\n")],
     "trace to what is denied": [
         ("a", connect("nopub", headers=True)), ("b", connect("a2", headers=True)), ("b", b"SUB > 1\r\n"),
-        ("a", traced(b"ok", b"foo") + traced(b"ok", b"bar.x", only=True) + traced(b"ok", b"$NRG.x") + traced(b"ok",
-                                                                                                             b"_GR_.x")
-              + b"PUB ok 1\r\nz\r\n"),
+        ("a", traced(b"ok", b"foo") + traced(b"ok", b"bar.x", only=True) + traced(b"ok", b"$NRG.x")
+              + traced(b"ok", b"_GR_.x") + b"PUB ok 1\r\nz\r\n"),
         ("a", traced(b"ok", b"a..b", only=True) + b"PUB ok 1\r\nz\r\n")],
     "trace to where one may respond": [
         ("a", connect("reply", headers=True)), ("b", connect("a2", headers=True)), ("a", b"SUB foo 1\r\n"),
@@ -325,20 +325,22 @@ async def test_accounts_count_apart() -> None:
     async with running(ACCOUNTS, users=tuple(USERS)) as server, Wire(server.port) as moving, Wire(server.port) as b:
         accounts = {account.name: account for account in server.accounts}
         own, each = server.subscription_count, accounts["A"].subscriptions
+
+        def figures(name: str) -> tuple[Traffic, int, int]:
+            account = accounts[name]
+            return account.traffic(), account.connections, account.subscriptions
+
         assert list(accounts) == ["$G", "$SYS", "A", "B", "ONE"]
         assert accounts["$G"].connections == 2
         b.send(connect("b") + b"SUB > 1\r\nPUB foo 3\r\nabc\r\n")
         await b.settled()
         moving.send(connect("a") + b"SUB > 1\r\nPUB foo 2\r\nab\r\n")
         await moving.settled()
-        assert (accounts["A"].traffic(), accounts["A"].connections, accounts["A"].subscriptions) == ((1, 2, 1, 2), 1,
-                                                                                                     each + 1)
+        assert figures("A") == ((1, 2, 1, 2), 1, each + 1)
         moving.send(connect("b") + b"PUB foo 4\r\nabcd\r\n")
         await moving.settled()
-        assert (accounts["A"].traffic(), accounts["A"].connections, accounts["A"].subscriptions) == ((1, 2, 1, 2), 0,
-                                                                                                     each)
-        assert (accounts["B"].traffic(), accounts["B"].connections, accounts["B"].subscriptions) == ((2, 7, 2, 7), 2,
-                                                                                                     each + 1)
+        assert figures("A") == ((1, 2, 1, 2), 0, each)
+        assert figures("B") == ((2, 7, 2, 7), 2, each + 1)
         rows = [(row["account"], row["authorized_user"]) for row in server.connections()]
         assert rows == [("B", "b"), ("B", "b")]
         moving.writer.close()

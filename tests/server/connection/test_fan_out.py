@@ -75,8 +75,8 @@ async def test_all_receive_all_in_order(servers: list[ServerProcess], subscriber
     subject = b"m" if publisher == "mapped" else b"f"
     block = b"NATS/1.0\r\nA: b\r\n\r\n"
     batch = b"".join(b"PUB %b 1\r\n%d\r\nPUB g 1\r\n%d\r\n" % (subject, i, i) for i in range(5))
-    batch += b"HPUB %b %d %d\r\n%bx\r\nPUB h 1\r\nn\r\nPUB g 3\r\nend\r\n" % (subject, len(block), len(block) + 1,
-                                                                              block)
+    batch += b"HPUB %b %d %d\r\n%bx\r\nPUB h 1\r\nn\r\nPUB g 3\r\nend\r\n" % (
+        subject, len(block), len(block) + 1, block)
     seen = []
     for server in servers:
         async with Wire(server.port) as wide, Wire(server.port) as narrow, Wire(server.port) as source:
@@ -109,8 +109,8 @@ async def test_acknowledgements_to_many_subscriptions(tmp_path: Path) -> None:
     """A stream's answers go to an inbox with 6000 subscriptions; each receives all of them in order."""
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as server, Wire(server.port) as client:
         stream = b'{"name":"S","subjects":["s"]}'
-        client.send(connect("x") + b"SUB made 1\r\nPUB $JS.API.STREAM.CREATE.S made %d\r\n%b\r\n" % (len(stream),
-                                                                                                     stream))
+        client.send(connect("x") + b"SUB made 1\r\n")
+        client.send(b"PUB $JS.API.STREAM.CREATE.S made %d\r\n%b\r\n" % (len(stream), stream))
         await client.until(b'"did_create":true}\r\n')
         client.send(subscriptions(b"r", 10) + b"".join(b"PUB s r 1\r\n%d\r\n" % i for i in range(9)))
         parts: list[bytes] = []
@@ -186,8 +186,8 @@ async def test_deliveries_keep_their_order_when_receivers_leave(tmp_path: Path) 
                 Wire(server.port) as many):
         stream = b'{"name":"S","subjects":["s"]}'
         consumer = b'{"stream_name":"S","config":{"durable_name":"C","deliver_subject":"d","ack_policy":"none"}}'
-        client.send(connect("x") + b"SUB made 1\r\nPUB $JS.API.STREAM.CREATE.S made %d\r\n%b\r\n" % (len(stream),
-                                                                                                     stream))
+        client.send(connect("x") + b"SUB made 1\r\n")
+        client.send(b"PUB $JS.API.STREAM.CREATE.S made %d\r\n%b\r\n" % (len(stream), stream))
         await client.until(b'"did_create":true}\r\n')
         client.send(b"PUB s 2\r\nxx\r\n" * 80 + b"SUB d 10\r\n")
         await client.settled()

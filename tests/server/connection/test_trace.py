@@ -50,8 +50,8 @@ async def test_same_lines_as_the_real_server() -> None:
 async def test_payloads_are_cut_and_one_line_each() -> None:
     """``--max_traced_msg_len`` cuts payloads; line ends and escapes in a payload make no lines of their own."""
     payload = b"[INF] a\r\n\x1b[31mfaked line"
-    say = b'CONNECT {"pass":"hunter\\"2","auth_token":"hunter2"}\r\nPUB foo %d\r\n%s\r\nPING\r\n' % (len(payload),
-                                                                                                     payload)
+    say = b'CONNECT {"pass":"hunter\\"2","auth_token":"hunter2"}\r\nPUB foo %d\r\n%s\r\nPING\r\n' % (
+        len(payload), payload)
     lines = await traced(BrokerProcess, "--max_traced_msg_len", "12", say=say)
     assert r'<<- MSG_PAYLOAD: ["[INF] a\r\n\x1b[3..."]' in lines
     assert '<<- [CONNECT {"pass":"[REDACTED]","auth_token":"[REDACTED]"}]' in lines

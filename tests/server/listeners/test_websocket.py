@@ -291,8 +291,8 @@ async def test_origins_can_be_refused(wanted: dict[str, Any], headers: dict[str,
     (b"GET / HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
      b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\nearly", b"400"),
     *((b"GET / HTTP/1.1\r\n" + hosts + b"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-       b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", b"400") for hosts in (b"Host:\r\n",
-                                                                                     b"Host: x\r\nHost: y\r\n")),
+       b"Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n", b"400")
+      for hosts in (b"Host:\r\n", b"Host: x\r\nHost: y\r\n")),
     (b"GET / HTTP/1.1\r\nX: " + b"x" * 200_000, b"431"),
 ])
 async def test_invalid_handshakes_get_an_http_answer(request_: bytes, status: bytes) -> None:
