@@ -205,7 +205,7 @@ async def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
             await js.add_stream(name=f"S{n}", subjects=[f"s.{n}"])
             await js.add_consumer(f"S{n}", durable_name="C")
         found = [(sample.name, sample.labels) for sample in app.views.samples()]
-        told = {sample.name: sample.value for sample in app.views.samples()}
+        figures = {sample.name: sample.value for sample in app.views.samples()}
         await client.close()
     finally:
         await app.stop()
@@ -216,5 +216,5 @@ async def test_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown("jetblock_stream_messages") == [("B", "S0"), ("B", "S1"), ("B", "S2")]
     assert shown("jetblock_stream_pending_messages") == [("B", "S0"), ("B", "S1")]
     assert shown("jetblock_account_connections") == [("$G",), ("$SYS",)]
-    assert (told["jetblock_streams_not_shown"], told["jetblock_accounts_not_shown"]) == (2, 2)
-    assert (told["jetblock_jetstream_streams"], told["jetblock_jetstream_consumers"]) == (5, 5)
+    assert (figures["jetblock_streams_not_shown"], figures["jetblock_accounts_not_shown"]) == (2, 2)
+    assert (figures["jetblock_jetstream_streams"], figures["jetblock_jetstream_consumers"]) == (5, 5)

@@ -232,15 +232,15 @@ def test_endless_lines_are_not_kept() -> None:
 @pytest.mark.parametrize("tail",
                          [b" 0\r\n\r\n", b"  0\r\n\r\n", b" 4\r\n+ACK\r\n", b"  4\r\n+ACK\r\n", b" 4\r\n-NAK\r\n",
                                   b" _INBOX.x.1 0\r\n\r\n", b" 0\n\r\n", b" 1\r\n\n\r\n"])
-@pytest.mark.parametrize("odd",
+@pytest.mark.parametrize("different",
                          [b"", b"PING\r\n", b"PUB $JS.ACK.S.C.1.9.9.9.9 0\r\n\r\n", b"PUB a 14\r\nPUB $JS.ACK. 0\r\n",
                                  b"PUB\t$JS.ACK.S.C.1.9.9.9.9 0\r\n\r\n", b"PUB $JS.ACK.S.C.1.9.9.9.9 0 \r\n\r\n",
                                  b"PUB $JS.ACK.", b"PUB $JS.ACK.S.C.1.9.9.9.9 0\r\n"])
-def test_bursts_of_acks_equal_single_acks(tail: bytes, odd: bytes) -> None:
+def test_bursts_of_acks_equal_single_acks(tail: bytes, different: bytes) -> None:
     """Many acks in one read take a fast path; whatever else is among them, the result equals that of the slow path."""
     acks = [b"PUB $JS.ACK.S.C.1.%d.%d.1700000000000000000.%d" % (i, i, 100 - i) + tail for i in range(60)]
     for at in (0, 1, 30, 60):
-        data = b"".join(acks[:at]) + odd + b"".join(acks[at:])
+        data = b"".join(acks[:at]) + different + b"".join(acks[at:])
         whole, slow = Parser(), Parser()
         outcome = [_fed(whole, [data]), _fed(slow, [data[i:i + 7] for i in range(0, len(data), 7)])]
         assert outcome[0] == outcome[1]

@@ -53,8 +53,8 @@ async def test_texts_of_errors(name: str, tmp_path: Path) -> None:
         assert ours == theirs
     everything = b"".join(data for transcript in theirs.values() for _, data in transcript)
     for text, steps in group.texts.items():
-        said = b"".join(data for _, data in theirs[text]) if steps else everything
-        assert b"-ERR '%b'\r\n" % text.encode() in said, text
+        received = b"".join(data for _, data in theirs[text]) if steps else everything
+        assert b"-ERR '%b'\r\n" % text.encode() in received, text
 
 
 def test_every_text_is_accounted_for() -> None:

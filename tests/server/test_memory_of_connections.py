@@ -77,10 +77,10 @@ async def settled(before: Counter[str]) -> Counter[str]:
     return more
 
 
-async def visit(port: int, said: bytes, answer: bytes) -> None:
-    """Connect, send ``said``, wait for a part of the answer, and disconnect."""
+async def visit(port: int, sent: bytes, answer: bytes) -> None:
+    """Connect, send ``sent``, wait for a part of the answer, and disconnect."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(said)
+    writer.write(sent)
     async with asyncio.timeout(20):
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             await reader.readuntil(answer) if answer else None
@@ -89,12 +89,12 @@ async def visit(port: int, said: bytes, answer: bytes) -> None:
         await writer.wait_closed()
 
 
-async def compare(server: Server, port: int, said: bytes, answer: bytes) -> None:
-    await visit(port, said, answer)  # the first visit makes objects that stay
+async def compare(server: Server, port: int, sent: bytes, answer: bytes) -> None:
+    await visit(port, sent, answer)  # the first visit makes objects that stay
     await gone(server)
     before = ours()
     for _ in range(COUNT):
-        await visit(port, said, answer)
+        await visit(port, sent, answer)
     await gone(server)
     assert not await settled(before)
 
@@ -107,7 +107,7 @@ async def gone(server: Server) -> None:
 
 
 @pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize(("fields", "said", "answer"), [
+@pytest.mark.parametrize(("fields", "sent", "answer"), [
     pytest.param({}, b"", b"INFO", id="says nothing"),
     pytest.param({}, LOGIN, b"PONG\r\n", id="is a client"),
     pytest.param({"logging.trace": True}, LOGIN, b"PONG\r\n", id="is traced"),
@@ -128,24 +128,24 @@ async def gone(server: Server) -> None:
     pytest.param(PROXY, b"PROXY nonsense\r\n", b"end", id="a wrong PROXY header"),
     pytest.param(PROXY, b"PROXY TCP4 192.0.2.1 198.51.100.1 1 2\r\n" + LOGIN, b"PONG\r\n", id="by a proxy"),
 ])
-async def test_connections_to_the_client_port(fields: dict[str, Any], said: bytes, answer: bytes) -> None:
+async def test_connections_to_the_client_port(fields: dict[str, Any], sent: bytes, answer: bytes) -> None:
     """Clients may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, **fields}))
     await server.start()
     first = await asyncio.open_connection("127.0.0.1", server.port) if "clients.max_connections" in fields else None
     if first is None:
-        await compare(server, server.port, said, answer)
+        await compare(server, server.port, sent, answer)
     else:
         before = ours()
         for _ in range(COUNT):
-            await visit(server.port, said, answer)
+            await visit(server.port, sent, answer)
         assert not await settled(before)
         first[1].close()
     await server.close()
 
 
 @pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize(("fields", "said", "answer"), [
+@pytest.mark.parametrize(("fields", "sent", "answer"), [
     pytest.param({}, b"", b"INFO", id="says nothing"),
     pytest.param({}, b"hello", b"\x16\x03", id="half a handshake"),
     pytest.param({}, b"GET / HTTP/1.1\r\n\r\n", b"end", id="no handshake"),
@@ -156,12 +156,12 @@ async def test_connections_to_the_client_port(fields: dict[str, Any], said: byte
     pytest.param({"tls.handshake_first_ns": 0}, b"hello", b"\x16\x03", id="half a first handshake"),
     pytest.param({"tls.handshake_first_ns": 0}, b"", b"", id="no first handshake"),
 ])
-async def test_connections_to_the_client_port_with_tls(fields: dict[str, Any], said: bytes, answer: bytes,
+async def test_connections_to_the_client_port_with_tls(fields: dict[str, Any], sent: bytes, answer: bytes,
                                                        tls: dict[str, str]) -> None:
     """Handshakes may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, **tls, **fields}))
     await server.start()
-    await compare(server, server.port, hello() if said == b"hello" else said, answer)
+    await compare(server, server.port, hello() if sent == b"hello" else sent, answer)
     await server.close()
 
 
@@ -198,7 +198,7 @@ def frame(data: bytes) -> bytes:
 
 
 @pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize(("fields", "said", "answer"), [
+@pytest.mark.parametrize(("fields", "sent", "answer"), [
     pytest.param({}, b"", b"", id="says nothing"),
     pytest.param({}, b"GET / HT", b"", id="half a request"),
     pytest.param({}, b"GET / HTTP/1.1\r\n\r\n", b"400", id="no upgrade"),
@@ -213,13 +213,13 @@ def frame(data: bytes) -> bytes:
     pytest.param({"websocket.same_origin": True}, REQUEST + b"Origin: http://other\r\n\r\n", b"403",
                  id="another origin"),
 ])
-async def test_connections_to_the_websocket_port(fields: dict[str, Any], said: bytes, answer: bytes) -> None:
+async def test_connections_to_the_websocket_port(fields: dict[str, Any], sent: bytes, answer: bytes) -> None:
     """Upgrades may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "websocket.host": "127.0.0.1",
                                    "websocket.port": -1, "websocket.no_tls": True, **fields}))
     await server.start()
     assert server.websocket is not None
-    await compare(server, server.websocket.port, said, answer)
+    await compare(server, server.websocket.port, sent, answer)
     await server.close()
 
 
@@ -258,15 +258,15 @@ async def test_a_websocket_client(sent: bytes) -> None:
 
 
 @pytest.mark.usefixtures("uncollected")
-@pytest.mark.parametrize(("said", "answer"), [
+@pytest.mark.parametrize(("sent", "answer"), [
     pytest.param(b"", b"", id="says nothing"), pytest.param(b"hello", b"\x16\x03", id="half a handshake"),
     pytest.param(b"GET / HTTP/1.1\r\n\r\n", b"HTTP", id="no handshake")])
-async def test_connections_to_the_websocket_port_with_tls(said: bytes, answer: bytes, tls: dict[str, str]) -> None:
+async def test_connections_to_the_websocket_port_with_tls(sent: bytes, answer: bytes, tls: dict[str, str]) -> None:
     """Handshakes may stop at any step."""
     server = Server(make_settings({"clients.host": "127.0.0.1", "clients.port": -1, "websocket.host": "127.0.0.1",
                                    "websocket.port": -1,
                                    **{f"websocket.{name}": value for name, value in tls.items()}}))
     await server.start()
     assert server.websocket is not None
-    await compare(server, server.websocket.port, hello() if said == b"hello" else said, answer)
+    await compare(server, server.websocket.port, hello() if sent == b"hello" else sent, answer)
     await server.close()

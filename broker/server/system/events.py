@@ -24,12 +24,12 @@ from typing import Any, Final
 
 from broker.access.accounts import DEFAULT_ACCOUNT
 from broker.base.clock import Clock
+from broker.base.gojson.encoding import marshal
 from broker.base.gotime import format_time
 from broker.server.accounts.account import Account
 from broker.server.connection.client import Client
 from broker.server.connection.statistics import identity, token_fields
 from broker.server.routing.router import Router
-from broker.server.system.requests import compact
 
 __all__ = ["Events", "connections_event"]
 
@@ -109,7 +109,7 @@ class Events:
         self.flush()
         subject = f"$SYS.SERVER.{self._server_id}.{what}".encode()
         if self._router.interest(subject):
-            self._router.publish(subject, b"", 0, compact(self._server()))
+            self._router.publish(subject, b"", 0, marshal(self._server()))
 
     def _ended(self, client: Client, reason: str) -> dict[str, Any]:
         shown = _shown(client) | {"stop": format_time(client.stopped_at_ns or self._clock.now_ns())}
@@ -124,7 +124,7 @@ class Events:
     def _put(self, router: Router, subject: bytes, event: dict[str, Any]) -> None:
         if not self._queue:
             self._call_soon(self.flush)
-        self._queue.append((router, subject, compact(event)))
+        self._queue.append((router, subject, marshal(event)))
 
 
 def _shown(client: Client) -> dict[str, Any]:

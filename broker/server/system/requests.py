@@ -22,7 +22,7 @@ from broker.protocol.run import Msg
 from broker.server.routing.router import Router
 from broker.server.system.selection import Selection, members_of
 
-__all__ = ["BAD_REQUEST", "Handler", "Request", "RequestError", "Requests", "Unanswered", "compact"]
+__all__ = ["BAD_REQUEST", "Handler", "Request", "RequestError", "Requests", "Unanswered"]
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class Request:
     def answer_in_steps(self, data: object) -> Generator[None, None, None]:
         """Do what ``answer`` does, in steps, and free the rows of ``data``, which may list a million subscriptions."""
         parts = [self._requests.enveloped(data=None).removesuffix(b"null}")]
-        yield from _compact_in_steps(data, parts)
+        yield from _marshal_in_steps(data, parts)
         parts.append(b"}")
         body = b"".join(parts)
         yield
@@ -159,7 +159,7 @@ class Requests:
 
     def enveloped(self, **fields: object) -> bytes:
         """Return an answer: this server's description, and ``fields``."""
-        return compact({"server": self._identity(), **fields})
+        return marshal({"server": self._identity(), **fields})
 
     def _put(self, handler: Handler, request: Request) -> None:
         # A request may list a million subscriptions: other work has its turn in between, and the requester must wait.
@@ -196,19 +196,14 @@ class Requests:
                 self._call_soon(self._turn)
 
 
-def compact(value: object) -> bytes:
-    """Encode JSON as Go does."""
-    return marshal(value)
-
-
-def _compact_in_steps(value: object, parts: list[bytes]) -> Generator[None, None, None]:
-    """Append ``compact(value)`` to ``parts``, in steps if dictionaries contain long lists; those lists lose their
+def _marshal_in_steps(value: object, parts: list[bytes]) -> Generator[None, None, None]:
+    """Append ``marshal(value)`` to ``parts``, in steps if dictionaries contain long lists; those lists lose their
     rows."""
     if isinstance(value, dict) and value:
         between = b"{"
         for name, member in value.items():
-            parts += (between, compact(str(name)), b":")
-            yield from _compact_in_steps(member, parts)
+            parts += (between, marshal(str(name)), b":")
+            yield from _marshal_in_steps(member, parts)
             between = b","
         parts.append(b"}")
     elif isinstance(value, list) and (len(value) > _ROWS or any(isinstance(row, dict) and _long(row) for row in value)):
@@ -216,16 +211,16 @@ def _compact_in_steps(value: object, parts: list[bytes]) -> Generator[None, None
         for at, row in enumerate(value):
             parts.append(between)
             if isinstance(row, dict) and _long(row):
-                yield from _compact_in_steps(row, parts)
+                yield from _marshal_in_steps(row, parts)
             else:
-                parts.append(compact(row))
+                parts.append(marshal(row))
             value[at] = None  # freeing all rows at once would take as long again
             between = b","
             if at % _ROWS == _ROWS - 1:
                 yield
         parts.append(b"]")
     else:
-        parts.append(compact(value))
+        parts.append(marshal(value))
 
 
 def _long(row: dict[str, object]) -> bool:

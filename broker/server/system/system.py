@@ -22,13 +22,14 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from broker.base.clock import Clock
+from broker.base.gojson.encoding import marshal
 from broker.config.settings import Settings
 from broker.server.accounts.account import Account
 from broker.server.accounts.directory import Accounts
 from broker.server.connection.client import Client
 from broker.server.system import statsz, user_info
 from broker.server.system.events import Events
-from broker.server.system.requests import Handler, Request, RequestError, Requests, compact
+from broker.server.system.requests import Handler, Request, RequestError, Requests
 from broker.server.system.selection import Selection
 
 __all__ = ["AccountPage", "Page", "Steps", "System"]
@@ -127,7 +128,7 @@ class System:
 
     def _idz(self, request: Request) -> None:
         host = self._host
-        request.send(compact({"name": host.server_name, "host": host.settings.clients.host or "0.0.0.0",
+        request.send(marshal({"name": host.server_name, "host": host.settings.clients.host or "0.0.0.0",
                               "id": host.server_id}))
 
     def _stats(self, request: Request) -> None:
@@ -188,7 +189,7 @@ class System:
         name = request.token(3)
         account = self._host.accounts.get(name)
         if account is not None and account.connections and request.members().get("acc", name) == name:
-            request.send(compact(self.events.connections(account)))
+            request.send(marshal(self.events.connections(account)))
 
     # Accounts
 

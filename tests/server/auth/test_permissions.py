@@ -82,7 +82,7 @@ DIALOGUES: dict[str, list[Step]] = {
                         ("a", b"PUB foo 1\r\na\r\nPUB bar.x 1\r\nb\r\nPUB bar 1\r\nc\r\nPUB bar.x.y 1\r\nd\r\n")],
     "publish, denied of the allowed": [("a", connect("some")), ("a", b"SUB > 1\r\n"),
                                        ("a", b"PUB foo.ok 1\r\na\r\nPUB foo.bad 1\r\nb\r\nPUB bar 1\r\nc\r\n")],
-    "publish to odd subjects": [
+    "publish to unusual subjects": [
         ("a", connect("pub")),
         ("a", b'PUB a"b 0\r\n\r\nPUB a\xffb 0\r\n\r\nPUB foo..x 0\r\n\r\nPUB bar.* 0\r\n\r\nPUB baz.> 0\r\n\r\n')],
     "publish with a reserved reply": [
@@ -251,7 +251,8 @@ async def test_violations_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFi
     """The log lines are nats-server's, since people search for these."""
     path = tmp_path / "nats.conf"
     path.write_text(configuration(USERS, ACCOUNTS))
-    steps = [*DIALOGUES["publish to odd subjects"], ("b", connect("queue")), ("b", b"SUB bar 1\r\nSUB bar v2 2\r\n"),
+    steps = [*DIALOGUES["publish to unusual subjects"], ("b", connect("queue")),
+             ("b", b"SUB bar 1\r\nSUB bar v2 2\r\n"),
              ("c", connect("pub")), ("c", b"PUB foo _R_.a 1\r\na\r\n"), ("d", connect("web"), END),
              ("e", connect("one")), ("f", connect("one"), END)]
     form = re.compile(r"cid:\d+ - (.*(?:Violation|error|exceeded).*)")

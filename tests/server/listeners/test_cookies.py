@@ -57,8 +57,8 @@ async def user_of(server: ServerProcess, lines: list[str]) -> str:
             raise
         return ""
     try:
-        told = await client.request("$SYS.REQ.USER.INFO", b"", timeout=30)
-        return str(json.loads(told.data)["data"]["user"])
+        answer = await client.request("$SYS.REQ.USER.INFO", b"", timeout=30)
+        return str(json.loads(answer.data)["data"]["user"])
     finally:
         await client.close()
 

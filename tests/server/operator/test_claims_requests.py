@@ -328,8 +328,8 @@ async def test_many_updates_at_once(tmp_path: Path) -> None:
     config = write(tmp_path, directory(tmp_path, A=tokens.account("A")))
     async with BrokerProcess("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin:
         many = [tokens.account("A", tags=[str(i)]) for i in range(100)]
-        said = await asyncio.gather(*(ask(admin, UPDATE, token) for token in many))
-        assert {one["data"]["message"] for one in said} == {"jwt updated"}
+        replies = await asyncio.gather(*(ask(admin, UPDATE, token) for token in many))
+        assert {one["data"]["message"] for one in replies} == {"jwt updated"}
         assert (await admin.request(f"$SYS.REQ.ACCOUNT.{A}.CLAIMS.LOOKUP", timeout=30)).data == many[-1].encode()
         with pytest.raises(nats.errors.Error):
             async with connected(server, tokens.user("u", "B")):

@@ -155,8 +155,8 @@ async def test_accepted_logins(process: type[ServerProcess], tmp_path: Path) -> 
                 sent += [token.rpartition(".")[2], json.loads(connect[8:])["sig"]]
                 wire.send(connect + b"PING\r\n")
                 # The real server closes a client without subscriptions a little later.
-                said = await (wire.until(b"\r\n") if wanted == OK else wire.end())
-            assert said == wanted or said.replace(OK, b"") == wanted, case
+                output = await (wire.until(b"\r\n") if wanted == OK else wire.end())
+            assert output == wanted or output.replace(OK, b"") == wanted, case
         for connect in (b"CONNECT {}\r\n", b'CONNECT {"user":"u","pass":"p"}\r\n', b'CONNECT {"jwt":"x.y.z"}\r\n',
                         b"PING\r\n",
                         b'CONNECT {"jwt":"%s"}\r\n' % ACCOUNTS["A"].encode()):
@@ -273,10 +273,10 @@ async def test_a_user_without_room_for_subscriptions_is_served_until_it_is_close
         for most in (0, -5):
             async with Wire(server.port) as wire:
                 wire.send(tokens.connect(wire.info, tokens.user(subs=most)) + b"SUB a 1\r\nSUB b 2\r\nPING\r\n")
-                said = await wire.end()
-                assert said.count(b"-ERR 'maximum subscriptions exceeded'\r\n") == 3
-                assert said.count(OK) == 1
-                assert len(said) == len(OK) + 3 * len(b"-ERR 'maximum subscriptions exceeded'\r\n")
+                output = await wire.end()
+                assert output.count(b"-ERR 'maximum subscriptions exceeded'\r\n") == 3
+                assert output.count(OK) == 1
+                assert len(output) == len(OK) + 3 * len(b"-ERR 'maximum subscriptions exceeded'\r\n")
 
 
 @pytest.mark.shows("auth.expiry")
@@ -291,12 +291,12 @@ async def test_a_user_expires(process: type[ServerProcess], tmp_path: Path) -> N
     for seconds in (3, 7, 14, 28):  # a busy machine may need more time to start the server, or to read a token
         accounts = {"A": ACCOUNTS["A"], "short": tokens.account("short", exp=int(time.time()) + seconds + 1)}
         async with process("-c", config(tmp_path, tokens.configuration(accounts)), monitor=False) as server:
-            said = await asyncio.gather(answer_to(tokens.user(exp=int(time.time()) + seconds)), answer_to(
+            output = await asyncio.gather(answer_to(tokens.user(exp=int(time.time()) + seconds)), answer_to(
                 tokens.user(times=around(3600 - seconds), times_location="UTC")), answer_to(tokens.user(of="short")))
             assert await answer_to(tokens.user(of="short")) == REFUSED
-        if REFUSED not in said:
+        if REFUSED not in output:
             break
-    assert said == [OK + b"-ERR '%b Authentication Expired'\r\n" % whose for whose in (b"User", b"User", b"Account")]
+    assert output == [OK + b"-ERR '%b Authentication Expired'\r\n" % whose for whose in (b"User", b"User", b"Account")]
 
 
 @BOTH

@@ -87,17 +87,17 @@ async def two(server: ServerProcess) -> AsyncIterator[tuple[Wire, Wire]]:
 
 async def arrives(a: Wire, b: Wire, kind: str, sent: str, got: str) -> bool:
     """Return whether B receives a message of A's stream, or A receives B's request and B the response."""
-    asked, heard = (b, a) if kind == "service" else (a, b)
-    heard.send(f"SUB {got if kind == 'service' else '>'} 1\r\n".encode())
-    await heard.settled()
-    asked.send(f"SUB back 2\r\nPUB {sent} back 0\r\n\r\n".encode())
-    await asked.settled()
-    found = re.search(rf"MSG {re.escape(got)} 1 (\S+) 0\r", (await heard.settled()).decode())
+    sender, receiver = (b, a) if kind == "service" else (a, b)
+    receiver.send(f"SUB {got if kind == 'service' else '>'} 1\r\n".encode())
+    await receiver.settled()
+    sender.send(f"SUB back 2\r\nPUB {sent} back 0\r\n\r\n".encode())
+    await sender.settled()
+    found = re.search(rf"MSG {re.escape(got)} 1 (\S+) 0\r", (await receiver.settled()).decode())
     if found is not None and kind == "service":
-        heard.send(f"PUB {found[1]} 0\r\n\r\n".encode())
-        await heard.settled()
-        assert b"MSG back 2 0\r\n" in await asked.settled()
-    for wire, sid in ((heard, 1), (asked, 2)):
+        receiver.send(f"PUB {found[1]} 0\r\n\r\n".encode())
+        await receiver.settled()
+        assert b"MSG back 2 0\r\n" in await sender.settled()
+    for wire, sid in ((receiver, 1), (sender, 2)):
         wire.send(f"UNSUB {sid}\r\n".encode())
         await wire.settled()
     return found is not None
@@ -112,8 +112,8 @@ async def test_imports(process: type[ServerProcess], tmp_path: Path) -> None:
     async with (process("-c", config, monitor=False) as server, connected(server, ADMIN, "admin") as admin,
                 two(server) as (a, b)):
         for case, (row, sent, got, wanted) in IMPORTS.items():
-            said = await ask(admin, UPDATE, tokens.account("B", imports=[row]))
-            assert said["data"]["message"] == "jwt updated", case
+            answer = await ask(admin, UPDATE, tokens.account("B", imports=[row]))
+            assert answer["data"]["message"] == "jwt updated", case
             assert await arrives(a, b, row["type"], sent, got) is wanted, case
 
 

@@ -458,11 +458,11 @@ def test_pub_acks_are_exact(router: Router, also: bytes | None, blank: bool) -> 
 
 
 @pytest.mark.parametrize("also", [None, b">", b"_INBOX.me.3", b"_INBOX.*.4"])
-@pytest.mark.parametrize("odd", [b"", b"_INBOX.me.", b"_INBOX.me.1.2", b"other.1"])
-def test_pub_acks_of_many_streams_are_exact(also: bytes | None, odd: bytes) -> None:
+@pytest.mark.parametrize("different", [b"", b"_INBOX.me.", b"_INBOX.me.1.2", b"other.1"])
+def test_pub_acks_of_many_streams_are_exact(also: bytes | None, different: bytes) -> None:
     """PubAcks with different prefixes and numbers equal as many single publishes, for any subscribers."""
     acks: list[bytes | int] = []
-    for i, reply in enumerate([*replies(5), odd, *replies(3)] if odd else replies(8)):
+    for i, reply in enumerate([*replies(5), different, *replies(3)] if different else replies(8)):
         acks += (reply, b'{"stream":"S%d%%","seq":' % i, 10 ** (i % 3) - i % 2)
     outcomes = []
     for batched in (True, False):
@@ -561,9 +561,9 @@ def test_watches(router: Router) -> None:
 
     Subscriptions with wildcards, or of another queue group, do not matter to it.
     """
-    told: list[tuple[str, bool]] = []
-    plain = router.watch_interest(b"d.1", b"", lambda now: told.append(("plain", now)))
-    group = router.watch_interest(b"d.1", b"q", lambda now: told.append(("q", now)))
+    changes: list[tuple[str, bool]] = []
+    plain = router.watch_interest(b"d.1", b"", lambda now: changes.append(("plain", now)))
+    group = router.watch_interest(b"d.1", b"q", lambda now: changes.append(("q", now)))
     peer = FakePeer(router)
     wildcard = peer.sub(b"d.*", b"1")
     peer.sub(b"d.*", b"2", queue=b"q")
@@ -578,23 +578,23 @@ def test_watches(router: Router) -> None:
     router.remove(literal)
     router.remove(member)
     peer.sub(b"e.1", b"6")
-    assert told == [("plain", True), ("q", True), ("plain", False), ("q", False)]
+    assert changes == [("plain", True), ("q", True), ("plain", False), ("q", False)]
     plain.cancel()
     group.cancel()
     peer.sub(b"d.1", b"7", queue=b"q")
-    assert len(told) == 4
+    assert len(changes) == 4
     assert not router._watches
 
 
 def test_a_watched_subject_with_many_subscriptions(router: Router) -> None:
     """Adding or removing one of them examines no others, so that thousands of them cost no more than elsewhere."""
-    told: list[bool] = []
-    router.watch_interest(b"d", b"", told.append)
+    changes: list[bool] = []
+    router.watch_interest(b"d", b"", changes.append)
     peer = FakePeer(router)
     router.outward.work = 0
     for sub in [peer.sub(b"d", b"%d" % sid) for sid in range(1000)]:
         router.remove(sub)
-    assert told == [True, False]
+    assert changes == [True, False]
     assert not router.outward.work
 
 
@@ -603,16 +603,16 @@ def test_watches_are_notified_later() -> None:
     reported."""
     later = Later()
     router = Router(ManualClock(), random.Random(1), later)
-    told: list[bool] = []
-    watch = router.watch_interest(b"d", b"", told.append)
+    changes: list[bool] = []
+    watch = router.watch_interest(b"d", b"", changes.append)
     peer = FakePeer(router)
     sub = peer.sub(b"d")
     assert watch.interested
-    assert not told
+    assert not changes
     router.remove(sub)
     assert not watch.interested
     later.turn()
-    assert told == []
+    assert changes == []
 
 
 @pytest.mark.parametrize("queue", [b"", b"q"])

@@ -198,12 +198,12 @@ async def test_many_importers() -> None:
     async with running(streams, **LOGINS) as server, AsyncExitStack() as stack:
         theirs = await stack.enter_async_context(Wire(server.port))
         theirs.send((CONNECT % ("a", "a")).encode())
-        crowd = [await stack.enter_async_context(Wire(server.port)) for _ in range(20)]
-        for at, wire in enumerate(crowd):
+        wires = [await stack.enter_async_context(Wire(server.port)) for _ in range(20)]
+        for at, wire in enumerate(wires):
             wire.send(b"%bSUB a.ev.* 1\r\n" % (CONNECT % ("b", "b")).encode() + (b"UNSUB 1 2\r\n" if at % 2 else b""))
             await wire.settled()
         theirs.send(b"".join(b"PUB ev.%d 1\r\n%d\r\n" % (at, at) for at in range(3)))
         await theirs.settled()
-        for at, wire in enumerate(crowd):
+        for at, wire in enumerate(wires):
             wanted = b"".join(b"MSG a.ev.%d 1 1\r\n%d\r\n" % (one, one) for one in range(2 if at % 2 else 3))
             assert (await wire.settled()).startswith(wanted + b"PONG")

@@ -149,7 +149,7 @@ DIALOGUES: dict[str, list[Step]] = {
     "a response that is a request": [
         INBOX, ("a", b"SUB req.* 1\r\nSUB _INBOX.a 2\r\n"), ("b", b"PUB api.u _INBOX.1 2\r\nhi\r\n"),
         ("a", b"PUB {R} _INBOX.a 3\r\nand\r\n"), ("b", b"PUB {R} 4\r\nthen\r\n")],
-    "requests in a crowd": [
+    "many requests at once": [
         INBOX, ("a", b"SUB req.* 1\r\n"),
         ("b",
          b"".join(b"PUB api.u%d _INBOX.%d 1\r\nx\r\n" % (i, i) for i in range(20)) + b"PUB none _INBOX.n 0\r\n\r\n")],
@@ -239,7 +239,7 @@ DIALOGUES: dict[str, list[Step]] = {
          b"PUB left.abcdef 1\r\nx\r\nPUB split.a-b-c 1\r\nx\r\nPUB cut.abcdef 1\r\nx\r\nPUB slice.abcde 1\r\nx\r\n"),
         ("m", b"PUB none 1\r\nx\r\nPUB lost 1\r\nx\r\nPUB all 1\r\nx\r\nPUB clustered 1\r\nx\r\n"),
         ("m", b"PUB loop.a 1\r\nx\r\nPUB loop.b 1\r\nx\r\n")],
-    "no responders are told of the mapped subject": [
+    "no responders name the mapped subject": [
         ("m", b"SUB _INBOX.> 1\r\n"),
         ("m", b"PUB plain _INBOX.1 1\r\nx\r\nPUB other _INBOX.1 1\r\nx\r\nPUB lost _INBOX.1 1\r\nx\r\n")],
     "the source has no subscribers": [("m", b"SUB plain 1\r\nSUB to.plain 2\r\n"), ("m", b"PUB plain 1\r\nx\r\n")],

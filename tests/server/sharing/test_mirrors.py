@@ -41,8 +41,8 @@ async def test_imports_come_and_go(tmp_path: Path) -> None:
         async with asyncio.timeout(30):
             while True:
                 info = await client.jetstream().stream_info("M")
-                said = info.mirror.error["description"] if info.mirror.error else ""
-                if info.state.last_seq == last_seq and (error in said if error else not said):
+                cause = info.mirror.error["description"] if info.mirror.error else ""
+                if info.state.last_seq == last_seq and (error in cause if error else not cause):
                     return
                 await asyncio.sleep(0.01)
 

@@ -68,8 +68,8 @@ async def _play(port: int, wait: float) -> list[Any]:
     clients = {name: await nats.connect(f"nats://{name}:{name}@127.0.0.1:{port}", name=name) for name in "abc"}
     await clients["a"].jetstream().add_stream(name="JS", subjects=["js.>"])
     await clients["b"].jetstream().add_stream(name="GOT", subjects=["got.>"])
-    heard = [await clients["a"].subscribe(subject) for subject in ("open.*", "closed", "target", "ev.*")]
-    heard += [await clients["b"].subscribe("got.*", queue="q"), await clients["b"].subscribe("got.open")]
+    receivers = [await clients["a"].subscribe(subject) for subject in ("open.*", "closed", "target", "ev.*")]
+    receivers += [await clients["b"].subscribe("got.*", queue="q"), await clients["b"].subscribe("got.open")]
     traces = {name: await client.subscribe("trace.*") for name, client in clients.items()}
     traces["outer"] = await clients["b"].subscribe("outer.b")
     for client in clients.values():
@@ -84,7 +84,7 @@ async def _play(port: int, wait: float) -> list[Any]:
         stored = [await inbox.next_msg(timeout=30)] if is_stored else []
         for other in clients.values():
             await other.flush()
-        received = [[(msg.subject, msg.data) for msg in await _received(one)] for one in heard]
+        received = [[(msg.subject, msg.data) for msg in await _received(one)] for one in receivers]
         replies = [(msg.headers or {}).get("Status") for msg in [*stored, *await _received(inbox)]]
         played.append(((user, subject, headers), events, received, replies))
     for client in clients.values():
