@@ -16,21 +16,21 @@ def healthz(views: Views, options: HealthzOptions) -> dict[str, Any]:
     ``live`` asks only for an answer, which shows that the broker's event loop works.
     """
     if options.live:
-        return _well()
+        return _ok()
     if options.stream and not options.account:
-        return _ill(options, 400, "error", "BAD_REQUEST", '"account" must not be empty when checking stream health')
+        return _failed(options, 400, "error", "BAD_REQUEST", '"account" must not be empty when checking stream health')
     if options.consumer and not options.stream:
-        return _ill(options, 400, "error", "BAD_REQUEST", '"stream" must not be empty when checking consumer health')
+        return _failed(options, 400, "error", "BAD_REQUEST", '"stream" must not be empty when checking consumer health')
     health = views.health()
     if not health.serving:
-        return _ill(options, 503, health.status, "CONNECTION", health.error)
+        return _failed(options, 503, health.status, "CONNECTION", health.error)
     if options.js_server_only:
-        return _well()
+        return _ok()
     if health.status != "ok":
-        return _ill(options, 503, health.status, "JETSTREAM", health.error)
+        return _failed(options, 503, health.status, "JETSTREAM", health.error)
     jetstream = views.jetstream()
     if jetstream is None or options.js_enabled_only or options.js_enabled:
-        return _well()
+        return _ok()
     return _assets(jetstream, options)
 
 
@@ -47,7 +47,7 @@ def _assets(jetstream: JetStreamView, options: HealthzOptions) -> dict[str, Any]
     if errors:
         return {"status": "unavailable", "status_code": 503, "error": errors[0]["error"]}
     if not options.account:
-        return _well()
+        return _ok()
     name, stream, consumer = wanted["account"], wanted["stream"], wanted["consumer"]
     account = next((found for found in jetstream.accounts if found.name == name), None)
     kind = ""
@@ -59,17 +59,17 @@ def _assets(jetstream: JetStreamView, options: HealthzOptions) -> dict[str, Any]
         kind = "CONSUMER"
         why = f'JetStream consumer "{consumer}" not found for stream "{stream}" on account "{name}"'
     if not kind:
-        return _well()
+        return _ok()
     named = dict(list(wanted.items())[:1 + ("ACCOUNT", "STREAM", "CONSUMER").index(kind)])
-    return _ill(options, 404, "unavailable", kind, why, named)
+    return _failed(options, 404, "unavailable", kind, why, named)
 
 
-def _well() -> dict[str, Any]:
+def _ok() -> dict[str, Any]:
     return {"status": "ok", "status_code": 200}
 
 
-def _ill(options: HealthzOptions, code: int, status: str, kind: str, why: str,
-         named: dict[str, str] | None = None) -> dict[str, Any]:
+def _failed(options: HealthzOptions, code: int, status: str, kind: str, why: str,
+            named: dict[str, str] | None = None) -> dict[str, Any]:
     if options.details:
         return {"status": "error", "status_code": code, "errors": [{"type": kind, **(named or {}), "error": why}]}
     return {"status": status, "status_code": code, **({"error": why} if why else {})}

@@ -97,7 +97,9 @@ class _Pages:
         if exchange is not None:
             exchange.answer_made()
         body = response.body
-        return await _in_parts(request, response, body) if isinstance(body, bytes) and len(body) > _LARGE else response
+        if isinstance(body, bytes) and len(body) > _LARGE:
+            return await _send_in_parts(request, response, body)
+        return response
 
     async def _page(self, request: web.BaseRequest) -> web.Response:
         path = request.path
@@ -135,7 +137,7 @@ class _Pages:
         return _not_found()
 
 
-def _emptied(page: dict[str, Any]) -> Generator[None, None, None]:
+def _free_rows(page: dict[str, Any]) -> Generator[None, None, None]:
     """Free a page's rows in steps: freeing a million at once takes a tenth of a second."""
     lists = [member for member in page.values() if isinstance(member, list)]
     while lists:
@@ -147,7 +149,7 @@ def _emptied(page: dict[str, Any]) -> Generator[None, None, None]:
             yield
 
 
-async def _in_parts(request: web.BaseRequest, whole: web.Response, body: bytes) -> web.StreamResponse:
+async def _send_in_parts(request: web.BaseRequest, whole: web.Response, body: bytes) -> web.StreamResponse:
     """Send a long response in parts, since each write copies the bytes that the socket does not accept."""
     response = web.StreamResponse(status=whole.status, headers=whole.headers)
     response.content_length = len(body)
@@ -180,7 +182,7 @@ def _response_in_steps(endpoint: Endpoint, views: Views, options: Any,
     while some := list(islice(texts, _TEXTS_ENCODED)):
         parts.append(escaped("".join(some).encode(errors="replace")))
         yield
-    yield from _emptied(page)
+    yield from _free_rows(page)
     return _response(b"".join(parts), callback)
 
 

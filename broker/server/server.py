@@ -336,12 +336,12 @@ class Server:
         self._last_cid += 1
         return self._last_cid
 
-    def made(self) -> None:
+    def count_opened(self) -> None:
         """Count an open connection."""
         self._transports += 1
         self._silent.clear()
 
-    def lost(self) -> None:
+    def count_closed(self) -> None:
         """Count a closed connection, whose output was all written or dropped."""
         self._transports -= 1
         if not self._transports:
@@ -358,7 +358,7 @@ class Server:
         self._no_clients.clear()
         return ""
 
-    def left(self, client: Client) -> None:
+    def remove_client(self, client: Client) -> None:
         """Remove ``client``, which is closing; keep its counts and its last row."""
         client.account.leave(client)
         if self.clients.pop(client.cid, None) is not None:

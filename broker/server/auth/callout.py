@@ -171,10 +171,10 @@ class CalloutAuthenticator:
         base = self._chain.decide(credentials)
         if base is not None and not isinstance(base, Login | Refusal):
             return _Callout(self._begin, credentials, base)
-        decided = self._as_it_is(base or Refusal(), credentials)
+        decided = self._decision_without_service(base or Refusal(), credentials)
         return decided if decided is not None else _Callout(self._begin, credentials, base or Refusal())
 
-    def _as_it_is(self, base: Login | Refusal, credentials: Credentials) -> Login | Refusal | None:
+    def _decision_without_service(self, base: Login | Refusal, credentials: Credentials) -> Login | Refusal | None:
         """Return the decision if the service is not asked; None if it is."""
         settings = self._settings
         if base is REQUIRED:
@@ -182,21 +182,25 @@ class CalloutAuthenticator:
         account = base.account if isinstance(base, Login) else DEFAULT_ACCOUNT
         if account != DEFAULT_ACCOUNT and settings.allowed_accounts and account not in settings.allowed_accounts:
             return base
-        return self._own(base) if _user_id(base, credentials) in settings.auth_users else None
+        return self._forbid_asking(base) if _user_id(base, credentials) in settings.auth_users else None
 
-    def _own(self, base: Login | Refusal) -> Login | Refusal:
+    def _forbid_asking(self, base: Login | Refusal) -> Login | Refusal:
         """Remove the permission to ask the service from users in its account."""
         return without_asking(base) if isinstance(base, Login) and base.account == self._settings.account else base
 
     def _begin(self, base: Login | Refusal, credentials: Credentials, waiter: Waiter) -> Callable[[], None] | None:
         settings = self._settings
-        decided = self._as_it_is(base, credentials)
+        decided = self._decision_without_service(base, credentials)
         if decided is not None:
             waiter.check_done(decided)
             return None
         service = _Service(settings.account, settings.xkey, settings.issuer)
-        return _asked(self._callouts, service, credentials, base, waiter,
-                      lambda response, user, sealed, done: done(self._own(self._login(response, user, sealed))))
+
+        def decide(response: ResponseClaims, user: UserClaims, sealed: bool,
+                   done: Callable[[Login | Refusal], None]) -> None:
+            done(self._forbid_asking(self._login(response, user, sealed)))
+
+        return _ask_service(self._callouts, service, credentials, base, waiter, decide)
 
     def _login(self, response: ResponseClaims, user: UserClaims, sealed: bool) -> Login:
         settings = self._settings
@@ -232,10 +236,10 @@ class OperatorCalloutAuthenticator:
         base = self._chain.decide(credentials)
         if base is not None and not isinstance(base, Login | Refusal):
             return _Callout(self._begin, credentials, base)
-        decided = self._as_it_is(base or Refusal())
+        decided = self._decision_without_service(base or Refusal())
         return decided if decided is not None else _Callout(self._begin, credentials, base or Refusal())
 
-    def _as_it_is(self, base: Login | Refusal) -> Login | Refusal | None:
+    def _decision_without_service(self, base: Login | Refusal) -> Login | Refusal | None:
         """Return the decision if no service is asked; None if one is."""
         account = self._delegating(base)
         if account is None or not isinstance(base, Login):
@@ -249,7 +253,7 @@ class OperatorCalloutAuthenticator:
         return account if account is not None and account.claims.authorization.enabled else None
 
     def _begin(self, base: Login | Refusal, credentials: Credentials, waiter: Waiter) -> Callable[[], None] | None:
-        decided, account = self._as_it_is(base), self._delegating(base)
+        decided, account = self._decision_without_service(base), self._delegating(base)
         if decided is not None or account is None:
             waiter.check_done(decided or base)
             return None
@@ -258,7 +262,7 @@ class OperatorCalloutAuthenticator:
 
         def decide(response: ResponseClaims, user: UserClaims, sealed: bool,
                    done: Callable[[Login | Refusal], None]) -> None:
-            if not sealed and not _comes_from(response, account):
+            if not sealed and not _is_signed_for(response, account):
                 raise CalloutError("Auth callout signing key is unknown")
             if (user.account != name and user.account not in external.allowed_accounts
                     and external.allowed_accounts != (ANY,)):
@@ -270,7 +274,7 @@ class OperatorCalloutAuthenticator:
 
             self._accounts.fetch(user.account, found)
 
-        return _asked(self._callouts, _Service(name, external.xkey, name), credentials, base, waiter, decide)
+        return _ask_service(self._callouts, _Service(name, external.xkey, name), credentials, base, waiter, decide)
 
     def _login(self, user: UserClaims, target: ClaimAccount | None, service: ClaimAccount) -> Login | Refusal:
         name = service.claims.subject
@@ -327,8 +331,8 @@ _Decide = Callable[[ResponseClaims, UserClaims, bool, Callable[[Login | Refusal]
 """Decides about a well-formed response; the flag: the response was sealed. Raises: CalloutError."""
 
 
-def _asked(callouts: Callouts, service: _Service, credentials: Credentials, base: Login | Refusal, waiter: Waiter,
-           decide: _Decide) -> Callable[[], None]:
+def _ask_service(callouts: Callouts, service: _Service, credentials: Credentials, base: Login | Refusal, waiter: Waiter,
+                 decide: _Decide) -> Callable[[], None]:
     """Ask the service, and pass ``waiter`` the decision. Returns: a function that cancels the request."""
     user = KeyPair(USER, secrets.token_bytes(32)).public
     cancelled = False
@@ -344,7 +348,7 @@ def _asked(callouts: Callouts, service: _Service, credentials: Credentials, base
             done(Refusal(f'Authorization callout response not received in time on account "{service.account}"'))
             return
         try:
-            text, sealed = _opened(answer, service, callouts)
+            text, sealed = _open_answer(answer, service, callouts)
             expected = Expected(user, callouts.keys.public, service.account)
             response, claims = read_response(text, expected, callouts.clock.now_ns() // _SECOND)
             decide(response, claims, sealed, done)
@@ -365,7 +369,7 @@ def _asked(callouts: Callouts, service: _Service, credentials: Credentials, base
     return cancel
 
 
-def _opened(answer: bytes, service: _Service, callouts: Callouts) -> tuple[str, bool]:
+def _open_answer(answer: bytes, service: _Service, callouts: Callouts) -> tuple[str, bool]:
     """Return the response's text, and whether it was sealed. Raises: CalloutError."""
     sealed = bool(service.xkey and answer and not answer.startswith(_TOKEN_BEGINS))
     if sealed:
@@ -377,7 +381,7 @@ def _opened(answer: bytes, service: _Service, callouts: Callouts) -> tuple[str, 
     return answer.decode("utf-8", "replace"), sealed
 
 
-def _comes_from(response: ResponseClaims, account: ClaimAccount) -> bool:
+def _is_signed_for(response: ResponseClaims, account: ClaimAccount) -> bool:
     """Return whether the account's key, or one of its signing keys, made the signature.
 
     ``issuer_account`` is only a claim: a response that names the account proves nothing by that.

@@ -90,7 +90,7 @@ class Client(Connection):
     def _leave(self) -> None:
         self._handshake.close()
         # The server reads the subscriptions of a closed connection, so they end afterwards.
-        self.server.left(self)
+        self.server.remove_client(self)
         self._subscribing.end_all()
 
     def _break_cycles(self) -> None:

@@ -175,7 +175,7 @@ class Connection(asyncio.Protocol, ABC):
         self.cid = server.next_cid()
         self._name()
         self._reading = ReadPacing(self._loop, self._transport, self._receive, lambda: self.parser.missing)
-        server.made()
+        server.count_opened()
         if greet:
             self.greet()
         refused = self._admit()
@@ -210,7 +210,7 @@ class Connection(asyncio.Protocol, ABC):
         self._end("Read Error" if isinstance(exc, OSError) and not isinstance(exc, ConnectionResetError)
                   else "Client Closed")
         self._outbound.lost()
-        self.server.lost()
+        self.server.count_closed()
         self._break_cycles()
         discarded(self)
 

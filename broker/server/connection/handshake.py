@@ -97,14 +97,14 @@ class Applicant(ConnectionFacts, Protocol):
 class Handshake:
     """The login of one connection. While ``pending``, the connection may only log in; never without authentication."""
 
-    __slots__ = ("_again", "_check", "_client", "_early", "_entrance", "_expiry", "_server", "_timer", "pending")
+    __slots__ = ("_check", "_client", "_early", "_entrance", "_expiry", "_recheck", "_server", "_timer", "pending")
 
     def __init__(self, server: LoginServer, entrance: LoginEntrance, client: Applicant) -> None:
         self._server = server
         self._entrance = entrance
         self._client = client
         self._check: SlowCheck | None = None
-        self._again: _Again | None = None
+        self._recheck: _Recheck | None = None
         self._early = b""
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -125,12 +125,12 @@ class Handshake:
         self._end_expiry()
         if self._check is not None:
             self._check.cancel(self)
-        if self._again is not None:
-            self._again.cancel()
+        if self._recheck is not None:
+            self._recheck.cancel()
 
     def forget_connection(self) -> None:
         """Drop the references to the connection, which has ended, and its buffered input."""
-        self._check = self._again = None
+        self._check = self._recheck = None
         self._early = b""
         del self._client
 
@@ -147,9 +147,9 @@ class Handshake:
         if client.proxy_key and (proxies is None or client.proxy_key not in proxies.keys):
             self.refuse(NOT_TRUSTED)
             return
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
+        if self._recheck is not None:
+            self._recheck.cancel()
+            self._recheck = None
         if self._check is not None:
             self._check.cancel(self)
             self._check = None
@@ -173,12 +173,12 @@ class Handshake:
         elif decision is None or isinstance(decision, Login | Refusal):
             self.apply_decision(decision or Refusal())
         else:
-            self._again = _Again(self, decision)
+            self._recheck = _Recheck(self, decision)
 
     def apply_decision(self, decision: Login | Refusal) -> None:
         """Apply a new decision about a logged-in client."""
         client = self._client
-        self._again = None
+        self._recheck = None
         decision = self._admitted(decision)
         if isinstance(decision, Refusal):
             self.refuse(decision)
@@ -317,7 +317,7 @@ class Handshake:
             self._expiry = None
 
 
-class _Again:
+class _Recheck:
     """A slow check of a client that is already logged in and is served meanwhile."""
 
     __slots__ = ("_check", "_handshake")

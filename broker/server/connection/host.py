@@ -71,10 +71,10 @@ class Host(Protocol):
 
     def next_cid(self) -> int: ...
 
-    def made(self) -> None:
+    def count_opened(self) -> None:
         """Count an open connection."""
 
-    def lost(self) -> None:
+    def count_closed(self) -> None:
         """Count a closed connection, whose output was all written or dropped."""
 
     def event_identity(self, at: str) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class ClientHost(Host, Protocol[C]):
     def admit(self, client: C) -> str:
         """Register ``client``. Returns: why it may not stay; "" if it may."""
 
-    def left(self, client: C) -> None:
+    def remove_client(self, client: C) -> None:
         """Remove ``client``, which is closing."""
 
     def logged_in(self, client: C) -> None:

@@ -67,7 +67,7 @@ class MessageTrace:
         self._now_ns = now_ns
         self._at = at = format_time(now_ns)
         self._ingress: dict[str, Any] = {
-            "type": "in", "ts": at, "kind": 0, "cid": client.cid, **trace_walk.named(client.identity()),
+            "type": "in", "ts": at, "kind": 0, "cid": client.cid, **trace_walk.name_member(client.identity()),
             "acc": client.router.name, "subj": text(msg[0])}
         self._events = [self._ingress]
         self._undecided: list[dict[str, Any]] = []

@@ -17,7 +17,7 @@ from broker.protocol.traced import TracedMsg
 from broker.server.routing.router import Router
 from broker.server.routing.subscription import Relay, Source, Subjects, Subscription
 
-__all__ = ["Publisher", "Walk", "named", "text"]
+__all__ = ["Publisher", "Walk", "name_member", "text"]
 
 _HOPS_MAX = 64
 
@@ -84,7 +84,7 @@ class Walk:
             return False
         who = sub.peer.identity()
         elsewhere = {"acc": account} if account != self._client.router.name else {}
-        self._add("eg", kind=0, cid=who.get("id", 0), **named(who), **elsewhere, sub=text(sub.subject),
+        self._add("eg", kind=0, cid=who.get("id", 0), **name_member(who), **elsewhere, sub=text(sub.subject),
                   **({"queue": text(sub.queue)} if sub.queue else {}), **({"error": obstacle} if obstacle else {}))
         return not obstacle
 
@@ -94,7 +94,7 @@ class Walk:
         return added
 
 
-def named(identity: dict[str, Any]) -> dict[str, str]:
+def name_member(identity: dict[str, Any]) -> dict[str, str]:
     """Return a client's name as a member, if it has one."""
     name = identity.get("name")
     return {"name": name} if name else {}

@@ -181,7 +181,7 @@ class Routes:
                     if len(self._acks) >= ROUTES_KEPT:
                         _halve(self._acks)
                     self._acks[head] = route
-                    self._kept(route)
+                    self._count_cached(route)
                 if route is not None:
                     self.family = (head + b".", ACK_TOKENS - 1)
                     return route
@@ -194,7 +194,7 @@ class Routes:
         route = self._refusal if refused else self.of_match(self._match(subject))
         self.by_subject[subject] = route
         self._cached_at(subject)
-        self._kept(route)
+        self._count_cached(route)
         return route
 
     def _common(self, subject: bytes) -> Route | None:
@@ -223,13 +223,13 @@ class Routes:
         except KeyError:
             match = self._subs.match_prefix(prefix)
             if match is not None and self.leaving:
-                _keep(match, _stays)
+                _retain(match, _is_active)
             route = self.of_match(match) if match is not None and not self._denied_some(match) else None
             if len(self._inboxes) >= ROUTES_KEPT:
                 _halve(self._inboxes)
             self._inboxes[prefix] = route
             self._cached_at(prefix)
-            self._kept(route)
+            self._count_cached(route)
         else:
             self.family_hits += route is not None
         return route
@@ -239,7 +239,7 @@ class Routes:
             self._roots = {_root(one) for cache in (self.by_subject, self._inboxes) for one in cache}
         self._roots.add(_root(key))
 
-    def _kept(self, route: Route | None) -> None:
+    def _count_cached(self, route: Route | None) -> None:
         """Record that ``route`` was cached, and clear the caches if their routes have too many receivers."""
         self._scans_left = min(self._scans_left + _SCANS_PER_ROUTE, _SCAN_MAX * _SCANS_PER_ROUTE)
         if self._receivers_kept > _RECEIVERS_KEPT:
@@ -258,7 +258,7 @@ class Routes:
         self._outward.work += subs.visited - before
         if self._deniers:
             self._outward.work += len(match.plain)
-            _keep(match, lambda sub: sub.denies is None or not sub.denies(subject))
+            _retain(match, lambda sub: sub.denies is None or not sub.denies(subject))
         return match
 
     def match(self, subject: bytes) -> Match[Subscription]:
@@ -266,7 +266,7 @@ class Routes:
         match = self._subs.match(subject)
         if self.leaving:
             self._outward.work += len(match.plain)
-            _keep(match, _stays)
+            _retain(match, _is_active)
         return match
 
     def _denied_some(self, match: Match[Subscription]) -> bool:
@@ -302,11 +302,11 @@ class Routes:
         return route
 
 
-def _stays(sub: Subscription) -> bool:
+def _is_active(sub: Subscription) -> bool:
     return not sub.ended
 
 
-def _keep(match: Match[Subscription], wanted: Callable[[Subscription], bool]) -> None:
+def _retain(match: Match[Subscription], wanted: Callable[[Subscription], bool]) -> None:
     """Remove the subscriptions that are not ``wanted``, and the groups that are then empty."""
     match.plain = [sub for sub in match.plain if wanted(sub)]
     kept = {name: [sub for sub in group if wanted(sub)] for name, group in match.groups.items()}

@@ -43,7 +43,7 @@ class _Mapping:
         for weight, transform in sorted(found, key=lambda choice: choice[0]):
             total += weight
             self._choices.append((total, transform))
-        self.sure = len(found) == 1 and total == 100 and found[0][1].repeatable
+        self.constant = len(found) == 1 and total == 100 and found[0][1].repeatable
         """Flag: the mapping always gives the same result for a subject."""
 
     def matches(self, subject: bytes) -> bool:
@@ -67,7 +67,7 @@ class Mappings:
         self._mappings = [_Mapping(mapping, rng) for mapping in mappings]
         # Subjects with a constant result; subjects that no mapping changes; subjects whose mapping must choose each
         # time.
-        self._sure: dict[bytes, bytes] = {}
+        self._constant: dict[bytes, bytes] = {}
         self._unmapped: set[bytes] = set()
         self._choosing: dict[bytes, _Mapping] = {}
 
@@ -75,7 +75,7 @@ class Mappings:
         """Return the subject to which a message to ``subject`` goes; b"": the message is dropped."""
         if subject in self._unmapped:
             return subject
-        known = self._sure.get(subject)
+        known = self._constant.get(subject)
         if known is not None:
             return known
         mapping = self._choosing.get(subject)
@@ -93,16 +93,16 @@ class Mappings:
         return [(find(subject), reply, hlen, body) for subject, reply, hlen, body in ops[start:end]]
 
     def _learn(self, subject: bytes) -> bytes:
-        if len(self._sure) + len(self._unmapped) + len(self._choosing) >= _KNOWN_MAX:
-            self._sure.clear()
+        if len(self._constant) + len(self._unmapped) + len(self._choosing) >= _KNOWN_MAX:
+            self._constant.clear()
             self._unmapped.clear()
             self._choosing.clear()
         mapping = next((one for one in self._mappings if one.matches(subject)), None)
         if mapping is None:
             self._unmapped.add(subject)
             return subject
-        if not mapping.sure:
+        if not mapping.constant:
             self._choosing[subject] = mapping
             return mapping.map(subject)
-        mapped = self._sure[subject] = mapping.map(subject)
+        mapped = self._constant[subject] = mapping.map(subject)
         return mapped

@@ -76,7 +76,7 @@ class System:
         self._statsz: statsz.Statsz | None = None
         self._serve_server("IDZ", self._idz)
         self._serve(f"$SYS.REQ.SERVER.{host.server_id}.KICK", self._kick)
-        self._serve(f"$SYS.REQ.SERVER.{host.server_id}.LDM", self._send_away)
+        self._serve(f"$SYS.REQ.SERVER.{host.server_id}.LDM", self._send_lame_duck)
         self._serve("$SYS.REQ.ACCOUNT.*.CONNS", self._conns)
         host.accounts.watch(self._account_added)
 
@@ -156,7 +156,7 @@ class System:
         client.close("Kicked")
         request.answer()
 
-    def _send_away(self, request: Request) -> None:
+    def _send_lame_duck(self, request: Request) -> None:
         client = self._named(request, "no such client id")
         if not client.send_info(ldm=True):
             raise RequestError("client does not support Lame Duck Mode or is not ready to receive the notification")
