@@ -26,8 +26,8 @@ class Source(Protocol):
         """Return the client as advisories show it: members of nats-server's ClientInfo, without empty ones."""
 
     def hold(self) -> None:
-        """Stop reading from this client until ``release``: back-pressure. Holds nest; leafs and routes are never
-        held."""
+        """Stop reading from this client until ``release``: back-pressure. Holds nest;
+        leafs and routes are never held."""
 
     def release(self) -> None:
         """Undo one ``hold``."""

@@ -182,8 +182,7 @@ class JetStream:
         """Stop serving an account: its requests get no answer from now on, and its stored streams stay in the store.
 
         Returns: a future that is done once everything that its streams had sequenced is stored. The account may be
-            added again
-            before that.
+            added again before that.
         Raises: KeyError: there is no such account.
         """
         api, account = self.apis.pop(name), self.accounts.pop(name, None)

@@ -141,8 +141,8 @@ class Filters:
 
 
 def filters_of(subjects: Sequence[str]) -> Filters:
-    """Return the compiled filters of a consumer. If there are very many, a second call for the same ones costs
-    little."""
+    """Return the compiled filters of a consumer. If there are very many,
+    a second call for the same ones costs little."""
     return _many(tuple(subjects)) if len(subjects) > _MANY else Filters([one.encode() for one in subjects])
 
 

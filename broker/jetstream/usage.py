@@ -47,8 +47,8 @@ class Usage(Protocol):
     def bytes_max(self) -> int: ...
 
     def refusal(self, size: int, now_ns: int) -> int:
-        """Return the error code that refuses one more message of ``size`` bytes, and log it; 0: the message is
-        accepted."""
+        """Return the error code that refuses one more message of ``size`` bytes, and log it; 0:
+        the message is accepted."""
 
     def staging_refusal(self, size: int, now_ns: int) -> int:
         """Return the error code that refuses ``size`` bytes more of an open batch, and log it; 0: they are accepted."""

@@ -282,8 +282,8 @@ async def test_no_direct_get_is_left_waiting() -> None:
 
 
 async def test_few_tasks_wait_for_requests_and_none_for_an_account_that_left() -> None:
-    """Requests about many streams are carried out concurrently, again and again; a task whose wait is cancelled is no
-    loss."""
+    """Requests about many streams are carried out concurrently, again and again;
+    a task whose wait is cancelled is no loss."""
     async with Inside() as broker:
         names = [f"S{i}" for i in range(20)]
         for _ in range(3):

@@ -235,8 +235,8 @@ async def test_accounts_before_open_and_while_the_shard_is_another_s() -> None:
 
 
 async def test_limits_change_while_streams_are_full() -> None:
-    """Existing messages stay; new ones are checked against the current limits, and the server's bound counts all of
-    them."""
+    """Existing messages stay; new ones are checked against the current limits,
+    and the server's bound counts all of them."""
     async with Inside(JetStreamSettings(server=ServerLimits(max_storage=1000))) as broker:
         caller = await add(broker, "A", AccountLimits(max_storage=300))
         await caller.api(*stream("S"))

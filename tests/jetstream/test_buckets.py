@@ -121,8 +121,8 @@ async def test_revisions_history_and_deletes_of_a_bucket(server: ServerProcess, 
 
 @pytest.mark.shows("objects.put_get", "objects.delete")
 async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContext, tmp_path: Path) -> None:
-    """Shows put, replace, read into a file, list, delete: chunks of replaced or deleted objects are gone, also on
-    restart."""
+    """Shows put, replace, read into a file, list, delete: chunks of replaced or deleted objects are gone,
+    also on restart."""
     store = await js.create_object_store("F")
     first, second = os.urandom(3 * CHUNK + 1), os.urandom(2 * CHUNK)
     await store.put("o", first)
@@ -154,8 +154,8 @@ async def test_objects_of_many_chunks(server: ServerProcess, js: JetStreamContex
 
 @pytest.mark.shows("objects.links", "objects.watch", "objects.seal", "objects.damage")
 async def test_objects_that_are_watched_linked_damaged_and_sealed(js: JetStreamContext) -> None:
-    """Watchers see each change; links lead to objects and buckets; a wrong digest is detected; a seal ends all
-    writing."""
+    """Watchers see each change; links lead to objects and buckets; a wrong digest is detected;
+    a seal ends all writing."""
     store, other = await js.create_object_store("F"), await js.create_object_store("G")
     await store.put("o", b"data" * CHUNK)
     watcher = await store.watch()

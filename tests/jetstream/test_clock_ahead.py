@@ -33,8 +33,8 @@ time.time = lambda: time.time_ns() / 1e9
 
 @asynccontextmanager
 async def broker_at(folder: Path, shift: int) -> AsyncIterator[JetStreamContext]:
-    """Yield a client of a broker on the store in ``folder`` whose wall clock is off by ``shift`` seconds; kill it at
-    the end."""
+    """Yield a client of a broker on the store in ``folder`` whose wall clock is off by ``shift`` seconds;
+    kill it at the end."""
     (folder / "sitecustomize.py").write_text(SHIFT)
     async with BrokerProcess("--store", f"file://{folder / 'store'}",
                              environ={"PYTHONPATH": str(folder), "SHIFT_SECONDS": str(shift)}) as broker:

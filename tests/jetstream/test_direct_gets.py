@@ -100,8 +100,8 @@ async def test_what_is_in_memory_takes_no_task() -> None:
 
 
 async def test_many_large_answers_are_spread_over_turns() -> None:
-    """Shows that about a mebibyte is answered at once, and the rest later: one read may ask for hundreds of
-    megabytes."""
+    """Shows that about a mebibyte is answered at once, and the rest later:
+    one read may ask for hundreds of megabytes."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["k.>"], "allow_direct": True})
         await broker.publish("k.big", BIG)

@@ -50,8 +50,8 @@ async def reopened(broker: BrokerProcess, store: Path, *, kill: bool) -> Client:
 
 @pytest.mark.parametrize("storage", ["file", "memory"])
 async def test_schedules(storage: str, tmp_path: Path) -> None:
-    """Each publish is answered, and so is the next; after a kill, and after a stop with a checkpoint, all messages are
-    there."""
+    """Each publish is answered, and so is the next; after a kill, and after a stop with a checkpoint,
+    all messages are there."""
     async with BrokerProcess("--store", f"file://{tmp_path}") as broker:
         client = await nats.connect(broker.url)
         await api(client, "STREAM.CREATE.S",

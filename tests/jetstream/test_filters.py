@@ -64,8 +64,8 @@ PATTERNS = st.lists(st.sampled_from([b"a", b"b", b"ab", b"*", b"*", b"/"]), min_
 @given(st.lists(st.tuples(PATTERNS, st.booleans()), min_size=1, max_size=3), st.lists(TOKENS, max_size=20))
 def test_a_pass_over_many_subjects_selects_what_matches(patterns: list[tuple[list[bytes], bool]],
                                                         many: list[list[bytes]]) -> None:
-    """``select`` agrees with ``match``, and ``spans`` hold every match; if the filter is contiguous, they hold nothing
-    else."""
+    """``select`` agrees with ``match``, and ``spans`` hold every match; if the filter is contiguous,
+    they hold nothing else."""
     filters = Filters([b".".join([*tokens, b">"] if rest else tokens) for tokens, rest in patterns])
     subjects = [b".".join(tokens) for tokens in many]
     matching = [subject for subject in subjects if filters.match(subject)]

@@ -1,5 +1,5 @@
-"""Purging an account: all its streams are deleted, including those that are only in the store, and no other
-account's."""
+"""Purging an account: all its streams are deleted, including those that are only in the store,
+and no other account's."""
 
 from __future__ import annotations
 

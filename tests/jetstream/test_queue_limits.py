@@ -56,8 +56,8 @@ async def test_counts() -> None:
 
 
 def test_each_dropped_request_is_reported() -> None:
-    """The first is reported at once, the others of a burst after a second, by kind; after a quiet second, the next at
-    once."""
+    """The first is reported at once, the others of a burst after a second, by kind; after a quiet second,
+    the next at once."""
     told: list[tuple[float, int]] = []
     loop = SimLoop(ManualClock())
 

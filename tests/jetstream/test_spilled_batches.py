@@ -268,8 +268,8 @@ async def test_messages_published_after_the_commit_come_after_it(broker: Inside)
 
 
 async def test_a_batch_that_ends_without_a_commit_leaves_nothing(broker: Inside) -> None:
-    """Shows a gap, and a stream that allows no batches any more: the runs are deleted, and nothing counts for the
-    batch."""
+    """Shows a gap, and a stream that allows no batches any more: the runs are deleted,
+    and nothing counts for the batch."""
     await create(broker)
     deleted: list[str] = []
     broker.js._inflight.writing.release_runs = deleted.extend
@@ -467,8 +467,8 @@ async def test_killed_between_any_two_steps_there_are_all_or_none(monkeypatch: p
 
 
 def _replayed(store: MemoryStore, keys: Sequence[str]) -> tuple[int, int, int]:
-    """Return first sequence, last sequence and messages of the stream, by these objects alone, with the runs of its
-    blocks."""
+    """Return first sequence, last sequence and messages of the stream, by these objects alone,
+    with the runs of its blocks."""
     paths, state = ShardPaths(0), _state(store, keys)
     stream = next(iter(state.streams.values()), None)
     if stream is None:
@@ -552,8 +552,8 @@ async def _seqs(broker: Inside) -> list[int]:
 
 
 async def test_a_publisher_waits_for_a_slow_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that no more is held than the bytes that may be written and those read already; all of it arrives in the
-    end."""
+    """Shows that no more is held than the bytes that may be written and those read already;
+    all of it arrives in the end."""
     monkeypatch.setattr(atomic, "SPILL_BYTES", 100_000)
     monkeypatch.setattr(inflight, "_WRITING_BYTES", 300_000)
     monkeypatch.setattr(inflight, "_HOLD_SECONDS", 60.0)

@@ -77,8 +77,8 @@ async def test_a_mirror_continues_after_a_restart(storage: str) -> None:
 
 @pytest.mark.shows("copy.mirror")
 async def test_a_mirror_reads_many_blocks() -> None:
-    """Shows a backlog of several commits, larger than one read, with a filter and gaps; the cache holds little of
-    it."""
+    """Shows a backlog of several commits, larger than one read, with a filter and gaps;
+    the cache holds little of it."""
     async with Inside() as broker:
         await make(broker, "S", subjects=["s.>"])
         for n in range(1500):
@@ -119,8 +119,8 @@ async def test_sources_take_each_message_once_over_restarts() -> None:
 
 @pytest.mark.shows("copy.missing")
 async def test_an_origin_that_comes_goes_and_comes_back() -> None:
-    """A missing origin is an error in the info. When it is recreated, a source copies all of it, a mirror only new
-    sequences."""
+    """A missing origin is an error in the info. When it is recreated, a source copies all of it,
+    a mirror only new sequences."""
     async with Inside() as broker:
         await make(broker, "M", mirror={"name": "S"})
         await make(broker, "D", sources=[{"name": "S"}])
@@ -241,8 +241,8 @@ async def test_crashes_neither_repeat_nor_lose_what_is_copied(seed: int) -> None
 
 @pytest.mark.parametrize("retention", ["interest", "workqueue"])
 async def test_sources_of_a_stream_that_keeps_what_consumers_wait_for(retention: str) -> None:
-    """A copy that no consumer waits for takes a sequence and is removed at once; in a work queue it waits for a
-    consumer."""
+    """A copy that no consumer waits for takes a sequence and is removed at once;
+    in a work queue it waits for a consumer."""
     async with Inside() as broker:
         await make(broker, "S", subjects=["s.>"])
         await make(broker, "D", sources=[{"name": "S"}], retention=retention)

@@ -72,10 +72,8 @@ class Parts(NamedTuple):
 class Provenance(NamedTuple):
     """Facts about a restored stream that its archive does not have.
 
-    ``created_ns``: the time at which the original stream was created, so that streams that source from it recognise it;
-    None: now.
-    ``origins_restored``: the streams that it sources from are restored, too, and have new times of creation. It
-        continues
+    ``created_ns``: when the original stream was created, by which streams that source from it recognise it; None: now.
+    ``origins_restored``: the streams that it sources from are restored, too, with new times of creation. It continues
     where it was, whatever streams have their names now.
     """
 

@@ -18,8 +18,8 @@ __all__ = ["Neighbours"]
 
 
 class Neighbours(Mapping[str, "StreamConfig"]):
-    """The configurations by name: of live ``streams``, of ``incoming`` streams, and of ``offline`` ones as far as
-    known."""
+    """The configurations by name: of live ``streams``, of ``incoming`` streams,
+    and of ``offline`` ones as far as known."""
 
     def __init__(self, streams: Mapping[str, Stream], incoming: Mapping[str, Stream],
                  offline: Mapping[str, OfflineStream]) -> None:
@@ -40,6 +40,6 @@ class Neighbours(Mapping[str, "StreamConfig"]):
         return len(dict.fromkeys(self))
 
     def hidden(self) -> Iterator[str]:
-        """Yield the names of streams that keep their subjects though nobody can publish to them: incoming and offline
-        ones."""
+        """Yield the names of streams that keep their subjects though nobody can publish to them:
+        incoming and offline ones."""
         return chain(self._incoming, self._offline)

@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class UnusedStream:
-    """The owner of a stored stream's last block, which deletes the stream. No other object may write the stream's
-    blocks."""
+    """The owner of a stored stream's last block, which deletes the stream.
+    No other object may write the stream's blocks."""
 
     def __init__(self, state: StreamState) -> None:
         self._state = state

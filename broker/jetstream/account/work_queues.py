@@ -49,8 +49,8 @@ class WorkQueues:
             _add(tree, consumer)
 
     def remove(self, stream: Stream, consumer: Consumer) -> None:
-        """Remove the filters of a consumer's current configuration, before the consumer or the configuration is
-        removed."""
+        """Remove the filters of a consumer's current configuration,
+        before the consumer or the configuration is removed."""
         if (tree := self._trees.get(stream)) is not None:
             for subject in _subjects(consumer.config):
                 tree.discard(subject, consumer.name)

@@ -25,8 +25,8 @@ DIRECT_GET = b"DIRECT.GET."
 
 @cache
 def routes() -> dict[tuple[str, ...], Route]:
-    """Return the routes by subject. Handlers are imported for the first request, so that a start does not wait for
-    them."""
+    """Return the routes by subject. Handlers are imported for the first request,
+    so that a start does not wait for them."""
     from broker.jetstream.api import backups, consumers, inbox, messages, streams
 
     return {**streams.ROUTES, **backups.ROUTES, **consumers.ROUTES, **messages.ROUTES, **inbox.ROUTES}

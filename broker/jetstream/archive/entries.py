@@ -20,8 +20,8 @@ _NAME_BYTES_MAX: Final = 1 << 20
 MESSAGE_BYTES_MAX: Final = 32 << 20
 """The largest size of one message's record, as in nats-server."""
 STATE_BYTES_MAX: Final = 64 << 20
-"""The largest size of an entry without a sequence: more than the state of a consumer with half a million unacked
-messages."""
+"""The largest size of an entry without a sequence:
+more than the state of a consumer with half a million unacked messages."""
 
 _NUMBER_BYTES_MAX: Final = 10
 

@@ -214,8 +214,8 @@ class Restore:
         refill.append(given)
 
     async def _complete(self) -> Stream:
-        """Make the stream one of the account's, and remove messages beyond its limits, or acked and not needed any
-        more."""
+        """Make the stream one of the account's, and remove messages beyond its limits,
+        or acked and not needed any more."""
         stream, refill, numbers = self._stream, self._refill, self._numbers
         if stream is None or refill is None or numbers is None:
             raise RestoreFailed("expected state.json first")

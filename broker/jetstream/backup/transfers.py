@@ -63,8 +63,8 @@ class Transfers:
 
     def snapshot(self, stream: Stream, state: dict[str, Any], source: Source | None, *, to: str, consumers: bool,
                  chunk_size: int, window_size: int) -> None:
-        """Send a stream, whose current state is ``state``, to the subject ``to``, after the replies in the log's
-        queue."""
+        """Send a stream, whose current state is ``state``, to the subject ``to``,
+        after the replies in the log's queue."""
         account = self._account
         sent = [one for one in account.consumers.of(stream).values() if consumers and not one.config.direct]
         numbers = ArchivedStream(state["messages"], state["bytes"], state["first_seq"], state["last_seq"],

@@ -46,8 +46,8 @@ def stream_name(source: StreamSource) -> str:
 
 
 def source_name(source: StreamSource) -> str:
-    """Return the name that distinguishes the sources of one stream: origin, filters, destinations, separated by
-    spaces."""
+    """Return the name that distinguishes the sources of one stream: origin, filters, destinations,
+    separated by spaces."""
     transforms = source.subject_transforms
     filters = [one.src or ">" for one in transforms] or [source.filter_subject or ">"]
     return " ".join((stream_name(source), "\f".join(filters), "\f".join(one.dest or ">" for one in transforms) or ">"))

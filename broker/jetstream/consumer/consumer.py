@@ -292,8 +292,8 @@ class Consumer(Notified):
 
     @in_order
     def backlog(self) -> tuple[int, int]:
-        """Return the numbers of messages that are yet to be delivered for the first time, and that are delivered and
-        unacked."""
+        """Return the numbers of messages that are yet to be delivered for the first time,
+        and that are delivered and unacked."""
         self._cursor.count()
         return max(0, self._cursor.pending), len(self._acks.pending)
 
@@ -592,8 +592,8 @@ class Consumer(Notified):
         self._was_paused = self.paused
 
     def _changed(self) -> None:
-        """Announce changes to store, or forget them if the state is not stored. ``open`` announces changes made before
-        it."""
+        """Announce changes to store, or forget them if the state is not stored.
+        ``open`` announces changes made before it."""
         if not self.config.stored:
             self._acks.forget_changes()
         elif not self._dirty and not self._closed:

@@ -47,8 +47,8 @@ class DoubleAcks:
             self._removal = removal
 
     def acked_from(self, seq: int) -> None:
-        """Notify the stream that the consumer no longer waits for messages from ``seq`` on: very many, not named one by
-        one."""
+        """Notify the stream that the consumer no longer waits for messages from ``seq`` on: very many,
+        not named one by one."""
         removal = self._stream.acked_from(seq)
         if removal is not None:
             self._removal = removal

@@ -69,8 +69,8 @@ class Prefetcher:
             self._loop.create_task(self._load(loading))
 
     def count(self) -> None:
-        """Count pending messages, unless a count is running. If the number is known but not exact, count after an
-        interval."""
+        """Count pending messages, unless a count is running. If the number is known but not exact,
+        count after an interval."""
         cursor = self._cursor
         if self._counting or self._closed or cursor.exact:
             return

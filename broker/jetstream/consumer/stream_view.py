@@ -59,8 +59,8 @@ class StreamView(BlockOwner, Readable, Protocol):
         """
 
     def acked_from(self, seq: int) -> asyncio.Future[None] | None:
-        """Do as ``acked`` for all messages from ``seq`` on: very many, some of which the consumer may not have
-        acked."""
+        """Do as ``acked`` for all messages from ``seq`` on: very many,
+        some of which the consumer may not have acked."""
 
     def dirty(self, consumer: Changed) -> None:
         """Record the delta of ``consumer`` when the next segment closes, within a second."""

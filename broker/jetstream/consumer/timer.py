@@ -23,8 +23,8 @@ class Scheduler(Protocol):
 
 
 class DeadlineTimer:
-    """A timer that fires once, at the earliest time set since it last fired; the callback handles everything that is
-    due."""
+    """A timer that fires once, at the earliest time set since it last fired;
+    the callback handles everything that is due."""
 
     def __init__(self, loop: Scheduler, clock: Clock, callback: Callable[[], None]) -> None:
         self._loop = loop

@@ -297,8 +297,8 @@ class Inbox:
         return answer
 
     def _stream_of(self, request: Request) -> Stream:
-        """Return the stream that a request names. Raises: ApiError 10059 if it is deleted; 10008 if it is not served
-        here."""
+        """Return the stream that a request names. Raises: ApiError 10059 if it is deleted;
+        10008 if it is not served here."""
         try:
             found = self._host.stream(request.account, request.stream)
         except ApiError as error:
@@ -344,8 +344,8 @@ class Inbox:
         return staged
 
     def _check_runs(self, request: Request) -> None:
-        """Check that the runs of a request may join the stream. Raises: ApiError for a deleted run, or one that has
-        joined."""
+        """Check that the runs of a request may join the stream. Raises: ApiError for a deleted run,
+        or one that has joined."""
         keys = _keys(request)
         asked = set(keys.values())
         gone = asked & self._gone.keys()

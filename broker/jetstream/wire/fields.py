@@ -309,8 +309,8 @@ def records(of: type[Any], go_type: str) -> Any:
 
 
 class _Records(list[Any]):
-    """A list of nested objects as read, and its JSON once it was written: a configuration does not change after
-    that."""
+    """A list of nested objects as read, and its JSON once it was written:
+    a configuration does not change after that."""
 
     __slots__ = ("written",)
 

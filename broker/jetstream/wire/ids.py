@@ -18,8 +18,8 @@ def unique_id(rng: random.Random, length: int = 22) -> str:
 
 
 def secret_id(length: int = 22) -> str:
-    """Return base-62 characters that nobody can predict: a subject with them is known only to programs that received
-    it."""
+    """Return base-62 characters that nobody can predict:
+    a subject with them is known only to programs that received it."""
     return "".join(secrets.choice(_DIGITS) for _ in range(length))
 
 

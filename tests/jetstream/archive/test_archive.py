@@ -1,5 +1,5 @@
-"""The archive format: nats-server's bytes are read, ours are read back in pieces of any size, and bad ones are
-refused."""
+"""The archive format: nats-server's bytes are read, ours are read back in pieces of any size,
+and bad ones are refused."""
 
 from __future__ import annotations
 

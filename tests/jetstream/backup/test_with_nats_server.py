@@ -1,5 +1,5 @@
-"""Backups of nats-server restored by the broker, and the broker's by nats-server: the same stream, answers and
-advisories."""
+"""Backups of nats-server restored by the broker, and the broker's by nats-server: the same stream,
+answers and advisories."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.jetstream.schemas import broken
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 _VARIES = {"ts", "created", "id", "timestamp", "start", "end", "client", "bytes"}
-"""Members that are not compared. In advisories, ``bytes`` is the size of the archive: the servers compress
-differently."""
+"""Members that are not compared. In advisories, ``bytes`` is the size of the archive:
+the servers compress differently."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -49,8 +49,8 @@ _NUMBERS = itertools.count(1)
 
 
 def new_name() -> str:
-    """Return an unused name: nats-server removes a deleted stream's files after its answer, and a new stream may find
-    them."""
+    """Return an unused name: nats-server removes a deleted stream's files after its answer,
+    and a new stream may find them."""
     return f"S{next(_NUMBERS)}"
 
 

@@ -115,8 +115,8 @@ class Delivered:
 
 
 class FakeBus:
-    """A bus that records everything sent. Inboxes have interest unless in ``deaf``, other subjects only if in
-    ``wanted``."""
+    """A bus that records everything sent. Inboxes have interest unless in ``deaf``,
+    other subjects only if in ``wanted``."""
 
     def __init__(self) -> None:
         self.sent: list[Delivered] = []

@@ -77,8 +77,8 @@ def test_an_ack_by_sequence_says_when_it_is_stored() -> None:
 
 
 def test_what_is_not_acked_is_delivered_again() -> None:
-    """Shows a redelivery after ack_wait, with its count; an ack of a message that was never delivered changes
-    nothing."""
+    """Shows a redelivery after ack_wait, with its count;
+    an ack of a message that was never delivered changes nothing."""
     world, receiver = World(), FakeReceiver()
     world.stream.add("a", "b")
     consumer = world.consumer(receiver=receiver, ack_wait=5 * SECOND)
@@ -101,8 +101,8 @@ def test_an_ack_of_all_acks_everything_below() -> None:
 
 
 def test_a_full_or_absent_receiver_holds_delivery_back() -> None:
-    """Shows that nothing is delivered before it wants messages; messages that it does not accept come again, in
-    order."""
+    """Shows that nothing is delivered before it wants messages; messages that it does not accept come again,
+    in order."""
     world, receiver = World(), FakeReceiver(interested=False, room=1)
     world.stream.add("a", "b", "c")
     consumer = world.consumer(receiver=receiver)

@@ -269,8 +269,8 @@ _TYPE = re.compile(r'"io\.nats\.jetstream\.([a-z]+\.v1\.\w+)"')
 
 
 def unkept(name: str, came: Any) -> set[int | str]:
-    """Return the codes and types that scenario ``name`` should have brought and did not, among nats-server's
-    answers."""
+    """Return the codes and types that scenario ``name`` should have brought and did not,
+    among nats-server's answers."""
     text = json.dumps(came).replace('\\"', '"')
     codes = {code for code, scenario in CODES.items() if scenario == name} - {int(code) for code in _CODE.findall(text)}
     types = {one for one, scenario in TYPES.items() if scenario == name} - set(_TYPE.findall(text))

@@ -106,8 +106,8 @@ class Server:
 
 
 def shown(msg: Any) -> Any:
-    """Return a message as a value: JSON decoded, headers beside it if there are any; a pull delivery's ack subject,
-    too."""
+    """Return a message as a value: JSON decoded, headers beside it if there are any;
+    a pull delivery's ack subject, too."""
     text = msg.data.decode()
     value = json.loads(text) if text[:1] == "{" else text
     reply = [re.sub(r"\d{19}", "TIME", msg.reply)] if msg.reply else []

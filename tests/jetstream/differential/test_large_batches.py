@@ -20,8 +20,8 @@ BODY = os.urandom(SIZE + COUNT)
 
 
 async def outcome(url: str) -> tuple[list[Any], list[Any]]:
-    """Return the answers to two batches, of which the second is refused at its last message, and the stream's content
-    then."""
+    """Return the answers to two batches, of which the second is refused at its last message,
+    and the stream's content then."""
     client = await nats.connect(url)
     config = {"name": "S", "subjects": ["s.*"], "allow_atomic": True}
     created = await client.request("$JS.API.STREAM.CREATE.S", json.dumps(config).encode(), timeout=30)

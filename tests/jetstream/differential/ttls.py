@@ -11,8 +11,8 @@ __all__ = ["SCENARIOS", "SHOWS"]
 _TTLS = ("100s", "100", "0100", "100500ms", "never", "NEVER", "1h2m3s", "0", "0s", "0.5s", "-1s", "-1", "+100s", "x",
          "", "1x",
          "9223372036", "100.5s", "١s", "1s")
-"""TTLs as publishers may spell them, valid or not. The one that expires soon is the last, so that it is there at the
-end."""
+"""TTLs as publishers may spell them, valid or not. The one that expires soon is the last,
+so that it is there at the end."""
 
 SCENARIOS: dict[str, str] = {
     "a TTL's spelling": 'stream {"allow_msg_ttl": true}\n' + "\n".join(

@@ -256,8 +256,8 @@ async def test_the_last_sequence(broker: Inside) -> None:
 
 
 async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
-    """Shows that ids are compared with messages between the comparison and the record, with few and with many of
-    them."""
+    """Shows that ids are compared with messages between the comparison and the record,
+    with few and with many of them."""
     clock = SystemClock()
     ids = [b"%d" % i for i in range(2000)]
     for published in ([b"7"], [b"x", b"1999", b"7", b"0"], [b"%d" % i for i in range(1500, 3500)]):
@@ -281,8 +281,8 @@ async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
 
 
 async def test_a_request_while_the_ids_of_another_are_remembered(broker: Inside) -> None:
-    """Shows that ids which have joined, and are not all in the window yet, are already duplicates for the next
-    request."""
+    """Shows that ids which have joined, and are not all in the window yet,
+    are already duplicates for the next request."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     stream = broker.js.stream("$G", "S")
     both = []
@@ -394,8 +394,8 @@ async def test_limits_hold_after_they_joined(broker: Inside) -> None:
 
 
 async def test_interest_and_work_queues_treat_them_as_published(broker: Inside) -> None:
-    """Shows that an interest stream keeps only messages that its consumers get, and that acks remove staged
-    messages."""
+    """Shows that an interest stream keeps only messages that its consumers get,
+    and that acks remove staged messages."""
     for name, retention in (("I", "interest"), ("W", "workqueue")):
         await broker.ok(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.*"], "retention": retention})
         await broker.ok(f"CONSUMER.DURABLE.CREATE.{name}.d", {"stream_name": name, "config": {
@@ -411,8 +411,8 @@ async def test_interest_and_work_queues_treat_them_as_published(broker: Inside) 
 
 
 async def test_times_never_fall_nor_lie_ahead(broker: Inside) -> None:
-    """Shows given times: kept in an empty stream, raised to the stream's last, lowered to now; messages without get
-    now."""
+    """Shows given times: kept in an empty stream, raised to the stream's last, lowered to now;
+    messages without get now."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     past, now = 1_600_000_000_000_000_000, broker.clock.now_ns()
     await adopt(broker, "S", [(b"S", b"")] * 3, "1", times=[past, past + 5, past + 10])
@@ -746,8 +746,8 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
     {"incarnation": 0}, {"account": ""}, {"stream": ""}, {"stream": 5}, {"runs": [[1 << 48, 1, 1, 1, 1]]},
     {"runs": [[1, 1, 1, 1]]}, {"runs": [[1, 1, 1, 1, -1]]}, {"runs": {}}, {"runs": []}, {"version": "1"}])
 async def test_a_request_with_impossible_values_harms_no_other(broker: Inside, change: dict[str, object]) -> None:
-    """Shows extreme values and wrong types in a request with a valid checksum: it is deleted, and the next one is
-    granted."""
+    """Shows extreme values and wrong types in a request with a valid checksum: it is deleted,
+    and the next one is granted."""
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     state = broker.state.stream("$G", "S")
     assert state is not None

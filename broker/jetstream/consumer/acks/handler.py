@@ -316,8 +316,8 @@ class AckHandler:
         return min(self.forgotten_seq, self._stream.persisted_seq)
 
     def _ack_ahead(self, seq: int, cseq: int, now_ns: int) -> bool:
-        """Apply an ack ahead of the deliveries, if that delivery may have been lost in a crash. Returns whether it
-        was."""
+        """Apply an ack ahead of the deliveries, if that delivery may have been lost in a crash.
+        Returns whether it was."""
         if seq > self._ahead_max:
             return False
         acks, cursor = self._acks, self._cursor

@@ -87,8 +87,8 @@ class AckState:
         self.changed = True
 
     def deliver(self, seqs: Sequence[int], at_ns: int, mono_ns: int) -> None:
-        """Record the first delivery of ``seqs`` (ascending, all beyond ``delivered``) under the next consumer
-        sequences."""
+        """Record the first delivery of ``seqs`` (ascending,
+        all beyond ``delivered``) under the next consumer sequences."""
         first = self.delivered_cseq + 1
         wait = self.waits_ns[0]
         run = PendingRun(seqs, range(first, first + len(seqs)), at_ns, mono_ns + wait, False)
@@ -100,16 +100,16 @@ class AckState:
         self.changed = True
 
     def next_counts(self, seqs: Iterable[int]) -> list[int]:
-        """Return the delivery counts (2, 3, …) that queued ``seqs`` would have now; 1 for messages that were never
-        sent."""
+        """Return the delivery counts (2, 3, …) that queued ``seqs`` would have now;
+        1 for messages that were never sent."""
         unsent, counts = self._unsent, self.redelivered.get
         if not unsent:
             return [count + 2 for count in map(counts, seqs, repeat(0))]
         return [counts(seq, 0) + (1 if seq in unsent else 2) for seq in seqs]
 
     def deliver_again(self, seqs: Sequence[int], at_ns: int, mono_ns: int) -> None:
-        """Record a redelivery of queued ``seqs``. Each takes a consumer sequence, and keeps its first one for
-        floors."""
+        """Record a redelivery of queued ``seqs``. Each takes a consumer sequence,
+        and keeps its first one for floors."""
         redelivered, unsent, waits = self.redelivered, self._unsent, self.waits_ns
         again = [seq for seq in seqs if seq not in unsent] if unsent else seqs
         unsent.difference_update(seqs)

@@ -316,8 +316,8 @@ class Cursor:
         return seqs
 
     def locate(self, seq: int) -> tuple[Chunk, Block, int] | Loading | None:
-        """Return the chunk and block of the message ``seq``, and its index in the chunk; None: it has left the
-        stream."""
+        """Return the chunk and block of the message ``seq``, and its index in the chunk; None:
+        it has left the stream."""
         found = self._locate(seq)
         self._loading_next = None if isinstance(found, tuple) else found
         return found
@@ -517,8 +517,8 @@ class Cursor:
         self._invalidate()
 
     def pass_over(self, next_seq: int) -> None:
-        """Move to ``next_seq``, because no match is left below it. ``removed`` subtracts these messages from
-        ``pending``."""
+        """Move to ``next_seq``, because no match is left below it.
+        ``removed`` subtracts these messages from ``pending``."""
         if n := self.listed.below(next_seq):
             self.pending -= n * self.known
             self._unlist(n)

@@ -12,8 +12,8 @@ __all__ = ["MessageColumns"]
 
 
 class MessageColumns:
-    """Consecutive messages for one consumer, as columns. ``end`` is the sequence after them, where the cursor
-    continues."""
+    """Consecutive messages for one consumer, as columns. ``end`` is the sequence after them,
+    where the cursor continues."""
 
     __slots__ = ("bodies", "end", "hlens", "seqs", "subjects", "times")
 

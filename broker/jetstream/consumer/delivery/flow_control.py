@@ -38,8 +38,8 @@ class FlowWindow:
         return self.unanswered > self.window
 
     def send(self, sizes: Sequence[int]) -> tuple[int, bool]:
-        """Return how many of the next messages may be sent now (counted as sent), and whether a request follows
-        them."""
+        """Return how many of the next messages may be sent now (counted as sent),
+        and whether a request follows them."""
         total = sum(sizes)
         if self.unanswered + total <= (self.window if self.outstanding else self.window // 2):
             # Then no step of the loop below ends it early: ``_asked`` is not negative.

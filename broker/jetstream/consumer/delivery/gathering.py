@@ -29,8 +29,8 @@ class Gathering:
         return len(self._seqs)
 
     def add(self, seq: int) -> Loading | bool:
-        """Add the message ``seq``. Returns: False if it has left the stream; a Loading if its chunk must be read
-        first."""
+        """Add the message ``seq``. Returns: False if it has left the stream;
+        a Loading if its chunk must be read first."""
         at = bisect_right(self._starts, seq) - 1
         if at >= 0:
             chunk, block = self._chunks[at]

@@ -139,8 +139,8 @@ class DeliveryLoop:
         return self.push.receiver.pending_bytes()
 
     def _supply(self) -> Supply:
-        """Return the counts for requests with limits of their own; the next message counts as pending, redelivered or
-        new."""
+        """Return the counts for requests with limits of their own; the next message counts as pending,
+        redelivered or new."""
         acks, again = self._acks, bool(self._acks.queue)
         return Supply(self._cursor.pending + again, len(acks.pending), not again, self.acked)
 

@@ -62,9 +62,8 @@ class Order:
     """The order without priorities: requests take turns, in the order of their arrival.
 
     Attributes: ``pin``: the pin of the one client that is served, empty: none; ``pinned_at_ns``: since when (Unix UTC);
-        ``due_ns``: when it expires unless a request renews it (monotonic); ``timeout_ns``: the time after the last
-            request
-        at which it expires.
+        ``due_ns``: when it expires unless a request renews it (monotonic); ``timeout_ns``: the time from the last
+        request to the expiry.
     """
 
     policy = "none"

@@ -20,8 +20,8 @@ class Receiver(Protocol):
     """The receiver of one consumer's messages. No call waits."""
 
     def watch(self, changed: Callable[[bool], None]) -> InterestWatch:
-        """Call ``changed`` when messages begin or cease to be wanted; the watch's ``interested`` is the current
-        state."""
+        """Call ``changed`` when messages begin or cease to be wanted;
+        the watch's ``interested`` is the current state."""
 
     def pending_bytes(self) -> int:
         """Return the bytes that were delivered and not sent yet: delivery pauses while there are very many."""
@@ -33,8 +33,8 @@ class Receiver(Protocol):
         """
 
     def control(self, reply: bytes, text: bytes) -> None:
-        """Accept a heartbeat or a request of flow control, as a header block; ``reply``: where a request is
-        answered."""
+        """Accept a heartbeat or a request of flow control, as a header block; ``reply``:
+        where a request is answered."""
 
 
 class SubjectReceiver:

@@ -176,8 +176,8 @@ def test_ack_none_counts_as_acked_when_delivered() -> None:
 
 @pytest.mark.shows("advisory.nak")
 def test_nak_delivers_again_at_once_with_advisory() -> None:
-    """Shows -NAK: to the tail of the redelivery queue, ahead of new messages, with one delivery more, and an advisory
-    each."""
+    """Shows -NAK: to the tail of the redelivery queue, ahead of new messages, with one delivery more,
+    and an advisory each."""
     w, consumer, got = start(3)
     w.stream.add("a")
     w.ack(consumer, got[1], body=b"-NAK")
@@ -204,8 +204,8 @@ def test_nak_with_delay(body: bytes) -> None:
 @pytest.mark.parametrize("policy", ["explicit", "all"])
 @pytest.mark.parametrize("kinds", [[b"-NAK", b"-NAK", b"-NAK", b"", b"+ACK", b"-NAK 1s", b"+WPI"], [b"-NAK"], [b""]])
 def test_answers_in_one_run_do_what_they_do_one_by_one(kinds: list[bytes], policy: str, seed: int) -> None:
-    """Shows acks and negative acks in any order, some invalid: the same advisories, floors, redeliveries and
-    records."""
+    """Shows acks and negative acks in any order, some invalid: the same advisories, floors,
+    redeliveries and records."""
     rng = random.Random(seed)
     results = []
     bodies = [rng.choice(kinds) for _ in range(60)]
@@ -290,8 +290,8 @@ def test_next_acks_and_pulls(body: bytes, expected: list[int]) -> None:
 
 
 def test_acks_after_a_crash_that_forgot_the_delivery() -> None:
-    """Shows a restart from a state older than the deliveries: their acks are accepted, and they are not delivered
-    again."""
+    """Shows a restart from a state older than the deliveries: their acks are accepted,
+    and they are not delivered again."""
     w, consumer, got = start(6)
     old = fresh_state(consumer)
     consumer.stop()

@@ -27,8 +27,8 @@ class UnwalkedSet(set[int]):
 
 
 def test_a_removal_beside_many_exhausted_messages() -> None:
-    """Messages that reached max_deliver are counted while they are in the stream; a removal's cost ignores their
-    number."""
+    """Messages that reached max_deliver are counted while they are in the stream;
+    a removal's cost ignores their number."""
     world = World()
     for _ in range(3):
         world.stream.add("s.a")

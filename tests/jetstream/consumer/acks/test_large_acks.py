@@ -104,8 +104,8 @@ def ack(world: World, consumer: Any, one: Delivered, body: bytes = b"+ACK", repl
 
 
 def test_answers_behind_a_large_ack_wait() -> None:
-    """Shows that the answer, other answers and deliveries come after the last turn, and that the numbers always
-    agree."""
+    """Shows that the answer, other answers and deliveries come after the last turn,
+    and that the numbers always agree."""
     world, consumer, sent = deliver(30)
     world.stream.add(*["s"] * 5)
     ack(world, consumer, sent[25], reply=b"_INBOX.done")

@@ -109,8 +109,8 @@ def test_turns_continue_where_they_stopped() -> None:
 
 
 def test_expires_ends_a_request_with_what_was_left() -> None:
-    """An expired request gets 408 with the rest of batch and bytes; a request that was served in full gets nothing
-    more."""
+    """An expired request gets 408 with the rest of batch and bytes;
+    a request that was served in full gets nothing more."""
     w = world(2)
     consumer = w.consumer()
     assert seqs(w.pull(consumer, {"batch": 2, "expires": SECOND})) == [1, 2]

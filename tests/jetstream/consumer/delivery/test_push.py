@@ -86,8 +86,8 @@ def test_idle_heartbeats() -> None:
 
 
 def test_flow_control_stops_and_resumes() -> None:
-    """A request is sent at half the window; above the window delivery stops, which heartbeats report; the answer
-    resumes it."""
+    """A request is sent at half the window; above the window delivery stops, which heartbeats report;
+    the answer resumes it."""
     w = World(chunk_messages=8)
     for _ in range(40):
         w.stream.add("a", payload=b"x" * 100_000)
