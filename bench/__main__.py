@@ -1,4 +1,4 @@
-"""``python -m bench``: see ``run``."""
+"""``python -m bench`` runs ``bench.run``."""
 
 import sys
 

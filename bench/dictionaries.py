@@ -1,8 +1,9 @@
-"""True if Zstandard dictionaries would pay: JSON lines of some 220 bytes, by how many share a compressed frame.
+"""A measurement that shows whether Zstandard dictionaries would pay, for JSON lines of some 220 bytes.
 
     python -m bench.dictionaries
 
-The dictionary is trained on other lines of the same kind, and is not counted. See docs/adr/0009-no-dictionaries.md.
+Rows are numbers of lines that share a compressed frame. The dictionary is trained on other lines of the same kind, and
+is not counted. See docs/adr/0009-no-dictionaries.md.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 import zstandard
 
 _LEVEL = 1
-"""As blocks are compressed."""
+"""The level with which blocks are compressed."""
 _LINES = 60_000
 _TRAINED_ON = 8000
 _MESSAGES_A_FRAME = (1, 4, 16, 64, 256, 600)
@@ -25,7 +26,7 @@ _TOPICS = [("orders", "order accepted"), ("billing", "payment captured"), ("auth
 
 
 def json_lines(count: int) -> list[bytes]:
-    """Log lines of services, as they come: with times, hosts, random ids and numbers."""
+    """Return log lines of services, as they come: with times, hosts, random ids and numbers."""
     rng = random.Random(1)
     lines = []
     for i in range(count):

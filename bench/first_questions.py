@@ -1,12 +1,11 @@
-"""What a stream reads for the first question about its subjects or message ids after a restart.
+"""The reads of a stream for the first question about its subjects or message ids after a restart.
 
     python -m bench.first_questions [--blocks 2000] [--messages 500] [--subjects 100000] [--size 100] [--ids]
-    [--compaction]
-                                    [--question id] [--clean]
+                                    [--compaction] [--question id] [--clean]
 
-The real engine on a counting store in memory, in virtual time: blocks are written as a busy stream writes them, the
-broker is killed or stopped, and another one is asked. Ids are 22 random letters and digits each, as clients make them.
-Prints a JSON line for each question: GETs, bytes, objects, and processor time.
+The real engine runs on a counting store in memory, in virtual time: blocks are written as a busy stream writes them,
+the broker is killed or stopped, and another one is asked. Ids are 22 random letters and digits each, as clients make
+them. Prints a JSON line for each question: GETs, bytes, objects, and processor time.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class _Bench:
                            if args.ids
                            else (subject, b"_A.x", 0, body))
             broker._route(ops)
-            await broker.shard.log.persisted()  # raises what stopped the log
+            await broker.shard.log.persisted()  # raises the error that stopped the log
         puts = broker.store.operations["put"]
         state = broker.shard.state.streams
         blocks = sum(len(stream.blocks) for stream in state.values())

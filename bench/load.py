@@ -29,7 +29,7 @@ ACK_SUBJECT = re.compile(rb"\r\nMSG [^ ]+ \d+ (\$JS\.ACK\.[^ ]+) ")
 
 
 class Connection:
-    """One NATS connection without a client's overhead; single-threaded, non-blocking once set up."""
+    """A NATS connection without a client's overhead; single-threaded, non-blocking once set up."""
 
     def __init__(self, port: int, verbose: bool = False, tls: bool = False, user: str = "") -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
@@ -41,8 +41,9 @@ class Connection:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             self.sock = context.wrap_socket(self.sock)
-        self.send(b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"lang":"bench","version":"1",'
-                  b'%b"protocol":1}\r\nPING\r\n' % (b'"user":"%b","pass":"p",' % user.encode() if user else b""))
+        self.send(b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"no_responders":true,"lang":"bench",'
+                  b'"version":"1",%b"protocol":1}\r\nPING\r\n' % (b'"user":"%b","pass":"p",' % user.encode() if user
+                                                                  else b""))
         self.until(b"PONG\r\n")
 
     def send(self, data: bytes) -> None:
@@ -50,7 +51,7 @@ class Connection:
         self.sock.sendall(data)
 
     def until(self, mark: bytes, seconds: float = 60) -> bytes:
-        """Read until ``mark`` arrives; returns everything read."""
+        """Read until ``mark`` arrives; return everything read."""
         self.sock.settimeout(seconds)
         got = b""
         while mark not in got:
@@ -61,7 +62,7 @@ class Connection:
         return got
 
     def request(self, subject: str, body: object = None, seconds: float = 60) -> dict[str, Any]:
-        """One JetStream API request, answered as JSON."""
+        """Send a JetStream API request, and return its answer as JSON."""
         payload = json.dumps(body).encode() if body is not None else b""
         inbox = b"_INBOX.req.%d" % time.monotonic_ns()
         self.send(b"SUB %b 9\r\nUNSUB 9 1\r\nPUB %b %b %d\r\n%b\r\n" % (inbox, subject.encode(), inbox, len(payload),
@@ -92,7 +93,7 @@ class Count:
 
 
 def publish(args: argparse.Namespace) -> dict[str, Any]:
-    """JetStream publish with a window of unanswered messages, round robin over --streams or --subjects."""
+    """Publish to JetStream with a window of unanswered messages, round robin over --streams or --subjects."""
     payload = _payloads(args.size, args.incompressible)
     if args.streams > 1:
         names = [b"bench%d.x" % (i % args.streams) for i in range(max(args.streams, BATCH))]
@@ -105,8 +106,8 @@ def publish(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def events(args: argparse.Namespace) -> dict[str, Any]:
-    """JetStream publish of the data for the Spark measurements: nearly 500 subjects. ``bench.orders.eu.*`` has a
-    quarter of the messages, ``bench.alarm.*`` a thousandth; a tenth of all have headers."""
+    """Publish the data for the Spark measurements: nearly 500 subjects. ``bench.orders.eu.*`` has a quarter of the
+    messages, ``bench.alarm.*`` a thousandth; a tenth of all have headers."""
     payload, rng = _payloads(args.size), random.Random(2)
     msgs = []
     for i in range(100_000):
@@ -123,7 +124,8 @@ def events(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _payloads(size: int, incompressible: bool = False) -> Callable[[], bytes]:
-    """Hexadecimal text, different in each message: compressible by its alphabet, not by repetition. Or random bytes."""
+    """Return a maker of hexadecimal text, different in each message: compressible by its alphabet, not by repetition.
+    Or of random bytes."""
     rng = random.Random(1)
     pool = rng.randbytes(1 << 20) if incompressible else rng.randbytes(1 << 20).hex().encode()
 
@@ -169,7 +171,7 @@ def _publish(args: argparse.Namespace, msgs: list[bytes]) -> dict[str, Any]:
 
 
 def one_by_one(args: argparse.Namespace) -> dict[str, Any]:
-    """JetStream publish, each waiting for its PubAck."""
+    """Publish to JetStream, waiting for each PubAck."""
     con = Connection(args.port)
     con.send(b"SUB _INBOX.b.* 1\r\n")
     times = []
@@ -221,7 +223,7 @@ def pull(args: argparse.Namespace) -> dict[str, Any]:
                 if found:
                     out += b"PUB " + b" 0\r\n\r\nPUB ".join(found) + b" 0\r\n\r\n"
             else:
-                # Only counted: on two processors, taking messages apart would cost the server its rate.
+                # Messages are only counted: parsing them on two processors would cost the server its rate.
                 deliveries.feed(data)
                 got = deliveries.n
         if w and out:
@@ -238,7 +240,7 @@ def pull(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def drain(args: argparse.Namespace) -> dict[str, Any]:
-    """``pull`` with acks, until the stream is empty."""
+    """Run ``pull`` with acks, until the stream is empty."""
     began = time.perf_counter()
     pulled = pull(args)
     if "rate" not in pulled:
@@ -253,7 +255,7 @@ def drain(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def core(args: argparse.Namespace) -> dict[str, Any]:
-    """Core publish to --subscribers subscriptions, each on its own connection, all read here."""
+    """Publish core messages to --subscribers subscriptions, each on its own connection, all read here."""
     subs = [Connection(args.port, tls=args.tls) for _ in range(args.subscribers)]
     for c in subs:
         c.send(b"SUB core.x 1\r\nPING\r\n")
@@ -266,7 +268,7 @@ def core(args: argparse.Namespace) -> dict[str, Any]:
     expected = args.messages * per_message
     counts = {c.sock: 0 for c in subs}
     sent, out = 0, memoryview(b"")
-    # A publisher faster than its subscribers would turn them into slow consumers: at most 4 MB in between.
+    # A publisher faster than its subscribers would make them slow consumers, so at most 4 MB are in between.
     window = (4 << 20) // per_message if args.subscribers else args.messages
     buffer = bytearray(1 << 20)
     began = last = time.perf_counter()
@@ -301,7 +303,7 @@ def core(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def receive(sock: socket.socket, buffer: bytearray) -> int:
-    """Read what is available, including what TLS has already decrypted; returns its size in bytes."""
+    """Read what is available, including what TLS has already decrypted; return its size in bytes."""
     size = 0
     try:
         while True:
@@ -335,7 +337,7 @@ def consumer(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def info(args: argparse.Namespace) -> dict[str, Any]:
-    """STREAM.INFO of BENCH."""
+    """Return STREAM.INFO of BENCH."""
     return Connection(args.port).request("$JS.API.STREAM.INFO.BENCH")["state"]
 
 

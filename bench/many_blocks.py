@@ -1,9 +1,9 @@
-"""A store with very many small blocks that no compaction has joined, and what a restart on it costs.
+"""A store with very many small blocks that no compaction has joined, and the cost of a restart on it.
 
     python -m bench.many_blocks [--streams 10000] [--blocks 100] [--store DIRECTORY]
 
 The store is written by the broker's own log and checkpointer, as if each stream had stored a message in each segment;
-publishing them over the network would take an hour. With --store it is kept there, and used again if it is there.
+publishing them over the network would take an hour. With --store it is kept in that directory, and reused from there.
 Prints one JSON line: seconds until ready, CPU seconds and RSS after a clean stop; the same again.
 """
 
@@ -81,8 +81,8 @@ class Writer:
 
 
 async def fill(store: ObjectStore, streams: int, blocks: int, messages: int = 1, at_once: int = 1 << 30) -> None:
-    """``blocks`` times, each of ``streams`` has a block of ``messages``, in segments with up to ``at_once`` streams; a
-    checkpoint, and a clean stop."""
+    """Write ``blocks`` blocks of ``messages`` for each of ``streams``, in segments with up to ``at_once`` streams; cut
+    a checkpoint, and stop cleanly."""
     clock, rng, paths = SystemClock(), random.Random(), ShardPaths(0)
     await probe(store, FORMAT, [StoreFormat.make(rng.randbytes(16), clock.now_ns()).encode()])
     me = Identity.make("", rng)

@@ -1,13 +1,11 @@
-"""The longest turns of a broker's loop where one consumer has very much unacknowledged, and a stream or a server very
-many readers.
+"""The longest turns of a broker's loop with very many unacknowledged messages of one consumer, and very many readers of
+a stream or a server.
 
     python -m bench.many_consumers [--pending 200000] [--consumers 1000] [--sources 300]
 
 Prints one JSON line: {operation: [[ms, of garbage collection, of the longest callback, which], …]}, the two longest
-turns of each.
-
-A real client, and a broker on a loop that measures itself (``bench.turns``): processor time of the longest turn, how
-much of it was garbage collection, and what took longest in it.
+turns of each. A real client uses a broker on a loop that measures itself (``bench.turns``): processor time of the
+longest turn, the part of garbage collection, and the longest callback in it.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ _AT_ONCE = 1000
 
 
 class _Measured:
-    """A broker that measures its turns; ``longest`` since the last call."""
+    """A broker that measures its turns; ``longest`` returns those since its last call."""
 
     def __init__(self) -> None:
         self.server: Server = jetblock()
@@ -68,7 +66,7 @@ class _Bench:
         return said
 
     def note(self, what: str) -> None:
-        """Once ``what`` is done; the turns of all before it are in another line."""
+        """Record the turns since the last record, once ``what`` is done."""
         found = self.broker.longest()
         self.found[what] = found["longest"][:2]
         print(what, found["longest"][:3], file=sys.stderr, flush=True)
@@ -80,13 +78,13 @@ class _Bench:
             await self.client.request(subject if of == 1 else f"{subject}.0", b"x", timeout=60)
 
     async def pending(self, policy: str) -> Msg:
-        """Have all of P delivered to a consumer; returns the last delivery."""
+        """Have all messages of P delivered to a consumer; return the last delivery."""
         count = self.args.pending
         await self.ask("CONSUMER.CREATE.P.C", stream_name="P", config={
             "durable_name": "C", "ack_policy": policy, "max_ack_pending": -1, "ack_wait": 3600 * 10**9})
         got, last, done = 0, [], asyncio.Event()
 
-        async def take(msg: Msg) -> None:
+        async def on_delivery(msg: Msg) -> None:
             nonlocal got
             got += 1
             if got == count:
@@ -94,7 +92,7 @@ class _Bench:
                 done.set()
 
         inbox = self.client.new_inbox()
-        subscription = await self.client.subscribe(inbox, cb=take, pending_msgs_limit=0, pending_bytes_limit=0)
+        subscription = await self.client.subscribe(inbox, cb=on_delivery, pending_msgs_limit=0, pending_bytes_limit=0)
         await self.client.publish("$JS.API.CONSUMER.MSG.NEXT.P.C", json.dumps({"batch": count}).encode(), reply=inbox)
         await done.wait()
         await subscription.unsubscribe()

@@ -1,9 +1,9 @@
-"""Reading a large stream back from MinIO, beside the same bytes got by bare requests; and what compaction and restarts
-cost.
+"""Reads of a large stream from MinIO, beside the same bytes got by bare requests; and the cost of compaction and
+restarts.
 
     python -m bench.reads [--gb 1] [--message-bytes 1000] [--sizes 128 1000 …] [--incompressible] [--only sizes]
 
-One stream of ``--gb`` gigabytes of messages is published to a jetblock on a MinIO of its own. After restarts, so that
+A stream of ``--gb`` gigabytes of messages is published to a jetblock on its own MinIO. After restarts, so that
 its cache is empty:
 
     sequential    a pull consumer reads all of it; beside it, in turns, the same client library gets the same objects in
@@ -12,7 +12,7 @@ its cache is empty:
     random        direct gets by sequence, one at a time, of different blocks and then of the same again
     shared        eight consumers begin at different places and read all to the end, at the same time: GETs beside those
                   of one, and the fewest for such a cache; with and without a cache directory
-    restart       until the broker serves again after kill -9
+    restart       the time until the broker serves again after kill -9
     compaction    publishing in commits of a few messages with and without it
     sizes         the sequential read as a table, a row for each size of messages: whose processor time it takes, the
                   broker's event loop (its first thread), its other threads, the client and MinIO
@@ -51,7 +51,7 @@ _READERS = 8
 
 
 class _Read(NamedTuple):
-    """One read of all messages; seconds are of processor time but for the first."""
+    """A read of all messages; all times are of processors, except ``seconds``."""
 
     seconds: float
     gets: int
@@ -67,9 +67,9 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--gb", type=float, default=1.0, help="gigabytes of payload")
     parser.add_argument("--message-bytes", type=int, default=1000)
     parser.add_argument("--sizes", type=int, nargs="+", default=[128, 1000, 4096, 65_536],
-                        help="of messages, for that table")
+                        help="sizes of messages, for that table")
     parser.add_argument("--incompressible", action="store_true", help="payloads of random bytes")
-    parser.add_argument("--turns", type=int, default=2, help="of sequential reads")
+    parser.add_argument("--turns", type=int, default=2, help="turns of sequential reads")
     cases = ("sequential", "random", "shared", "restart", "compaction", "sizes")
     parser.add_argument("--only", choices=cases, action="append")
     args = parser.parse_args(words)
@@ -93,7 +93,7 @@ def main(words: list[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _stream(args: argparse.Namespace, size: int) -> Iterator[tuple[Minio, Server, int]]:
-    """A server with a compacted stream of messages of ``size`` bytes, and how many these are."""
+    """Run a server with a compacted stream of messages of ``size`` bytes; yield it with the number of messages."""
     messages = int(args.gb * 1e9 / size)
     with Minio() as minio, _server(minio) as server:
         load("setup", server)
@@ -105,7 +105,8 @@ def _stream(args: argparse.Namespace, size: int) -> Iterator[tuple[Minio, Server
 
 
 def _sequential(minio: Minio, server: Server, messages: int, size: int, turns: int) -> tuple[_Read, float]:
-    """Returns: the fastest read, and the rate of bare gets in bytes a second."""
+    """Read all messages in turn with bare gets. Returns: the fastest read, and the rate of bare gets in bytes a
+    second."""
     best, bare = None, 0.0
     for turn in range(turns):
         _restarted(server, signal.SIGTERM)
@@ -142,7 +143,7 @@ def _read_cold(minio: Minio, server: Server, messages: int, consumer: str) -> _R
 
 
 def _sizes(args: argparse.Namespace) -> None:
-    """The table over sizes of messages."""
+    """Print the table over sizes of messages."""
     rows: list[str] = []
     for size in args.sizes:
         with _stream(args, size) as (minio, server, messages):
@@ -161,8 +162,8 @@ def _sizes(args: argparse.Namespace) -> None:
 
 
 async def _bare(url: str) -> tuple[int, float, float]:
-    """Get the objects of all messages by ranges, a few at once. Returns: bytes, seconds, and seconds of this
-    process's CPU."""
+    """Get the objects of all messages by ranges, a few at once. Returns: bytes, seconds, and processor seconds of this
+    process."""
     store = open_store(url)
     try:
         ranges = [(key, at) for key, size in await _objects(store) for at in range(0, size, _RANGE_BYTES)]
@@ -205,7 +206,8 @@ def _timed(con: Connection, seq: int) -> float:
 
 
 def _shared(server: Server, messages: int, size: int) -> None:
-    """Readers that begin at different places read to the end at the same time, without and with a cache directory."""
+    """Let readers that begin at different places read to the end at the same time, without and with a cache
+    directory."""
     _restarted(server, signal.SIGTERM)
     before = _gets(server)[0]
     load("consumer", server, consumer="ONE")
@@ -222,7 +224,7 @@ def _shared(server: Server, messages: int, size: int) -> None:
 
 
 def _read_by_many(server: Server, messages: int) -> int:
-    """The GETs that eight readers cost."""
+    """Return the number of GETs for eight readers."""
     _restarted(server, signal.SIGTERM)
     con, before = Connection(server.port), _gets(server)[0]
     tail = messages // (2 * _READERS)
@@ -246,11 +248,13 @@ def _read_by_many(server: Server, messages: int) -> int:
 
 
 def _fewest(cached: float) -> float:
-    """The fewest GETs, in units of one reader's, for readers that begin a sixteenth of the stream apart and are equally
-    fast. Args: ``cached``: the part of the stream that the cache holds.
+    """Return the fewest GETs, in units of one reader's, for readers that begin a sixteenth of the stream apart and are
+    equally fast.
 
-    What a reader finds in the cache has been kept since the one before it was there, a sixteenth ago: a cache of that
-    size saves the GETs of one reader.
+    Args: ``cached``: the part of the stream that the cache holds.
+
+    A reader finds in the cache the blocks since the reader ahead of it, a sixteenth of the stream: a cache of that size
+    saves the GETs of one reader.
     """
     steps = 2 * _READERS
     reading = [min(_READERS, steps - step) for step in range(1, steps)]
@@ -259,7 +263,7 @@ def _fewest(cached: float) -> float:
 
 
 def _compaction() -> None:
-    """Small commits of one publisher, in turn with and without compaction."""
+    """Measure small commits of one publisher, in turn with and without compaction."""
     rates: dict[str, list[float]] = {"on": [], "off": []}
     lags: dict[str, list[float]] = {"on": [], "off": []}
     for _ in range(2):
@@ -290,7 +294,7 @@ def _restarted(server: Server, how: signal.Signals) -> float:
 
 
 def _gets(server: Server) -> tuple[int, int]:
-    """Requests and bytes so far."""
+    """Return the number of requests and bytes so far."""
     row = server.varz()["jetblock"]["store"]["get"]
     return int(row["count"]), int(row["bytes"])
 
@@ -298,7 +302,8 @@ def _gets(server: Server) -> tuple[int, int]:
 def _server(minio: Minio) -> Server:
     server = jetblock(store=minio.url, env={**minio.env, **compaction(quiet_ns=1_000_000_000)})
     server.words[server.words.index("broker")] = "tests.eager_broker"
-    server.words += ["--server_name", "reads"]  # it takes the store back at once, without waiting for its own lease
+    # The name lets it take the store back at once, without waiting for its own lease.
+    server.words += ["--server_name", "reads"]
     return server
 
 

@@ -1,13 +1,19 @@
-"""How long a start and a take-over take, by messages and by streams.
+"""The times of a start and of a take-over, by messages and by streams.
 
     python -m bench.restarts [--messages 1000 --messages 50000000] [--streams 1 --streams 10000] [--minio] [--turns 2]
 
 Stores are written by the broker's own log and checkpointer (``bench.many_blocks``), in blocks of at most 5000 messages.
-For each, in turns: a start after a clean stop, one after 500 publishes and kill -9, and a take-over: a second broker
-waits as a standby, 500 more messages are published one by one, the first is killed, and the time runs until the second
-lets clients in. On MinIO it waits for the lease first, which is 2 s here. Prints a JSON line for each store: the least
-of the turns, in seconds, with the processor time of each, which is what to compare on a busy machine, and the memory
-after a start.
+Three times are measured for each, in turns:
+
+    stop         a start after a clean stop
+    kill         a start after 500 publishes and kill -9
+    take-over    a second broker waits as a standby, 500 more messages are published one by one, and the first is
+    killed;
+                 the time runs until the second accepts clients. On MinIO it waits for the lease first, 2 s here
+
+Prints a JSON line for each store: the least of the turns, in seconds; the processor time of each, which is comparable
+on
+a busy machine; and the memory after a start.
 """
 
 from __future__ import annotations
@@ -33,9 +39,9 @@ __all__ = ["main"]
 
 _BLOCK_MESSAGES = 5000
 _AT_ONCE = 100
-"""Streams in one segment."""
+"""Number of streams in one segment."""
 _LATER = 500
-"""Messages since the last checkpoint, each in a segment of its own."""
+"""Number of messages since the last checkpoint, each in its own segment."""
 _LEASE_SECONDS = 2
 
 
@@ -43,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, action="append")
     parser.add_argument("--streams", type=int, action="append")
-    parser.add_argument("--minio", action="store_true", help="in place of a directory")
+    parser.add_argument("--minio", action="store_true", help="use MinIO in place of a directory")
     parser.add_argument("--turns", type=int, default=2)
     args = parser.parse_args()
     for messages in args.messages or (1000, 50_000_000):
@@ -62,7 +68,7 @@ def _measured(messages: int, streams: int, minio: bool, turns: int) -> dict[str,
             url = "file://" + stack.enter_context(tempfile.TemporaryDirectory(prefix="jetblock-bench-"))
         with environment(env):
             asyncio.run(_fill(url, streams, blocks, each))
-        # Two names: a broker with its predecessor's takes a store back without waiting.
+        # The brokers have two names, because one with its predecessor's name takes a store back without waiting.
         brokers = [jetblock(store=url, env=env) for _ in range(2)]
         for number, broker in enumerate(brokers):
             broker.words += ["--server_name", f"broker{number}"]
@@ -87,7 +93,7 @@ def _measured(messages: int, streams: int, minio: bool, turns: int) -> dict[str,
 
 
 def _blocks(messages: int, streams: int) -> tuple[int, int]:
-    """How many blocks of how many messages each stream has."""
+    """Return the number of blocks of each stream, and of messages in each."""
     each = max(messages // streams, 1)
     blocks = -(-each // _BLOCK_MESSAGES)
     return blocks, each // blocks
@@ -102,8 +108,8 @@ async def _fill(url: str, streams: int, blocks: int, messages: int) -> None:
 
 
 def _take_over(owner: Server, standby: Server, wanted: int) -> tuple[float, float, int]:
-    """Seconds from the owner's death until the standby lets clients in, of its processor, too; and the last sequence
-    by then."""
+    """Kill the owner; return the seconds until the standby accepts clients, its processor seconds, and the last
+    sequence by then."""
     waiting = threading.Thread(target=standby.start)
     waiting.start()
     while not _stands_by(standby):
@@ -128,7 +134,7 @@ def _stands_by(server: Server) -> bool:
 
 
 def _publish(server: Server) -> int:
-    """Messages of the first stream, each in a segment of its own."""
+    """Publish messages of the first stream, each in its own segment."""
     con = Connection(server.port)
     for _ in range(_LATER):
         con.request("many.0", "y" * 100)

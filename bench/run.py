@@ -35,7 +35,7 @@ __all__ = ["main"]
 
 @dataclass
 class Table:
-    """The measurements, case by case."""
+    """The measurements, a row for each case."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
 
@@ -57,7 +57,7 @@ class Table:
 
 
 def load(case: str, server: Server, **options: Any) -> dict[str, Any]:
-    """Run one case of bench/load.py against a server; returns its JSON."""
+    """Run one case of bench/load.py against a server; return its JSON."""
     words = [sys.executable, str(HERE / "load.py"), case, "--port", str(server.port)]
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
@@ -79,7 +79,7 @@ class Bench:
         return max(int(messages * self.scale), 2000)
 
     def best(self, case: str, server: Server, **options: Any) -> dict[str, Any]:
-        """The best of --repeat runs, by rate."""
+        """Return the best of --repeat runs, by rate."""
         return max((load(case, server, **options) for _ in range(self.args.repeat)), key=lambda r: r.get("rate", 0.0))
 
     @contextlib.contextmanager
@@ -157,7 +157,7 @@ class Bench:
         self.table.add("pull consume, no acks", ">= 1.0", got["ours"][False], got["nats"][False])
 
     def work_queue(self) -> None:
-        """A work queue drained to the last message, and an interest stream that two consumers ack in turn."""
+        """Drain a work queue to the last message, and an interest stream that two consumers ack in turn."""
         drained: dict[str, dict[str, float | None]] = {"workqueue": {}, "interest": {}}
         for name, begin in (("nats", nats_server), ("ours", jetblock)):
             for retention, consumers in (("workqueue", 1), ("interest", 2)):
@@ -222,11 +222,11 @@ class Bench:
                            cpu=of_processor)
 
     def jetstream_cost(self) -> None:
-        """What each JetStream operation costs: see ``bench.cost.run``, which has its own table."""
+        """Measure the cost of each JetStream operation by ``bench.cost.run``, which has its own table."""
         self.of_cases(cost.CASES, cost.measure)
 
     def core_cost(self) -> None:
-        """What core NATS costs: see ``bench.core.run``."""
+        """Measure the cost of core NATS by ``bench.core.run``."""
         self.of_cases(core.CASES, core.measure)
 
     def of_cases(self, cases: Iterable[str], measure: Callable[[str, float, int], list[dict[str, Any]]]) -> None:
@@ -252,7 +252,8 @@ class Bench:
 
     def spark(self) -> None:
         messages = self.n(4_000_000)
-        with tempfile.TemporaryDirectory(prefix="jetblock-bench-") as directory, jetblock() as ours, nats_server() as theirs:
+        with tempfile.TemporaryDirectory(prefix="jetblock-bench-") as directory, jetblock() as ours, \
+                nats_server() as theirs:
             for server, count in ((ours, messages), (theirs, min(messages, 500_000))):
                 load("setup", server)
                 load("events", server, messages=count, size=200)
@@ -264,7 +265,7 @@ class Bench:
                        messages / got["forms"]["jetblock"]["full scan to noop"]["wall"], got["server"]["rate"], "row/s")
 
     def spark_small_blocks(self) -> None:
-        """A publisher with fewer messages in flight makes smaller blocks."""
+        """Measure smaller blocks, made by a publisher with fewer messages in flight."""
         messages = self.n(2_000_000)
         with tempfile.TemporaryDirectory(prefix="jetblock-bench-") as directory, jetblock() as ours:
             load("setup", ours)
@@ -272,7 +273,7 @@ class Bench:
             self.spark_driver(ours, directory, messages, " of small blocks", "--scan-only")
 
     def spark_driver(self, ours: Server, directory: str, messages: int, of: str, *options: str) -> dict[str, Any]:
-        """Run the queries, each form's answers compared with the others'; returns all figures."""
+        """Run the queries, and compare the answers of all forms; return all figures."""
         ours.stop()  # Spark needs no broker
         words = [sys.executable, "-m", "bench.spark_driver", f"file://{ours.dir}/store", directory,
                  "--repeat", str(self.args.repeat), *options]

@@ -24,7 +24,7 @@ NATS_SERVER = pathlib.Path(sys.executable).parent / "nats-server"
 
 @contextlib.contextmanager
 def environment(values: dict[str, str]) -> Iterator[None]:
-    """These variables, until the end of the block."""
+    """Set these variables until the end of the block."""
     before = dict(os.environ)
     os.environ.update(values)
     try:
@@ -65,7 +65,7 @@ class Process:
         return True
 
     def start(self) -> float:
-        """Start it and wait until it answers; returns the seconds taken."""
+        """Start the process and wait until it answers; return the seconds taken."""
         began = time.perf_counter()
         with open(self.dir / "log", "ab") as log:
             self.child = subprocess.Popen(self.command(), stdout=log, stderr=log, env=self.environment())
@@ -90,7 +90,7 @@ class Process:
         return _cpu_s(pathlib.Path(f"/proc/{self.child.pid}/stat"))
 
     def loop_cpu_s(self) -> float:
-        """The same of its first thread: in a broker, the event loop's."""
+        """Processor time of the first thread: in a broker, the event loop's."""
         assert self.child
         return _cpu_s(pathlib.Path(f"/proc/{self.child.pid}/task/{self.child.pid}/stat"))
 
@@ -134,7 +134,7 @@ class Server(Process):
             return dict(json.load(answer))
 
     def puts(self) -> int:
-        """Objects put so far, as the instrumented store counts them."""
+        """Number of objects put so far, as the instrumented store counts them."""
         return int(self.varz()["jetblock"]["store"]["put"]["count"])
 
     def rss_mib(self) -> float:
@@ -146,7 +146,7 @@ class Server(Process):
 
 
 def nats_server(*, jetstream: bool = True, sync: bool = False) -> Server:
-    """The real nats-server, with its defaults or with an fsync before each PubAck."""
+    """Return the real nats-server, with its defaults or with an fsync before each PubAck."""
     config = 'jetstream { store_dir: "{dir}/js", sync_interval: always }' if sync else ""
     words = [str(NATS_SERVER), *(["-js", "-sd", "{dir}/js"] if jetstream and not sync else [])]
     server = Server("nats-server" + (" (sync always)" if sync else ""), words, config="")
@@ -156,7 +156,7 @@ def nats_server(*, jetstream: bool = True, sync: bool = False) -> Server:
 
 def jetblock(*, jetstream: bool = True, store: str = "", env: dict[str, str] | None = None, commit_interval: str = "",
              sync_interval: str = "") -> Server:
-    """jetblock, on a fresh directory or on the given store."""
+    """Return jetblock, on a fresh directory or on the given store."""
     words = [sys.executable, "-m", "broker", *(["--store", store or "file://{dir}/store"] if jetstream else [])]
     env = dict(env or {})
     if commit_interval:
@@ -169,7 +169,7 @@ def jetblock(*, jetstream: bool = True, store: str = "", env: dict[str, str] | N
 
 
 def with_tls(server: Server) -> Server:
-    """``server``, with TLS for clients and a certificate made for it."""
+    """Return ``server``, with TLS for clients and a certificate made for it."""
     from tests.certificates import Authority
 
     files = Authority(server.dir).server()
@@ -191,7 +191,7 @@ class Minio(Process):
     def command(self) -> list[str]:
         from tests.real import parts
 
-        (self.dir / "data" / "bench").mkdir(parents=True, exist_ok=True)  # to MinIO a folder is a bucket
+        (self.dir / "data" / "bench").mkdir(parents=True, exist_ok=True)  # A folder is a bucket for MinIO.
         return [str(parts.minio()), "server", str(self.dir / "data"), "--address", f"127.0.0.1:{self.port}",
                 "--console-address", f"127.0.0.1:{free_port()}"]
 

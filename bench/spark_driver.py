@@ -23,11 +23,11 @@ from jetblock.spark import builder_conf
 
 STREAM = "BENCH"
 NATS_MESSAGES = 300_000
-"""Messages read through the server: enough for a rate, and they fit into memory."""
+"""Number of messages read through the server: enough for a rate, and they fit into memory."""
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and all its descendants, including ended ones."""
+    """Return user and system time of this process and all its descendants, including ended ones."""
     tick = os.sysconf("SC_CLK_TCK")
     rows: dict[int, tuple[int, float]] = {}
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
@@ -45,7 +45,7 @@ def cpu_seconds() -> float:
 
 
 def measure(work: Callable[[], Any], repeat: int) -> dict[str, Any]:
-    """The run with the least wall time, with its answer, so that results can be compared."""
+    """Return the run with the least wall time, with its answer, so that results can be compared."""
     best: dict[str, Any] = {}
     for _ in range(repeat):
         wall, cpu = time.perf_counter(), cpu_seconds()
@@ -62,8 +62,8 @@ def noop(df: DataFrame) -> None:
 
 def queries(messages: DataFrame, middle: tuple[Any, Any], load: Callable[[], DataFrame]
             ) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The same queries for each form of the data. load: ``messages`` loaded for a single scan, with filters pushed
-    down."""
+    """Yield the queries, which are the same for each form of the data. load: ``messages`` loaded for a single scan,
+    with filters pushed down."""
     start, end = middle
 
     def filtered(condition: str) -> Callable[[], Any]:
@@ -81,7 +81,7 @@ LAST = "SELECT count(*), sum(seq) FROM (SELECT subject, max(seq) AS seq FROM {} 
 
 def blocks_and_parquet(spark: SparkSession, store: str, parquet: pathlib.Path, repeat: int, scan_only: bool
                        ) -> dict[str, dict[str, Any]]:
-    """{form: {query: {wall, cpu, answer}}}."""
+    """Run all queries on both forms; return {form: {query: {wall, cpu, answer}}}."""
     def blocks(**options: str) -> Any:
         return spark.read.format("jetblock").options(store=store, stream=STREAM, **options)
 
@@ -115,7 +115,7 @@ def blocks_and_parquet(spark: SparkSession, store: str, parquet: pathlib.Path, r
 
 
 def stream(spark: SparkSession, store: str, checkpoint: pathlib.Path, per_trigger: int) -> dict[str, Any]:
-    """Micro-batches to the noop sink; the rate is that of all but the first, which starts the workers."""
+    """Read micro-batches into the noop sink; the rate is that of all but the first, which starts the workers."""
     query = (spark.readStream.format("jetblock").options(store=store, stream=STREAM, startingOffsets="earliest",
                                                           maxMessagesPerTrigger=str(per_trigger)).load()
              .writeStream.format("noop").option("checkpointLocation",
@@ -128,7 +128,7 @@ def stream(spark: SparkSession, store: str, checkpoint: pathlib.Path, per_trigge
 
 
 def through_the_server(spark: SparkSession, port: int) -> dict[str, Any]:
-    """Reading without blocks: a pull consumer in Python fills an Arrow table, written as a DataFrame to noop."""
+    """Read without blocks: a pull consumer in Python fills an Arrow table, written as a DataFrame to noop."""
     import nats
     import pyarrow as pa
     from nats.js.api import AckPolicy, ConsumerConfig

@@ -1,11 +1,10 @@
 """The longest pauses of the event loop for one stream with very many blocks or message ids, and for very many streams.
 
-    python -m bench.stalls [--blocks 1000000] [--ids 1000000] [--streams 10000]     prints one JSON line: {operation:
-    [ms, where]}
+    python -m bench.stalls [--blocks 1000000] [--ids 1000000] [--streams 10000]
 
-The broker's own parts run in this process, on a log in memory, since publishing a million blocks would take an hour.
-The milliseconds are processor time of the longest turn of the loop, to which other processes add little
-(``bench.turns``).
+Prints one JSON line: {operation: [ms, where]}. The broker's own parts run in this process, on a log in memory, since
+publishing a million blocks would take an hour. The milliseconds are processor time of the longest turn of the loop, to
+which other processes add little (``bench.turns``).
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ __all__ = ["main"]
 PATHS = ShardPaths(0)
 A_BLOCK = 10
 _TURNS_AFTER = 2000
-"""Of the loop, for what is to be done once an operation has ended."""
+"""Number of turns of the loop for follow-up work once an operation has ended."""
 
 
 class Bus:
@@ -66,7 +65,7 @@ class Bus:
 
 
 def fill(state: ShardState, blocks: int, number: int = 7) -> StreamState:
-    """A stream with ``blocks`` blocks in as many segments, as replay leaves it."""
+    """Fill a stream with ``blocks`` blocks in as many segments, as replay leaves it."""
     name = "S" if number == 7 else f"S{number}"
     stream = StreamState(number, "$G", name, {"name": name, "subjects": [f"{name}.>"], "duplicate_window": 120 * 10**9},
                          1)
@@ -85,7 +84,7 @@ def fill(state: ShardState, blocks: int, number: int = 7) -> StreamState:
 
 
 class Store(MemoryStore):
-    """Puts wait until ``fast`` is set."""
+    """A store whose puts wait until ``fast`` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +97,7 @@ class Store(MemoryStore):
 
 
 class Later(SystemClock):
-    """Two hours later."""
+    """A clock that is two hours ahead."""
 
     def now_ns(self) -> int:
         return super().now_ns() + 7200 * 10**9
@@ -169,7 +168,7 @@ class Stalls:
         await self.close()
 
     async def adopt(self, count: int) -> None:
-        """Half as many staged messages with ids join, none of them a duplicate; then all, so that every second one
+        """Adopt staged messages with ids: first half of them, none a duplicate; then all, so that every second one
         is."""
         for what, step, at in (("adoption, every message with an id", 2, 1),
                                ("adoption, every second one a duplicate", 1, 2)):
@@ -184,8 +183,8 @@ class Stalls:
             await self.measure(what, self._adopt(asked))
 
     async def publish(self, count: int, *, spread: bool) -> None:
-        """Messages with ids come while the store is slow, so that most are in one segment: encoded in a thread, as a
-        broker does it. ``spread`` over more than 0.1 s, so that each id has a time of its own."""
+        """Publish messages with ids while the store is slow, so that most are in one segment, which is encoded in a
+        thread as in a broker. ``spread``: over more than 0.1 s, so that each id has its own time."""
         self.store.fast.clear()
         for at in range(count):
             own = b"NATS/1.0\r\nNats-Msg-Id: " + random.randbytes(11).hex().encode() + b"\r\n\r\n"
@@ -219,7 +218,7 @@ class Stalls:
 
 
 async def ids(count: int, stalls: Stalls) -> None:
-    """The ids of a window are restored after a restart, and all expire at once."""
+    """Restore the ids of a window after a restart, and let all expire at once."""
     window = Dedupe(120 * 10**9, known=False, bytes_max=256 << 20)
     now = time.time_ns()
     taken = [[(seq, b"order-%012d" % seq, now + seq) for seq in range(at, at + 4096)]
@@ -241,7 +240,7 @@ async def ids(count: int, stalls: Stalls) -> None:
 
 
 async def many_streams(count: int, stalls: Stalls) -> None:
-    """A checkpoint of streams that all changed."""
+    """Cut a checkpoint of streams that all changed."""
     await stalls.open()
     state = stalls.log.state
     for number in range(8, 8 + count):

@@ -1,9 +1,9 @@
-"""Messages published one at a time to a bucket: the objects and bytes they end as, beside the same messages in one
+"""Messages published one at a time to a bucket: the resulting objects and bytes, beside the same messages in one
 commit.
 
     python -m bench.trickle [--server minio|seaweed] [--messages 10000] [--only WORD …]
 
-Stock nats-py publishes to a jetblock on a real S3 server of its own, at ``commit_interval: 20ms`` and a short
+Stock nats-py publishes to a jetblock on a separate real S3 server, at ``commit_interval: 20ms`` and a short
 ``reader_grace``, and waits for each PubAck before the next message. Then nothing is published for ten minutes. The
 bucket is listed by botocore alone.
 
@@ -45,7 +45,7 @@ _WORDS = '{"time": "%d", "level": "info", "service": "orders", "id": "%016x", "a
 
 
 class _Load(NamedTuple):
-    """``subject(i)`` of message i; ``streams`` by name with their subjects."""
+    """A load: ``subject(i)`` of message i; ``streams`` by name with their subjects."""
 
     name: str
     streams: list[StreamConfig]
@@ -81,7 +81,7 @@ def _client(server: s3.S3Server) -> Any:
 
 
 def _listed(client: Any, url: str) -> tuple[Counter[str], Counter[str]]:
-    """Objects and bytes below a store's prefix, by the folder that holds them."""
+    """Count objects and bytes below a store's prefix, by their folder."""
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     objects: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
@@ -132,7 +132,7 @@ async def _one_by_one(server: s3.S3Server, load: _Load, kind: str, messages: int
 
 
 async def _at_once(server: s3.S3Server, load: _Load, kind: str, messages: int) -> dict[str, Any]:
-    """The same messages, published without waiting, in one commit of the log; after a clean stop."""
+    """Publish the same messages without waiting, in one commit of the log, and stop cleanly."""
     url, client, rng = server.new_url(), _client(server), random.Random(7)
     more = {"JETBLOCK_LEASE": "30s", "JETBLOCK_COMPACTION": "false", "JETBLOCK_SEGMENT_BYTES": "64MB"}
     async with _broker(server, url, "5s", **more) as broker:

@@ -1,11 +1,9 @@
-"""How much of its own processor time a loop takes in one turn, whatever else the machine does; and a broker on such a
-loop.
+"""The processor time that a loop takes in one turn, unaffected by other processes; and a broker on such a loop.
 
-    python -m bench.turns FILE [flags of the broker]        appends a JSON line of its longest turns to FILE on
-    SIGRTMIN, and
-                                                            when it stops (``bench.many_consumers`` drives one)
+    python -m bench.turns FILE [flags of the broker]
 
-A turn is one pass over what is ready. Wall time would count other processes' work, too.
+The broker appends a JSON line of its longest turns to FILE on SIGRTMIN, and when it stops (``bench.many_consumers``
+drives one). A turn is one pass over the ready callbacks. Wall time would count other processes' work, too.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class Turn(NamedTuple):
 
 
 class MeasuredLoop(asyncio.SelectorEventLoop):
-    """Keeps the ``longest`` turns since the last ``reset``."""
+    """A loop that keeps the ``longest`` turns since the last ``reset``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,14 +47,14 @@ class MeasuredLoop(asyncio.SelectorEventLoop):
         self.turns = 0
 
     def collecting(self, phase: str, _: dict[str, int]) -> None:
-        """For ``gc.callbacks``."""
+        """Measure a garbage collection; registered in ``gc.callbacks``."""
         if phase == "start":
             self._gc_began_s = time.thread_time()
         else:
             self._gc_s += time.thread_time() - self._gc_began_s
 
     def ran(self, callback: Any, seconds: float) -> None:
-        """``callback`` ran for so long, in this turn."""
+        """Record that ``callback`` ran for this time, in this turn."""
         if seconds > self._callback_s:
             self._callback_s, self._callback = seconds, _name(callback) if seconds > 0.001 else ""
 
@@ -80,7 +78,7 @@ def _name(callback: Any) -> str:
 
 
 def _where(coro: Any) -> str:
-    """Where a coroutine has come to: the functions that await each other, with lines."""
+    """Return the place of a coroutine: the functions that await each other, with lines."""
     found = []
     while (frame := getattr(coro, "cr_frame", None)) is not None:
         found.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
@@ -89,7 +87,7 @@ def _where(coro: Any) -> str:
 
 
 class _Measured(asyncio.Handle):
-    """What each callback's handle does instead of running: only in the process that calls ``measured_loop``."""
+    """The handle of a callback that also measures it: only in the process that calls ``measured_loop``."""
 
     plain = asyncio.Handle._run
 
@@ -104,7 +102,7 @@ class _Measured(asyncio.Handle):
 
 
 def measured_loop() -> MeasuredLoop:
-    """A loop factory; from then on callbacks and garbage collections of this process are measured."""
+    """Make a loop; from then on callbacks and garbage collections of this process are measured."""
     asyncio.Handle._run = _Measured._run  # type: ignore[method-assign]
     loop = MeasuredLoop()
     gc.callbacks.append(loop.collecting)
@@ -131,7 +129,7 @@ def main() -> None:
     process._loop_factory = lambda: factory  # type: ignore[assignment,return-value]
     signal.signal(signal.SIGRTMIN, report)
     gc.disable()
-    # The process ends with what closes its log.
+    # logging.shutdown ends the process's work, so the last report is written there.
     shutdown = logging.shutdown
     logging.shutdown = lambda *args: (report(), shutdown(*args))[1]
     sys.exit(cli.run(sys.argv[2:]))

@@ -1,6 +1,6 @@
-"""What core NATS costs: the cases, each on one server of its own without JetStream.
+"""The cases of core NATS, each on a separate server without JetStream.
 
-A case gets a ``Trial``. What it measures is a rate, or a plain number: a latency, or memory.
+A case gets a ``Trial``. It measures a rate, or a plain number: a latency, or memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["CASES", "Case"]
 PAYLOAD = b"0123456789abcdef" * 8
 BATCH = 250
 WINDOW = 4 << 20
-"""Bytes on their way: more would make slow consumers of subscribers."""
+"""Bytes that may be in flight: more would make slow consumers of subscribers."""
 
 ALLOWED = """
 no_auth_user: u
@@ -38,12 +38,12 @@ accounts {
 no_auth_user: c
 """
 OPEN_FILES = 1000
-"""Descriptors that are not connections."""
+"""Number of descriptors that are not connections."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """``run`` on a server with ``config``, in which ``{ws}`` is a free port."""
+    """A case: ``run`` on a server with ``config``, in which ``{ws}`` is a free port."""
 
     run: Callable[[Trial], None]
     config: str = ""
@@ -60,7 +60,7 @@ def _subscribed(port: int, subscriptions: bytes, count: int, *, tls: bool = Fals
 
 def _publish(trial: Trial, work: str, messages: int, *, publishers: int = 1, subscribers: int = 1,
              queue: str = "") -> None:
-    """``messages`` in all from so many connections to so many others; counted are those published."""
+    """Publish ``messages`` in all from so many connections to so many others; the published ones are counted."""
     receivers = _subscribed(trial.server.port, f"SUB core.x {queue} 1\r\n".replace("  ", " ").encode(), subscribers)
     senders = [Connection(trial.server.port) for _ in range(publishers)]
     batch = max(BATCH // publishers, 10)
@@ -74,32 +74,32 @@ def _publish(trial: Trial, work: str, messages: int, *, publishers: int = 1, sub
 
 
 def fan_out(trial: Trial) -> None:
-    """One publisher, a hundred subscribers."""
+    """Publish from one connection to a hundred subscribers."""
     _publish(trial, "published to 100 subscribers", trial.n(30_000), subscribers=100)
 
 
 def fan_in(trial: Trial) -> None:
-    """A hundred publishers, one subscriber."""
+    """Publish from a hundred connections to one subscriber."""
     _publish(trial, "published by 100 connections to 1 subscriber", trial.n(500_000), publishers=100)
 
 
 def queue_group(trial: Trial) -> None:
-    """One publisher, a queue group."""
+    """Publish from one connection to a queue group."""
     _publish(trial, "published to a queue group of 10", trial.n(500_000), subscribers=10, queue="q")
 
 
 def plain(trial: Trial) -> None:
-    """What TLS, WebSocket and permissions are compared with."""
+    """Publish and subscribe plainly, for comparison with TLS, WebSocket and permissions."""
     _publish(trial, "published to 1 subscriber", trial.n(1_000_000))
 
 
 def permissions(trial: Trial) -> None:
-    """A user with allowed and denied subjects."""
+    """Publish as a user with allowed and denied subjects."""
     _publish(trial, "published to 1 subscriber, both with permissions", trial.n(1_000_000))
 
 
 def tls(trial: Trial) -> None:
-    """Subscriber and publisher by TLS."""
+    """Publish and subscribe by TLS."""
     count = trial.n(500_000)
     cpu = trial.server.cpu_s()
     got = core(argparse.Namespace(port=trial.server.port, tls=True, subscribers=1, messages=count, patience=20))
@@ -107,7 +107,7 @@ def tls(trial: Trial) -> None:
 
 
 def websocket(trial: Trial) -> None:
-    """Subscriber and publisher by WebSocket, 250 messages in a frame."""
+    """Publish and subscribe by WebSocket, 250 messages in a frame."""
     port = int(trial.server.config.split("port:")[1].split()[0])
     subscriber, publisher = WebSocket(port), WebSocket(port)
     subscriber.sock.sendall(subscriber.frame(b"SUB core.x 1\r\nPING\r\n"))
@@ -130,22 +130,22 @@ def _requests(trial: Trial, what: str, requester: str, responder: str, subject: 
 
 
 def requests(trial: Trial) -> None:
-    """Requests that another connection answers."""
+    """Send requests that another connection answers."""
     _requests(trial, "", "", "", "svc.x")
 
 
 def service_import(trial: Trial) -> None:
-    """Requests that another account answers."""
+    """Send requests that another account answers."""
     _requests(trial, " through a service import", "b", "a", "their.x")
 
 
 def ten_thousand_subscriptions(trial: Trial) -> None:
-    """With wildcards, on one connection."""
+    """Measure subscriptions with wildcards, on one connection."""
     _subscriptions(trial, 10_000)
 
 
 def million_subscriptions(trial: Trial) -> None:
-    """With wildcards, on one connection."""
+    """Measure subscriptions with wildcards, on one connection."""
     _subscriptions(trial, trial.n(1_000_000))
 
 
@@ -176,7 +176,7 @@ def _subscriptions(trial: Trial, count: int) -> None:
 
 
 def idle_connections(trial: Trial) -> None:
-    """Connections that do nothing, in groups that come at once."""
+    """Open idle connections, in groups that come at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

@@ -1,4 +1,4 @@
-"""Clients for the measurements of core NATS: many sockets, and what comes back on them counted."""
+"""Clients for the measurements of core NATS: many sockets, and counts of the received bytes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ __all__ = ["PATIENCE_S", "WebSocket", "connect_all", "exchange", "flow"]
 PATIENCE_S = 60.0
 _REPLIES = re.compile(rb"MSG _INBOX\.r\.(\d+) ")
 _REQUESTS = re.compile(rb"MSG \S+ \S+ (\S+) (?:\d+ )?\d+\r\n")
-"""Its replies: with headers, too, since nats-server tells a service who asks from another account."""
+"""Replies of requests; with headers, too, since nats-server sends a service the identity of a requester in another
+account."""
 _CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"lang":"bench","version":"1","protocol":1}\r\nPING\r\n'
 
 
 def flow(senders: Sequence[socket.socket], blocks: Sequence[bytes], receivers: Sequence[socket.socket], *,
          sent_max: int, window: int, expected: int) -> float:
-    """Send blocks in turn, each sender its own one ``sent_max`` times, until ``expected`` bytes have come back.
+    """Send blocks in turn, each sender its own block ``sent_max`` times, until ``expected`` bytes have come back.
 
-    Args: ``window``: bytes that may be on their way; ``blocks`` and what comes back for them are of one size in sum.
+    Args: ``window``: bytes that may be in flight; the sum of ``blocks`` must equal the bytes that come back for them.
 
     Returns: the seconds taken.
     """
@@ -62,8 +63,7 @@ def flow(senders: Sequence[socket.socket], blocks: Sequence[bytes], receivers: S
 
 
 def exchange(requester: Connection, responder: Connection, subject: str, count: int, in_flight: int) -> list[float]:
-    """Requests on ``subject``, which the responder must be subscribed to; returns the time of each, in order of
-    size."""
+    """Send requests on ``subject``, to which the responder must be subscribed; return the time of each, sorted."""
     requester.send(b"SUB _INBOX.r.* 1\r\nPING\r\n")
     requester.until(b"PONG\r\n")
     socks = {con.sock: b"" for con in (requester, responder)}
@@ -95,7 +95,7 @@ def exchange(requester: Connection, responder: Connection, subject: str, count: 
 
 
 def connect_all(port: int, count: int) -> list[socket.socket]:
-    """``count`` connections begun at once; returns them when each has got its PONG."""
+    """Open ``count`` connections at once; return them when each has received its PONG."""
     poller = selectors.DefaultSelector()
     socks = []
     for _ in range(count):
@@ -125,7 +125,7 @@ def connect_all(port: int, count: int) -> list[socket.socket]:
 
 
 class WebSocket:
-    """A connection by WebSocket. Its mask is zero, so what it sends need not be changed."""
+    """A connection by WebSocket. Its mask is zero, so payloads are sent unchanged."""
 
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port))
@@ -138,7 +138,7 @@ class WebSocket:
 
     @staticmethod
     def frame(data: bytes) -> bytes:
-        """One binary frame."""
+        """Return a binary frame."""
         size = len(data)
         head = (bytes([0x80 | size]) if size < 126 else
                 b"\xfe%b" % size.to_bytes(2) if size < 1 << 16 else b"\xff%b" % size.to_bytes(8))
@@ -154,8 +154,7 @@ class WebSocket:
             got += data
 
     def count(self, mark: bytes, expected: int, blocks: Iterable[bytes], sender: socket.socket) -> float:
-        """Send blocks from ``sender`` and read until ``mark`` has come ``expected`` times; returns the seconds
-        taken."""
+        """Send blocks from ``sender`` and read until ``mark`` has come ``expected`` times; return the seconds taken."""
         self.sock.setblocking(False)
         sender.setblocking(False)
         coming, out, seen, tail = iter(blocks), memoryview(b""), 0, b""

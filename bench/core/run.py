@@ -1,10 +1,9 @@
-"""What core NATS costs, beside the real nats-server: both run the same cases in turn, each on a fresh server without
-JetStream.
+"""The cost of core NATS beside the real nats-server: both run the same cases in turn, each on a fresh server.
 
     python -m bench.core.run [--quick] [--only WORD …] [--repeat N] [--ours]
 
-Rates are by wall time, the best of all runs; the processor time of the server for each operation, its least, is beside
-it: on a machine with other work, compare that. Latencies and memory are the least of all runs.
+Rates are by wall time, the best of all runs. Beside them is the server's least processor time for each operation, which
+is comparable on a machine with other work. Latencies and memory are the least of all runs.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ def measure(name: str, scale: float, repeat: int, ours_only: bool = False) -> li
         for server in (jetblock(jetstream=False),) if ours_only else (nats_server(jetstream=False),
                                                                       jetblock(jetstream=False)):
             with _configured(server, CASES[name]):
-                _settle(server)
+                _wait_until_idle(server)
                 trials.append(Trial(server, scale))
                 CASES[name].run(trials[-1])
     return rows(trials, min)
@@ -39,8 +38,8 @@ def _configured(server: Server, case: Case) -> Server:
     return with_tls(server) if case.tls else server
 
 
-def _settle(server: Server) -> None:
-    """Wait for what a server still does after its start."""
+def _wait_until_idle(server: Server) -> None:
+    """Wait until the server has finished the work after its start."""
     cpu, since = server.cpu_s(), time.monotonic()
     while time.monotonic() - since < 0.3:
         time.sleep(0.05)

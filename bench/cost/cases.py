@@ -1,6 +1,6 @@
-"""What each JetStream operation costs: the cases, each on one server with a fresh store.
+"""The cases of JetStream operations, each on one server with a fresh store.
 
-A case gets a ``Trial`` and measures with ``trial.measured(work, operations)``; all else that it does is preparation.
+A case gets a ``Trial`` and measures with ``trial.measured(work, operations)``; everything else is preparation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK = 128 << 10
 
 @dataclass
 class Figure:
-    """One measurement: ``operations`` in ``seconds``, of which the server's processor time ``cpu_s``."""
+    """A measurement: ``operations`` in ``seconds``; ``cpu_s`` is the server's processor time in them."""
 
     operations: float
     seconds: float
@@ -37,7 +37,7 @@ class Figure:
 
 @dataclass
 class Trial:
-    """One case on one server. ``figures`` are rates; ``values`` are plain numbers with their unit, of jetblock alone if
+    """A case on one server. ``figures`` are rates; ``values`` are plain numbers with their unit, of jetblock alone if
     the real server does not have them."""
 
     server: Server
@@ -60,7 +60,7 @@ class Trial:
 
     @contextmanager
     def lagging(self, work: str) -> Iterator[None]:
-        """Count the late samples of jetblock's loop in the meantime: the histogram of the loop's lag."""
+        """Count the late samples of jetblock's loop during the block, from the histogram of the loop's lag."""
         before = self._late()
         yield
         for over, count in self._late().items():
@@ -70,7 +70,7 @@ class Trial:
         self.values[f"memory after {work}"] = self.server.rss_mib(), "MiB"
 
     def fill(self, count: int, subjects: list[str], size: int = 128, headers: bytes = b"") -> None:
-        """Publish ``count`` messages, the subjects in turn."""
+        """Publish ``count`` messages on the subjects in turn."""
         text = random.Random(1).randbytes(1 << 19).hex().encode()
         at = range(0, len(text) - size, 61)
         messages = [pub(s, text[at[i % len(at)]:][:size], headers=headers) for i, s in enumerate(subjects)]
@@ -85,7 +85,7 @@ class Trial:
 
 
 def sparse_filter(trial: Trial) -> None:
-    """A filter that matches one message in 10 000."""
+    """Use a filter that matches one message in 10 000."""
     client, count = trial.client, trial.n(5_000_000) // 10_000 * 10_000
     client.create()
     trial.fill(count, [f"bench.s{i}" for i in range(10_000)])
@@ -99,7 +99,7 @@ def sparse_filter(trial: Trial) -> None:
 
 
 def thousand_consumers(trial: Trial) -> None:
-    """A thousand pull consumers on a stream, each with its own filter."""
+    """Use a thousand pull consumers on a stream, each with its own filter."""
     client, consumers, count = trial.client, 1000, trial.n(200_000)
     client.create()
     bodies = [pub(f"$JS.API.CONSUMER.CREATE.{STREAM}.C{i}",
@@ -118,7 +118,7 @@ def thousand_consumers(trial: Trial) -> None:
 
 
 def pending_acks(trial: Trial) -> None:
-    """Messages that are delivered and not acknowledged, then acknowledged in random order."""
+    """Deliver messages without acknowledging them, then acknowledge them in random order."""
     client, count = trial.client, trial.n(100_000)
     client.create()
     trial.fill(count, [f"bench.s{i}" for i in range(1000)])
@@ -145,7 +145,7 @@ def pending_acks(trial: Trial) -> None:
 
 
 def work_queue(trial: Trial) -> None:
-    """A work queue drained to the last message."""
+    """Drain a work queue to the last message."""
     client, count, at_once = trial.client, trial.n(1_000_000), 5000
     client.create(retention="workqueue")
     trial.fill(count, [f"bench.s{i}" for i in range(1000)])
@@ -161,7 +161,7 @@ def work_queue(trial: Trial) -> None:
 
 
 def keys(trial: Trial) -> None:
-    """A key-value bucket: its stream and requests, as clients make them."""
+    """Use a key-value bucket: its stream and requests, as clients make them."""
     client, count = trial.client, trial.n(1_000_000)
     groups = 100
     names = [f"bench.{i % groups}.k{i}" for i in range(count)]
@@ -210,7 +210,7 @@ def keys(trial: Trial) -> None:
 
 
 def gets(trial: Trial) -> None:
-    """Other gets of a bucket's values: by sequence, as JSON, and many with one request."""
+    """Get a bucket's values in other ways: by sequence, as JSON, and many with one request."""
     client, count, asked, each = trial.client, trial.n(200_000), trial.n(50_000), 100
     names = [f"bench.{i % 100}.k{i}" for i in range(count)]
     client.create(max_msgs_per_subject=5, allow_direct=True)
@@ -238,7 +238,7 @@ def gets(trial: Trial) -> None:
 
 
 def expiry(trial: Trial) -> None:
-    """All messages of a stream expire at once."""
+    """Let all messages of a stream expire at once."""
     client, count = trial.client, trial.n(5_000_000)
     client.create(max_age=_DAY_NS)
     trial.fill(count, [f"bench.s{i}" for i in range(10_000)])
@@ -259,7 +259,7 @@ def expiry(trial: Trial) -> None:
 
 
 def objects(trial: Trial) -> None:
-    """An object of 1 GiB in chunks of 128 KiB: awaiting each PubAck, as nats-py does, and with 32 in flight."""
+    """Store an object of 1 GiB in chunks of 128 KiB: awaiting each PubAck, as nats-py does, and with 32 in flight."""
     client = trial.client
     client.create(allow_direct=True, allow_rollup_hdrs=True)
     body = random.Random(1).randbytes(_CHUNK)
@@ -278,7 +278,7 @@ def objects(trial: Trial) -> None:
 
 
 def atomic_batches(trial: Trial) -> None:
-    """Atomic batches, a few at once."""
+    """Publish atomic batches, a few at once."""
     client = trial.client
     client.create(allow_atomic=True)
     body = b"0123456789abcdef" * 8
@@ -305,7 +305,7 @@ def atomic_batches(trial: Trial) -> None:
 
 
 def fast_ingest(trial: Trial) -> None:
-    """One fast-ingest batch, acked every 100 or 500 messages, two acks outstanding."""
+    """Publish a fast-ingest batch, acked every 100 or 500 messages, two acks outstanding."""
     client, count = trial.client, trial.n(300_000)
     client.create(allow_batched=True)
     body = b"0123456789abcdef" * 8
@@ -332,7 +332,7 @@ def _ingest(trial: Trial, flow: int, count: int, messages: list[bytes]) -> None:
 
 
 def copies(trial: Trial) -> None:
-    """A mirror and a source that catch up, and then follow."""
+    """Let a mirror and a source catch up, and then follow."""
     client, count = trial.client, trial.n(1_000_000)
     client.create()
     trial.fill(count, [f"bench.s{i}" for i in range(1000)])
@@ -353,5 +353,5 @@ CASES: dict[str, Callable[[Trial], None]] = {
 
 COMMITS = (objects.__name__, fast_ingest.__name__)
 """Cases that wait for one acknowledgement after another. jetblock's means that the message is on the disk, unless
-``sync_interval`` says otherwise; that of nats-server only with ``sync_interval: always``. So these are measured with
-both on both."""
+``sync_interval`` is set; that of nats-server only with ``sync_interval: always``. So these are measured with both
+settings on both servers."""

@@ -1,6 +1,6 @@
 """A client for the cost measurements: raw sockets, requests encoded beforehand, many of them unanswered at once.
 
-Owns windows of requests and counting what comes back, flow control included. Does not own what is asked (``cases``).
+The module owns windows of requests and the counting of answers, flow control included. ``cases`` owns the requests.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ STREAM = "BENCH"
 """The stream of most cases, with the subjects ``bench.>``."""
 
 DELIVERED = b" $JS.ACK."
-"""Every delivered message has it in its head, and no payload does."""
+"""Text in the head of every delivered message, and in no payload."""
 
 _FLOW_CONTROL = re.compile(rb"HMSG \S+ \S+ (\$JS\.FC\.\S+) ")
 _PATIENCE_S = 60.0
 _STALE_S = 60.0
-"""An idle connection, which does not answer the server's PINGs, is replaced after this long."""
+"""Time after which an idle connection, which does not answer the server's PINGs, is replaced."""
 
 
 def pub(subject: str, payload: bytes, reply: str = "_INBOX.b.x", headers: bytes = b"") -> bytes:
-    """A PUB, or an HPUB with ``headers`` (their lines)."""
+    """Encode a PUB, or an HPUB with ``headers`` (their lines)."""
     words = f"{subject} {reply}".rstrip().encode()
     if not headers:
         return b"PUB %b %d\r\n%b\r\n" % (words, len(payload), payload)
@@ -37,8 +37,8 @@ def pub(subject: str, payload: bytes, reply: str = "_INBOX.b.x", headers: bytes 
 
 
 class Client(Connection):
-    """One connection that gets its answers at ``_INBOX.b.*`` and deliveries at ``_INBOX.d``; and one for API requests,
-    since deliveries may come sooner than the answer to the request that causes them."""
+    """A connection that gets its answers at ``_INBOX.b.*`` and deliveries at ``_INBOX.d``; and another one for API
+    requests, since deliveries may come sooner than the answer to the request that causes them."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
@@ -66,7 +66,7 @@ class Client(Connection):
         return dict(self.request(f"$JS.API.STREAM.INFO.{name}")["state"])
 
     def consumer(self, name: str, **config: Any) -> dict[str, Any]:
-        """Create a consumer, without acks unless ``config`` says otherwise; returns its info."""
+        """Create a consumer, without acks unless ``config`` has a policy; return its info."""
         config = {"name": name, "ack_policy": "none", "deliver_policy": "all", **config}
         return self.request(f"$JS.API.CONSUMER.CREATE.{STREAM}.{name}", {"stream_name": STREAM, "config": config})
 
@@ -77,7 +77,7 @@ class Client(Connection):
                              mem_storage=True, num_replicas=1, inactive_threshold=300_000_000_000, **config)
 
     def next(self, consumer: str, batch: int) -> bytes:
-        """A pull request, whose messages go to ``_INBOX.d``."""
+        """Encode a pull request, whose messages go to ``_INBOX.d``."""
         return pub(f"$JS.API.CONSUMER.MSG.NEXT.{STREAM}.{consumer}", b'{"batch":%d}' % batch, "_INBOX.d")
 
     def until(self, mark: bytes, seconds: float = 60) -> bytes:
@@ -85,7 +85,8 @@ class Client(Connection):
         return super().until(mark, seconds)
 
     def exchange(self, rounds: Iterable[bytes], each: int = 1, in_flight: int = 1, mark: bytes = b'"seq":') -> int:
-        """Send ``rounds`` of ``each`` requests, with at most ``in_flight`` requests unanswered; returns the answers.
+        """Send ``rounds`` of ``each`` requests, with at most ``in_flight`` requests unanswered; return the number of
+        answers.
 
         Raises: RuntimeError at the first error.
         """
@@ -116,8 +117,8 @@ class Client(Connection):
 
     def receive(self, count: int, requests: bytes = b"", taken: Callable[[bytes], object] | None = None,
                 mark: bytes = DELIVERED) -> int:
-        """Send ``requests`` and read until ``count`` messages have come; answers flow control. ``taken`` gets the
-        bytes, in whole lines. Returns: the bytes read."""
+        """Send ``requests`` and read until ``count`` messages have come; answer flow control. ``taken`` gets the bytes,
+        in whole lines. Returns: the number of bytes read."""
         seen, size, rest, out = Count(mark), 0, b"", bytearray(requests)
         self.sock.setblocking(False)
         last = time.perf_counter()
@@ -142,11 +143,11 @@ class Client(Connection):
         return size
 
     def wait(self, done: Callable[[], bool], seconds: float = 300) -> None:
-        """Ask until ``done``."""
+        """Repeat ``done`` until it is true."""
         until = time.perf_counter() + seconds
         while not done():
             if time.perf_counter() > until:
-                raise TimeoutError("it did not happen")
+                raise TimeoutError("the expected state was not reached")
             time.sleep(0.01)
 
     def _received(self) -> bytes:
@@ -157,5 +158,5 @@ class Client(Connection):
 
 
 def grouped(messages: Sequence[bytes], size: int) -> list[bytes]:
-    """``messages`` joined, ``size`` at a time."""
+    """Join ``messages``, ``size`` at a time."""
     return [b"".join(messages[i:i + size]) for i in range(0, len(messages), size)]

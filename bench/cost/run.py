@@ -1,12 +1,13 @@
-"""What each JetStream operation costs, beside the real nats-server: both run the same cases in turn, each on a fresh
+"""The cost of each JetStream operation beside the real nats-server: both run the same cases in turn, each on a fresh
 store.
 
     python -m bench.cost.run [--quick] [--only WORD …] [--repeat N] [--ours]
 
-Rates are by wall time, the best of all runs; the processor time of the server for each operation, its least, is beside
-it: on a machine with other work, compare that. Where commits are what is waited for, each is run with the other's
-promise too, so that acknowledgements mean the same: ``synced`` is nats-server with ``sync_interval: always``, and
-jetblock's ratio to that; ``later`` is jetblock with ``sync_interval: 2m``, and its ratio to nats-server's default.
+Rates are by wall time, the best of all runs. Beside them is the server's least processor time for each operation, which
+is comparable on a machine with other work. Cases that wait for commits run with the other server's promise, too, so
+that
+acknowledgements mean the same: ``synced`` is nats-server with ``sync_interval: always``, and jetblock's ratio to that;
+``later`` is jetblock with ``sync_interval: 2m``, and its ratio to nats-server's default.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def measure(name: str, scale: float, repeat: int, ours_only: bool = False) -> li
 
 
 def _servers(name: str, ours_only: bool) -> Iterator[Server]:
-    """What a case is measured on, one after the other."""
+    """Yield the servers for a case, one after the other."""
     if not ours_only:
         yield nats_server()
         if name in COMMITS:
@@ -57,7 +58,7 @@ def _servers(name: str, ours_only: bool) -> Iterator[Server]:
 
 
 def rows(trials: Iterable[Trial], better: Callable[..., tuple[float, str]]) -> list[dict[str, Any]]:
-    """A row for each figure: the best of all trials on each server.
+    """Return a row for each figure: the best of all trials on each server.
 
     Args: ``better`` chooses between two plain values.
     """
@@ -83,7 +84,7 @@ def rows(trials: Iterable[Trial], better: Callable[..., tuple[float, str]]) -> l
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row of the printed table."""
+    """Return a row of the printed table."""
     ours, theirs, synced, later = (row.get(server, {}) for server in (
         "jetblock", "nats-server", "nats-server (sync always)", "jetblock (sync 2m)"))
     key = "rate" if "rate" in ours else "value"
@@ -113,7 +114,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def table(about: str, cases: Iterable[str], measure: Measure, kind: str, words: list[str] | None = None) -> int:
-    """The command line: print the rows of the cases asked for, and write them to ``bench/results``."""
+    """Run the command line: print the rows of the chosen cases, and write them to ``bench/results``."""
     p = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--quick", action="store_true", help="a fifth of the messages")
     p.add_argument("--only", nargs="*", default=[],

@@ -1,1 +1,1 @@
-"""What a store holds and costs after days and months of load: the real engine, in virtual time."""
+"""The size and the cost of a store after days and months of load: the real engine, in virtual time."""

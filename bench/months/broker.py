@@ -1,7 +1,7 @@
 """A broker in virtual time: JetStream, the shard with log, checkpoints, compaction and sweeper, over a counting store
 in memory.
 
-Only clients, sockets and the store's latency are made up: a put takes 30 ms, as on S3.
+Only clients, sockets and the store's latency are simulated: a put takes 30 ms, as on S3.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _CACHE_BYTES = 64 << 20
 
 
 class VirtualBroker:
-    """One owner of one shard. Attributes: ``store`` counts requests; ``objects`` is what it holds."""
+    """The owner of a shard. ``store`` counts requests; ``objects`` are its objects."""
 
     headers = True
     no_echo = False
@@ -63,7 +63,7 @@ class VirtualBroker:
         self.shard: Shard | None = None
 
     async def start(self) -> float:
-        """Recover and serve; returns the seconds of processor time that took."""
+        """Recover and serve; return the seconds of processor time."""
         began_s = time.process_time()
         rng, clock = self._rng, self.clock
         remote = FaultyStore(self.store, rng=rng, faults=Faults(latency_ns=_LATENCY_NS))
@@ -81,14 +81,14 @@ class VirtualBroker:
         return time.process_time() - began_s
 
     async def stop(self) -> None:
-        """As kill -9 would, but that nothing stays behind in this process."""
+        """Stop as by kill -9, but leave nothing behind in this process."""
         assert self.shard is not None
         await self.js.close(notify=False)
         await self.js.stop()
         await self.shard.abandon()
 
     async def ask(self, subject: str, body: Any = None) -> dict[str, Any]:
-        """The answer of an API request. Raises: RuntimeError if it is an error."""
+        """Send an API request; return its answer. Raises: RuntimeError if it is an error."""
         reply = b"_R.%d" % len(self._answers)
         answer = self._answers[reply] = self._loop.create_future()
         self._route([(f"$JS.API.{subject}".encode(), reply, 0, json.dumps(body).encode() if body is not None else b"")])
@@ -98,8 +98,8 @@ class VirtualBroker:
         return answered
 
     def publish(self, subjects: Sequence[bytes], bodies: Sequence[bytes], header: bytes = b"") -> None:
-        """Messages as one read of a socket would bring them, each to be acknowledged. ``header`` has the place of a
-        number, which no two messages share."""
+        """Publish messages as one read of a socket would bring them, each to be acknowledged. ``header`` has the place
+        of a number, which no two messages share."""
         if not header:
             self._route([(subject, b"_A.x", 0, body) for subject, body in zip(subjects, bodies, strict=True)])
             return
@@ -120,7 +120,7 @@ class VirtualBroker:
     def _acknowledged(self, ops: Sequence[Msg], start: int, end: int, source: object, now_ns: int) -> None:
         self.acked += end - start
 
-    # A client, as the router and JetStream know it.
+    # The interface of a client for the router and JetStream.
 
     def identity(self) -> dict[str, Any]:
         return {"name": "months"}

@@ -1,10 +1,10 @@
-"""What a store holds and costs over time: objects, requests, bytes, dollars, the broker's memory and recovery.
+"""The growth and the cost of a store over time: objects, requests, bytes, dollars, the broker's memory and recovery.
 
     python -m bench.months.run [--only WORD …] [--scale FACTOR] [--json FILE]
 
-The real engine runs in virtual time over a store in memory that counts (``bench.months.broker``), each load for as long
-as the table says; a figure for a month is what the last half of that made, times the rest. Prices:
-``broker.maintenance.cost``.
+The real engine runs in virtual time over a counting store in memory (``bench.months.broker``), each load for the time
+in
+the table. A figure for a month is extrapolated from the last half of that time. Prices: ``broker.maintenance.cost``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["LOADS", "LongLoad", "main", "simulate"]
 
 @dataclass(frozen=True, slots=True)
 class LongLoad:
-    """``rate`` messages a second of ``size`` bytes in all, over ``streams`` in turn; kept for ``keep_s``.
+    """A load of ``rate`` messages a second of ``size`` bytes in all, over ``streams`` in turn; kept for ``keep_s``.
 
-    seconds: how long is simulated.
+    seconds: the simulated time.
     """
 
     name: str
@@ -62,13 +62,13 @@ LOADS = [
 
 _SAMPLES = 8
 _GRACE_SHARE = 0.1
-"""The grace before objects are deleted, as a part of the time simulated; 10 minutes at most."""
+"""The grace before objects are deleted, as a part of the simulated time; 10 minutes at most."""
 _WORDS = b'{"time": "%d", "level": "info", "service": "orders", "message": "order accepted", "id": "%b", "amount": %d}'
 
 
 def simulate(load: LongLoad, scale: float = 1.0) -> dict[str, Any]:
-    """Run ``load`` for its time, times ``scale``, and recover once more. Returns: the row of the table, and samples
-    on the way."""
+    """Run ``load`` for its time, times ``scale``, and recover once more. Returns: the row of the table, and the
+    samples."""
     clock = ManualClock()
     loop = SimLoop(clock)
     try:
@@ -132,7 +132,7 @@ class _Publisher:
         self._tick_s = max(load.commit_interval_s, 1 / load.rate if load.rate else 60.0)
 
     async def until(self, until_ns: int) -> int:
-        """Returns how many."""
+        """Publish all messages due until then; return their number."""
         load, clock, sent = self._load, self._broker.clock, 0
         while clock.monotonic_ns() < until_ns:
             await asyncio.sleep(self._tick_s)
@@ -158,13 +158,13 @@ def _held(broker: VirtualBroker) -> int:
 
 
 def _memory_bytes() -> int:
-    """Resident now."""
+    """Return the resident memory now."""
     pages = int(pathlib.Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
 
 
 def _month(samples: list[dict[str, Any]], seconds: float) -> dict[str, float]:
-    """A month of what the second half was like."""
+    """Extrapolate the second half of the samples to a month."""
     middle, last, prices = samples[len(samples) // 2 - 1], samples[-1], Prices()
     times = MONTH_SECONDS / (seconds / 2)
     made = {name: (last[name] - middle[name]) * times for name in ("put", "get", "list", "delete", "written")}
@@ -173,7 +173,7 @@ def _month(samples: list[dict[str, Any]], seconds: float) -> dict[str, float]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row of the table in Markdown."""
+    """Return a row of the table in Markdown."""
     month, last, middle = row["month"], row["samples"][-1], row["samples"][_SAMPLES // 2 - 1]
     def mib(size: float) -> str:
         return f"{size / 2**20:,.1f}"
