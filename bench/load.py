@@ -164,7 +164,7 @@ def _publish(args: argparse.Namespace, msgs: list[bytes]) -> dict[str, Any]:
                 k += 1
                 sent += step
             out = out[con.sock.send(out):]
-        if time.perf_counter() - last > args.patience:
+        if time.perf_counter() - last > args.silence_s:
             return {"stalled": True, "acks": acks.n, "seconds": time.perf_counter() - began}
     seconds = time.perf_counter() - began
     return {"rate": acks.n / seconds, "seconds": seconds, "messages": acks.n}
@@ -229,7 +229,7 @@ def pull(args: argparse.Namespace) -> dict[str, Any]:
         if w and out:
             n = con.sock.send(out)
             del out[:n]
-        if time.perf_counter() - last > args.patience:
+        if time.perf_counter() - last > args.silence_s:
             rest = repr((tail or deliveries.tail)[-300:])
             return {"stalled": True, "got": got, "tail": rest, "seconds": time.perf_counter() - began}
     seconds = time.perf_counter() - began
@@ -247,7 +247,7 @@ def drain(args: argparse.Namespace) -> dict[str, Any]:
         return pulled
     con = Connection(args.port)
     while left := con.request("$JS.API.STREAM.INFO.BENCH")["state"]["messages"]:
-        if time.perf_counter() - began > pulled["seconds"] + args.patience:
+        if time.perf_counter() - began > pulled["seconds"] + args.silence_s:
             return {"stalled": True, "left": left}
         time.sleep(0.005)
     seconds = time.perf_counter() - began
@@ -292,7 +292,7 @@ def core(args: argparse.Namespace) -> dict[str, Any]:
                 out = out[con.sock.send(out):]
             if not subs:
                 last = time.perf_counter()
-        if time.perf_counter() - last > args.patience:
+        if time.perf_counter() - last > args.silence_s:
             return {"stalled": True, "counts": list(counts.values()), "seconds": time.perf_counter() - began}
     if not subs:
         con.sock.setblocking(True)
@@ -364,7 +364,7 @@ def main() -> int:
     p.add_argument("--ack", action="store_true")
     p.add_argument("--tls", action="store_true", help="core only")
     p.add_argument("--config", default="{}")
-    p.add_argument("--patience", type=float, default=20, help="seconds without an answer that end a case")
+    p.add_argument("--silence-s", type=float, default=20, help="seconds without an answer that end a case")
     print(json.dumps(CASES[(args := p.parse_args()).case](args)))
     return 0
 

@@ -136,7 +136,7 @@ def _sequential(minio: Minio, server: Server, messages: int, size: int, turns: i
 def _read_cold(minio: Minio, server: Server, messages: int, consumer: str) -> _Read:
     gets, stored = _gets(server)
     cpu, loop, minio_cpu = server.cpu_s(), server.loop_cpu_s(), minio.cpu_s()
-    done = load("pull", server, messages=messages, consumer=consumer, patience=120)
+    done = load("pull", server, messages=messages, consumer=consumer, silence_s=120)
     cpu, loop, minio_cpu = server.cpu_s() - cpu, server.loop_cpu_s() - loop, minio.cpu_s() - minio_cpu
     return _Read(done["seconds"], _gets(server)[0] - gets, _gets(server)[1] - stored, loop, cpu - loop, done["cpu_s"],
                  minio_cpu)
@@ -211,7 +211,7 @@ def _shared(server: Server, messages: int, size: int) -> None:
     _restarted(server, signal.SIGTERM)
     before = _gets(server)[0]
     load("consumer", server, consumer="ONE")
-    load("pull", server, messages=messages, consumer="ONE", patience=120)
+    load("pull", server, messages=messages, consumer="ONE", silence_s=120)
     one = _gets(server)[0] - before
     for name, folder in (("", ""), (", cache directory", str(server.dir / "cache"))):
         server.env["JETBLOCK_CACHE_DIRECTORY"] = folder
@@ -234,7 +234,7 @@ def _read_by_many(server: Server, messages: int) -> int:
             "opt_start_seq": i * tail + 1}})
 
     def read(i: int) -> None:
-        done = load("pull", server, messages=messages - i * tail, consumer=f"R{i}", patience=120)
+        done = load("pull", server, messages=messages - i * tail, consumer=f"R{i}", silence_s=120)
         if "rate" not in done:
             raise RuntimeError(f"reader {i} stalled: {done}")
 

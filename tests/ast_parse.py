@@ -1,9 +1,9 @@
 """``ast.parse`` without garbage collection in the middle, for Python before 3.12.2.
 
-There the conversion of a tree counts its depth in a variable of the interpreter (gh-106905). When the collector runs in
-the middle and a finalizer raises, pytest formats the traceback, which parses source too, to place its carets: the call
-that was interrupted then fails with ``SystemError: AST constructor recursion depth mismatch``. Hypothesis parses source
-in any test.
+Such a Python counts the depth of the tree that it converts in a variable of the interpreter (gh-106905). The collector
+may run meanwhile, and a finalizer may raise. pytest then formats the traceback and parses source, too, to place its
+carets. The interrupted call fails with ``SystemError: AST constructor recursion depth mismatch``. Hypothesis parses
+source in any test.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _parse = ast.parse
 
 
 def parse(*args: Any, **kwargs: Any) -> Any:
-    """As ``ast.parse``; finalizers of cyclic garbage run before or after."""
+    """Call ``ast.parse``; finalizers of cyclic garbage run before or after it."""
     if not gc.isenabled():
         return _parse(*args, **kwargs)
     gc.disable()

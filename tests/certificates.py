@@ -23,7 +23,7 @@ _END = datetime.datetime(2100, 1, 1, tzinfo=datetime.UTC)
 
 @dataclass(frozen=True)
 class Files:
-    """One certificate."""
+    """A certificate and its key, as files."""
 
     cert: str
     key: str
@@ -31,11 +31,13 @@ class Files:
 
 
 class Authority:
-    """Writes what it signs into ``directory``; ``ca`` is the file with its own certificate."""
+    """An authority that writes the certificates it signs into ``directory``; ``ca`` is the file with its own
+    certificate."""
 
     def __init__(self, directory: Path, name: str = "authority", parent: Authority | None = None,
                  end: datetime.datetime = _END) -> None:
-        """Args: ``parent`` signs this authority's certificate, which is then sent with each one that it signs."""
+        """Make the authority. Args: ``parent`` signs this authority's certificate, which is then sent with each one
+        that it signs."""
         self._directory = directory
         self._key = ec.generate_private_key(ec.SECP256R1())
         self._subject = x509.Name.from_rfc4514_string(f"CN={name}")
@@ -50,18 +52,18 @@ class Authority:
         Path(self.ca).write_bytes(own)
 
     def server(self, name: str = "server", dns: Iterable[str] = ("localhost",)) -> Files:
-        """A server's, for ``dns`` and 127.0.0.1."""
+        """Return a server's certificate for ``dns`` and 127.0.0.1."""
         names: list[x509.GeneralName] = [x509.DNSName(one) for one in dns]
         return self._sign(name, f"CN={name}", [*names, x509.IPAddress(ipaddress.ip_address("127.0.0.1"))],
                           ExtendedKeyUsageOID.SERVER_AUTH)
 
     def client(self, name: str, subject: str = "CN=client", names: Iterable[x509.GeneralName] = (),
                end: datetime.datetime = _END) -> Files:
-        """A client's; ``subject`` as of RFC 4514."""
+        """Return a client's certificate; ``subject`` has the form of RFC 4514."""
         return self._sign(name, subject, list(names), ExtendedKeyUsageOID.CLIENT_AUTH, end)
 
     def trust(self, client: Files | None = None) -> ssl.SSLContext:
-        """What a client needs: trust in this authority, and a certificate of its own."""
+        """Return the context of a client: trust in this authority, and perhaps a certificate."""
         context = ssl.create_default_context(cafile=self.ca)
         if client is not None:
             context.load_cert_chain(client.cert, client.key)

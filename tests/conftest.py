@@ -1,4 +1,4 @@
-"""What every test has: brokers on demand, and a loop whose exception handler may not be called."""
+"""Fixtures of every test: brokers on demand, and a loop whose exception handler may not be called."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 import pytest_asyncio
 
 from tests.ast_parse import parse
+from tests.client_timeouts import lengthen_timeouts
 from tests.harness import BrokerProcess, NatsServerProcess
-from tests.patience import lengthen_patience
-from tests.real.s3 import minio, seaweed, tell_missing
+from tests.real.s3 import minio, report_missing, seaweed
 from tests.wait_for import wait_for
 
 __all__ = ["broker", "loop_exceptions", "minio", "nats_server", "seaweed"]
@@ -26,8 +26,8 @@ if sys.version_info < (3, 12):
     asyncio.wait_for = wait_for  # type: ignore[assignment]
 if sys.version_info < (3, 12, 2):
     ast.parse = parse
-lengthen_patience()
-# How long an example takes says something about the machine.
+lengthen_timeouts()
+# The time of an example depends on the machine.
 hypothesis.settings.register_profile("busy", hypothesis.settings.default, deadline=None,
                                      suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("busy")
@@ -35,21 +35,21 @@ hypothesis.settings.load_profile("busy")
 
 @pytest_asyncio.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[BrokerProcess]:
-    """A running jetblock with JetStream on a directory store of its own."""
+    """Start jetblock with JetStream on its own directory store."""
     async with BrokerProcess("-js", "-sd", str(tmp_path / "store")) as process:
         yield process
 
 
 @pytest_asyncio.fixture
 async def nats_server(tmp_path: Path) -> AsyncIterator[NatsServerProcess]:
-    """The real nats-server, running with JetStream."""
+    """Start the real nats-server with JetStream."""
     async with NatsServerProcess("-js", "-sd", str(tmp_path / "nats-server")) as process:
         yield process
 
 
 @pytest_asyncio.fixture(autouse=True)
 async def loop_exceptions(request: pytest.FixtureRequest) -> AsyncIterator[list[dict[str, Any]]]:
-    """Fails a test whose loop's exception handler was called: a lost exception is a bug wherever it was lost.
+    """Fail a test whose loop's exception handler was called: a lost exception is a bug wherever it was lost.
 
     A test that provokes one on purpose clears the list that this yields.
     """
@@ -66,7 +66,7 @@ async def loop_exceptions(request: pytest.FixtureRequest) -> AsyncIterator[list[
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """`--dist loadfile` as distribution.py has it."""
+    """Return the scheduler of distribution.py for ``--dist loadfile``."""
     if config.getoption("dist") != "loadfile":
         return None
     from tests.distribution import LongestFirst
@@ -75,5 +75,5 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say at the end what did not run for want of a real part, and how to have it."""
-    tell_missing(terminalreporter)
+    """Report at the end the tests that lacked a real part, and how to get it."""
+    report_missing(terminalreporter)

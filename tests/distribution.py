@@ -1,10 +1,10 @@
-"""How `make test` hands out the tests to its workers: whole files, the longest first, so that none is left for the end.
+"""The distribution of tests to the workers of `make test`: whole files, the longest first, so that none ends late.
 
     a file           together, on one worker: its tests may share servers
     test_spark_*     all of them together: a Spark session costs 10 s and 600 MB, so there is one
-    tests/sim        test by test: a seed needs nothing of another
+    tests/sim        test by test: seeds are independent of each other
 
-The process that hands out the tests sees their names only, not their marks.
+The process that distributes the tests knows their names only, not their marks.
 """
 
 from __future__ import annotations
@@ -100,11 +100,11 @@ SECONDS = {
     "tests/jetstream/wire/test_advisories.py": 8,
     "tests/golden/test_stores.py": 8,
 }
-"""About how long these take, on two cores; what is not here takes less. Only the order counts."""
+"""Approximate seconds of these files, on two cores; other files take less. Only the order counts."""
 
 
 def unit(nodeid: str) -> str:
-    """Which unit of work a test belongs to."""
+    """Return the unit of work to which a test belongs."""
     path = nodeid.partition("::")[0]
     if path.rpartition("/")[2].startswith("test_spark_"):
         return SPARK
@@ -116,7 +116,8 @@ def seconds(unit: str) -> int:
 
 
 class LongestFirst(LoadFileScheduling):
-    """`--dist loadfile` in these units. Those of one length go by their number of tests, the largest first."""
+    """A scheduler for ``--dist loadfile`` with these units. Units of equal length are ordered by their number of tests,
+    the largest first."""
 
     def _split_scope(self, nodeid: str) -> str:
         return unit(nodeid)

@@ -1,4 +1,4 @@
-"""The command ``jetblock`` with other constants of compaction, so that a test sees merges within seconds.
+"""The command ``jetblock`` with other constants of compaction, so that merges happen within seconds.
 
     python -m tests.eager_broker --store …
 

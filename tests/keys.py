@@ -1,4 +1,4 @@
-"""NKeys for tests, the same in every run; none of them is a secret."""
+"""NKeys for tests, equal in every run; none of them is secret."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def secret(kind: str, name: str = "") -> bytes:
 
 
 def key(kind: str, name: str = "") -> KeyPair:
-    """The key of that kind and name."""
+    """Return the key of that kind and name."""
     return KeyPair(kind, secret(kind, name))
 
 
 def signed(info: bytes, pair: KeyPair, **fields: object) -> bytes:
-    """The CONNECT that answers an INFO line with its nonce signed by ``pair``."""
+    """Return the CONNECT that answers an INFO line with its nonce signed by ``pair``."""
     nonce = json.loads(info.removeprefix(b"INFO "))["nonce"].encode()
     return b"CONNECT " + json.dumps({"verbose": False, "sig": encode_base64url(pair.sign(nonce)),
                                      **fields}).encode() + b"\r\n"

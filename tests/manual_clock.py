@@ -1,4 +1,4 @@
-"""Clocks that tests move."""
+"""Clocks that tests advance."""
 
 from __future__ import annotations
 

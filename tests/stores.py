@@ -1,4 +1,4 @@
-"""The stores that tests of whole brokers run on: a directory, and a bucket on a real MinIO or SeaweedFS."""
+"""The stores for tests of whole brokers: a directory, and a bucket on a real MinIO or SeaweedFS."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ __all__ = ["Store", "make_store"]
 
 @dataclass(frozen=True)
 class Store:
-    """A store of its own for one test: its URL, and what a broker's environment needs to reach it."""
+    """A store for one test: its URL, and the environment that a broker needs to reach it."""
 
     url: str
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
 def make_store(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> Store:
-    """``kind`` is ``directory``, ``minio`` or ``seaweed``; a server is started when the first test asks for it."""
+    """Make a store; ``kind`` is ``directory``, ``minio`` or ``seaweed``. The first test that needs a server starts
+    it."""
     if kind == "directory":
         return Store(f"file://{tmp_path / 'store'}")
     server: S3Server = request.getfixturevalue(kind)
-    # A broker that is killed and started again takes over at once only under a name that somebody gave it.
+    # A broker that is killed and started again takes over at once only under a configured name.
     return Store(server.new_url(), {**server.env, "JETBLOCK_SERVER_NAME": "one"})

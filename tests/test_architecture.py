@@ -1,8 +1,8 @@
 """The imports between the parts of ``broker``, read from the source.
 
-A *room* is a package or a single module. A module belongs to the room with the longest matching name. MAY lists the rooms
-that each room imports besides itself; imports within functions and under TYPE_CHECKING count, too. No modules and no rooms
-import each other in a circle.
+A *room* is a package or a single module. A module belongs to the room with the longest matching name. MAY lists the
+rooms that each room imports besides itself; imports within functions and under TYPE_CHECKING count, too. No modules and
+no rooms import each other in a circle.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAY: dict[str, set[str]] = {
     "config": {
         "access", "base", "config.callout", "config.kinds", "config.operator", "config.reading", "config.settings",
         "config.syntax", "jwt", "protocol", "version"},
-    # Stored bytes, and who owns them.
+    # Stored bytes, and their ownership.
     "storage.format": set(),
     "storage.paths": {"storage.format"},
     "storage.objectstore": {"base"},
@@ -166,7 +166,7 @@ MAY: dict[str, set[str]] = {
         "pipeline.errors", "pipeline.plan", "pipeline.store", "protocol", "storage.format", "storage.state"},
     "pipeline.spark": {"pipeline.errors", "pipeline.plan", "pipeline.read", "pipeline.store"},
     "pipeline": {"base", "pipeline.errors", "pipeline.read", "pipeline.spark"},
-    # The one place where the parts meet, and what starts it.
+    # The one place where the parts meet, and the programs that start it.
     "runtime.store_host": {
         "base", "cluster", "config.settings", "storage.format", "storage.log", "storage.objectstore", "storage.paths",
         "storage.read", "storage.shard"},
@@ -196,11 +196,11 @@ MAY: dict[str, set[str]] = {
 """The rooms that each room may import. It imports all of them: an entry that no module needs is removed."""
 
 KNOWN: set[tuple[str, str]] = set()
-"""(importing module, imported module): imports that break a rule above, or close a circle, and are to go."""
+"""(importing module, imported module): imports that break a rule above, or close a circle, and must be removed."""
 
 
 def modules() -> dict[str, Path]:
-    """Every module of ``broker`` by its name without that prefix; the package itself is ``version``."""
+    """Return every module of ``broker`` by its name without that prefix; the package itself is ``version``."""
     found = {}
     for path in sorted((ROOT / "broker").rglob("*.py")):
         if path.name == "__init__.py" and not path.read_text():
@@ -214,7 +214,7 @@ MODULES = modules()
 
 
 def imports(name: str) -> set[str]:
-    """The modules of ours that a module imports, wherever in its text."""
+    """Return our modules that a module imports, anywhere in its text."""
     found = set()
     path = MODULES[name]
     package = path.relative_to(ROOT).parent.parts
@@ -229,7 +229,7 @@ def imports(name: str) -> set[str]:
 
 
 def _ours(dotted: str) -> str:
-    """A dotted name as a module of ours, or an empty string."""
+    """Return a dotted name as a module of ours, or an empty string."""
     if dotted == "broker":
         return "version"
     name = dotted.removeprefix("broker.")
@@ -238,13 +238,13 @@ def _ours(dotted: str) -> str:
 
 @cache
 def import_graph() -> dict[str, set[str]]:
-    """What each module imports. Not made at import: each of several workers that collect tests would parse all
-    modules."""
+    """Return the imports of each module. It is not built when this file is imported, because each worker that collects
+    tests would parse all modules."""
     return {name: imports(name) for name in MODULES}
 
 
 def room_of(name: str) -> str:
-    """The room that a module is in."""
+    """Return the room of a module."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         if (room := ".".join(parts[:end])) in MAY:
@@ -253,7 +253,7 @@ def room_of(name: str) -> str:
 
 
 def circles(graph: dict[str, set[str]]) -> Iterator[list[str]]:
-    """The strongly connected components of more than one node (Tarjan's algorithm)."""
+    """Yield the strongly connected components of more than one node (Tarjan's algorithm)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -286,12 +286,12 @@ def _without(graph: dict[str, set[str]], pairs: Iterable[tuple[str, str]]) -> di
 
 
 def test_no_two_modules_import_each_other() -> None:
-    """Also not by way of others."""
+    """Modules do not form circles through others, either."""
     assert list(circles(_without(import_graph(), KNOWN))) == []
 
 
 def test_no_two_rooms_import_each_other() -> None:
-    """Also not by way of others."""
+    """Rooms do not form circles through others, either."""
     rooms: dict[str, set[str]] = {room: set() for room in MAY}
     for name, others in _without(import_graph(), KNOWN).items():
         rooms[room_of(name)] |= {room_of(other) for other in others} - {room_of(name)}
@@ -300,15 +300,15 @@ def test_no_two_rooms_import_each_other() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_imports_what_its_room_may(name: str) -> None:
-    """See MAY."""
+    """Each import is allowed by MAY."""
     room = room_of(name)
     for other in import_graph()[name]:
         if (name, other) not in KNOWN:
             assert room_of(other) in MAY[room] | {room}, f"{room} may not import broker.{other}"
 
 
-def test_what_is_known_is_still_there() -> None:
-    """An entry of KNOWN goes with the import that it excuses."""
+def test_known_exceptions_exist() -> None:
+    """An entry of KNOWN is removed with the import that it excuses."""
     assert [pair for pair in KNOWN if pair[1] not in import_graph().get(pair[0], ())] == []
 
 
@@ -322,7 +322,7 @@ def test_a_room_may_import_only_what_it_does_import() -> None:
 
 
 def test_the_public_package_has_only_names() -> None:
-    """``jetblock`` defines nothing but what pytest asks for, and ``broker`` never imports it."""
+    """``jetblock`` defines only the hooks of pytest, and ``broker`` never imports it."""
     for path in sorted((ROOT / "jetblock").rglob("*.py")):
         defined = {node.name
                    for node in ast.parse(path.read_text()).body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}

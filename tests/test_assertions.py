@@ -1,4 +1,4 @@
-"""What guards data is checked also where Python is run without assertions."""
+"""Checks of data work also where Python is run without assertions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _MODULES = sorted([*(_ROOT / "jetstream").rglob("*.py"), *(_ROOT / "storage").rg
                    *(_ROOT / "server").rglob("*.py")])
 
 
-def _tells_a_type(test: ast.expr) -> bool:
-    """``x is not None``, ``isinstance(x, T)``, or the opposite: what a type checker cannot see."""
+def _narrows_a_type(test: ast.expr) -> bool:
+    """Return whether the test is ``x is not None``, ``isinstance(x, T)``, or the opposite, which a type checker cannot
+    infer."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         test = test.operand
     if isinstance(test, ast.Compare):
@@ -26,13 +27,13 @@ def _tells_a_type(test: ast.expr) -> bool:
 
 
 @pytest.mark.parametrize("path", _MODULES, ids=lambda path: str(path.relative_to(_ROOT)))
-def test_assertions_only_tell_the_type_checker(path: Path) -> None:
-    """Within functions ``assert`` says no more than which type a value has: whatever else must hold is a real check.
+def test_assertions_only_narrow_types(path: Path) -> None:
+    """Within functions ``assert`` states only the type of a value. Any other condition is a real check.
 
-    A module may assert what its own constants are.
+    A module may assert properties of its own constants.
     """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     found = {node.lineno: ast.unparse(node) for function in functions for node in ast.walk(function)
-             if isinstance(node, ast.Assert) and not _tells_a_type(node.test)}
+             if isinstance(node, ast.Assert) and not _narrows_a_type(node.test)}
     assert not found

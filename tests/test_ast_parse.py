@@ -1,4 +1,4 @@
-"""Parsing source while garbage waits whose finalizers raise: see ast_parse.py."""
+"""Parsing source while garbage has finalizers that raise: see ast_parse.py."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Fails:
 
 @pytest.fixture
 def formatted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Tracebacks out of finalizers, formatted at once, as pytest does; the collector runs after few allocations."""
+    """Format tracebacks of finalizers at once, as pytest does; the collector runs after few allocations."""
     seen: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook",
                         lambda it: seen.append("".join(traceback.format_exception(it.exc_value))))
@@ -37,8 +37,8 @@ def formatted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     gc.set_threshold(*before)
 
 
-def test_finalizers_do_not_parse_in_the_middle(formatted: list[str]) -> None:
-    """The tree is whole, though garbage waits, and its finalizers run soon after."""
+def test_finalizers_do_not_parse_meanwhile(formatted: list[str]) -> None:
+    """The tree is whole, although there is garbage, and its finalizers run soon after."""
     source = Path(__file__).read_text()
     for _ in range(10):
         Fails()

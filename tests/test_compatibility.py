@@ -1,4 +1,4 @@
-"""docs/COMPATIBILITY.md is what the tests say they show."""
+"""docs/COMPATIBILITY.md agrees with the marks of the tests."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def generator() -> dict[str, Any]:
 
 
 def test_the_page_is_up_to_date(generator: dict[str, Any]) -> None:
-    """A test that names an unknown feature, or data that is not there, is an error of the generator."""
+    """A test that names an unknown feature, or missing data, is an error of the generator."""
     assert generator["PAGE"].read_text() == generator["page"](), "run: python docs/generators/compatibility.py"
 
 
-def test_what_counts_as_shown(generator: dict[str, Any], tmp_path: Path) -> None:
-    """Marks of functions, classes and modules; not of what is skipped or expected to fail."""
+def test_marks_that_count(generator: dict[str, Any], tmp_path: Path) -> None:
+    """Marks of functions, classes and modules count; not those of tests that are skipped or expected to fail."""
     (tmp_path / "part").mkdir()
     (tmp_path / "part" / "test_parts.py").write_text("""
 import pytest
@@ -60,11 +60,13 @@ def test_an_unknown_feature_is_an_error(generator: dict[str, Any]) -> None:
 
 
 def test_rows(generator: dict[str, Any]) -> None:
-    """What is shown is a yes, what is not a no, and what is absent stays so, however its refusal is shown."""
+    """A feature with a test is a yes, one without is a no, and an absent one stays absent, also if a test shows its
+    refusal."""
     feature, test = generator["Feature"], generator["Shown"]("a/test_x.py", "it_is")
     rows = {"a.one": feature("one", differs="why"), "a.two": feature("two"),
             "a.three": feature("three", absent="because")}
     page = generator["page_of"]([generator["Area"]("An area", rows)], {"a.one": [test], "a.three": [test]})
     assert "| [An area](#an-area) | 1 | 1 | 1 |\n" in page
     shown = "[a/test_x](../tests/a/test_x.py): it\\_is"
-    assert f"| one<br>why | **yes** | {shown} |\n| two | **no** |  |\n| three<br>because | **absent** | {shown} |\n" in page
+    assert (f"| one<br>why | **yes** | {shown} |\n| two | **no** |  |\n"
+            f"| three<br>because | **absent** | {shown} |\n") in page

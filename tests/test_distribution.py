@@ -1,4 +1,4 @@
-"""The table of the longest test files names files that are there."""
+"""The table of the longest test files names existing files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_the_longest_files_are_there() -> None:
-    """A renamed file would be handed out late, and hold up the end of the run."""
+    """A renamed file would be started late, and delay the end of the run."""
     assert [path for path in SECONDS if path != SPARK and not (ROOT / path).is_file()] == []
 
 
 def test_units() -> None:
-    """Files, all tests with Spark together, those of the simulation one by one."""
+    """Units are files, all tests with Spark together, and single tests of the simulation."""
     assert unit("tests/a/test_b.py::TestC::test_d[x::y]") == "tests/a/test_b.py"
     assert unit("tests/pipeline/spark/test_spark_live.py::test_d") == SPARK
     assert unit("tests/sim/test_streams.py::test_d[10]") == "tests/sim/test_streams.py::test_d[10]"

@@ -1,4 +1,4 @@
-"""The harness itself, shown on the real nats-server: start, kill, restart on the same ports, clean end."""
+"""The harness itself, tested with the real nats-server: start, kill, restart on the same ports, clean end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def test_real_server_restarts_on_its_ports(nats_server: NatsServerProcess)
 
 
 async def test_failure_to_start_shows_the_lines() -> None:
-    """An error raised by the harness ends with what the process wrote."""
+    """An error of the harness ends with the process's standard error."""
     process = NatsServerProcess("-c", "/nowhere/at/all.conf")
     with pytest.raises(ServerFailed, match="no such file"):
         await process.start()
@@ -29,7 +29,7 @@ async def test_failure_to_start_shows_the_lines() -> None:
 
 
 async def test_a_cancellation_is_not_lost_when_the_answer_comes_with_it() -> None:
-    """What a test cancels ends, whatever a client was just told: see ``tests.wait_for``."""
+    """A cancelled task ends, also if its client has just received an answer: see ``tests.wait_for``."""
     answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     asking = asyncio.create_task(asyncio.wait_for(answer, 5))
     await asyncio.sleep(0)

@@ -14,31 +14,31 @@ from tests.keys import key, signed
 __all__ = ["LOGIN", "NO_LIMITS", "account", "activation", "configuration", "connect", "operator", "user"]
 
 LOGIN = "authorization { timeout: 60 }"
-"""A line of a configuration: the default, 2 s, is too short for a test's own client on a busy machine now and then."""
+"""A line of a configuration: the default, 2 s, may be too short for a test's client on a busy machine."""
 NO_LIMITS: dict[str, Any] = {"subs": -1, "data": -1, "payload": -1, "imports": -1, "exports": -1, "wildcards": True,
                              "conn": -1, "leaf": -1}
 
 
 def operator(name: str = "O", *, signer: KeyPair | None = None, **nats: Any) -> str:
     pair = key(OPERATOR, name)
-    # Of the same second in each run: a reload takes another token for another operator.
+    # The time is the same in each run: a reload takes another token for another operator.
     return encode_token({"sub": pair.public, "name": name, "nats": {"type": "operator", **nats}}, signer or pair,
                         1_700_000_000)
 
 
 def account(name: str = "A", *, signer: KeyPair | None = None, limits: Mapping[str, Any] | None = None,
             exp: int = 0, iat: int = 0, top: Mapping[str, Any] | None = None, **nats: Any) -> str:
-    """An account's token; ``limits`` are added to none at all, ``top`` to the members beside ``nats``."""
+    """Return an account's token; ``limits`` are the only ones, ``top`` is added to the members beside ``nats``."""
     claims = {"sub": key(ACCOUNT, name).public, "name": name, **(top or {}),
               "nats": {"type": "account", "limits": {**NO_LIMITS, **(limits or {})}, **nats}}
     return encode_token(claims | ({"exp": exp} if exp else {}), signer or key(OPERATOR, "O"), iat or _now())
 
 
 def user(name: str = "u", of: str = "A", *, signer: KeyPair | None = None, scoped: bool = False, exp: int = 0,
-         iat: int = 0,
-         nbf: int = 0, pair: KeyPair | None = None, top: Mapping[str, Any] | None = None, **nats: Any) -> str:
-    """A user's token. ``signer``: a signing key of the account; ``scoped``: without limits of its own; ``top`` is added
-    to the members beside ``nats``."""
+         iat: int = 0, nbf: int = 0, pair: KeyPair | None = None, top: Mapping[str, Any] | None = None,
+         **nats: Any) -> str:
+    """Return a user's token. ``signer``: a signing key of the account; ``scoped``: without limits of its own; ``top``
+    is added to the members beside ``nats``."""
     limits = {} if scoped else {"subs": -1, "data": -1, "payload": -1}
     if signer is not None:
         nats = {"issuer_account": key(ACCOUNT, of).public, **nats}
@@ -49,7 +49,7 @@ def user(name: str = "u", of: str = "A", *, signer: KeyPair | None = None, scope
 
 def activation(subject: str, kind: str, *, of: str, to: str, signer: KeyPair | None = None, exp: int = 0, iat: int = 0,
                **more: Any) -> str:
-    """Permission for account ``to`` to import from account ``of``."""
+    """Return a permission for account ``to`` to import from account ``of``."""
     nats = {"type": "activation", "subject": subject, "kind": kind, **more}
     if signer is not None:
         nats["issuer_account"] = key(ACCOUNT, of).public
@@ -58,7 +58,7 @@ def activation(subject: str, kind: str, *, of: str, to: str, signer: KeyPair | N
 
 
 def configuration(accounts: Mapping[str, str], *lines: str, operator_token: str = "", system: str = "SYS") -> str:
-    """A configuration file with these accounts' tokens, by name, and the system account."""
+    """Return a configuration file with these accounts' tokens, by name, and the system account."""
     tokens = {"SYS": account("SYS"), **accounts}
     preload = "\n".join(f"  {key(ACCOUNT, name).public}: {token}" for name, token in tokens.items())
     named = f"system_account: {key(ACCOUNT, system).public}" if system else ""
@@ -67,7 +67,7 @@ def configuration(accounts: Mapping[str, str], *lines: str, operator_token: str 
 
 
 def connect(info: bytes, token: str, name: str = "u", *, pair: KeyPair | None = None, **fields: Any) -> bytes:
-    """The CONNECT of a user with that token, who signs as the user ``name``."""
+    """Return the CONNECT of a user with that token, who signs as the user ``name``."""
     return signed(info, pair or key(USER, name), jwt=token, **fields)
 
 
@@ -76,7 +76,7 @@ def _now() -> int:
 
 
 def described(token: str) -> Any:
-    """A token's claims, to look at."""
+    """Return a token's claims for inspection."""
     from broker.base.nkeys import decode_base64url
 
     return json.loads(decode_base64url(token.split(".")[1]))

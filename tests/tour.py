@@ -13,7 +13,7 @@ _FOLDER = Path(__file__).resolve().parent.parent / "docs" / "tour"
 
 
 def tour(name: str) -> ModuleType:
-    """docs/tour/NAME.py, under the name by which the scripts import one another."""
+    """Load docs/tour/NAME.py, under the name by which the scripts import one another."""
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, _FOLDER / f"{name}.py")
         assert spec is not None

@@ -1,8 +1,8 @@
-"""``asyncio.wait_for`` as Python 3.12 has it, for clients that run on 3.11 and are cancelled by tests.
+"""``asyncio.wait_for`` of Python 3.12, for clients that run on 3.11 and are cancelled by tests.
 
-That of 3.11 drops a cancellation that comes in the turn of the loop in which what it waits for is done. nats-py waits
-so for each answer and each connection, so a task of it that was cancelled just then ran on: the test that awaited its
-end, or the loop that ends with the test and waits for all its tasks, did so until pytest's bound.
+The one of 3.11 drops a cancellation that comes in the turn of the loop in which the awaited object ends. nats-py waits
+with it for each answer and each connection, so a task that was cancelled just then continued to run. The test that
+awaited its end, or the loop that waits for all tasks, then waited until pytest's timeout.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def tls(trial: Trial) -> None:
     """Publish and subscribe by TLS."""
     count = trial.n(500_000)
     cpu = trial.server.cpu_s()
-    got = core(argparse.Namespace(port=trial.server.port, tls=True, subscribers=1, messages=count, patience=20))
+    got = core(argparse.Namespace(port=trial.server.port, tls=True, subscribers=1, messages=count, silence_s=20))
     trial.figures["published to 1 subscriber, both by TLS"] = Figure(count, got["seconds"], trial.server.cpu_s() - cpu)
 
 

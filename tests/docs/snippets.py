@@ -1,4 +1,4 @@
-"""Runs the snippets of a Markdown page in order, as its reader types them, and compares their output.
+"""A reader of a Markdown page, who types its snippets in order and compares their output.
 
 The fences of a page differ by language:
 

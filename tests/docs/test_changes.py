@@ -48,7 +48,7 @@ def test_faulty_fragments_are_found(name: str, text: str) -> None:
 
 
 def test_a_release_moves_the_fragments_to_the_changelog(tmp_path: Path) -> None:
-    """In a copy: each kind with its fragments as list items, above the releases before; no fragment is left."""
+    """A release of a copy lists each kind's fragments above the earlier releases; no fragment is left."""
     for name in ("pyproject.toml", "CHANGELOG.md"):
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "changes").mkdir()

@@ -68,7 +68,7 @@ async def test_the_embedded_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("words", [(), ("HOST=192.0.2.7", "PORT=5000")])
-def test_make_run_listens_where_it_says(words: tuple[str, ...]) -> None:
+def test_make_run_listens_at_its_address(words: tuple[str, ...]) -> None:
     """The broker listens on this machine only, because it needs no login, and the shown address is its address."""
     lines = subprocess.run(["make", "-n", "run", *words], capture_output=True, text=True, timeout=60, cwd=ROOT,
                            check=True).stdout.splitlines()
@@ -79,7 +79,7 @@ def test_make_run_listens_where_it_says(words: tuple[str, ...]) -> None:
     assert words or (shown[1], shown[2]) == ("127.0.0.1", "4222")
 
 
-def test_what_security_says_is_refused_is_refused(tmp_path: Path) -> None:
+def test_keys_that_security_calls_absent_are_refused(tmp_path: Path) -> None:
     """Each key that docs/SECURITY.md calls absent is refused by name."""
     from broker.config.flags import read_flags
     from broker.config.load import load

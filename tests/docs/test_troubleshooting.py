@@ -1,4 +1,4 @@
-"""docs/TROUBLESHOOTING.md: the program prints each of its texts, and each has a cause and a remedy."""
+"""The page docs/TROUBLESHOOTING.md: the program prints each of its texts, and each has a cause and a remedy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A Python session for the snippets of a page: ``python -P tests/docs/typed_python.py`` runs one snippet per line.
 
 Like ``python -m asyncio``, it has one event loop and one namespace, and allows ``await`` at the top level. Each line of
-its input is a snippet as JSON. Its answer is a line of JSON too: what the snippet printed, and the traceback or "".
+its input is a snippet as JSON. Its answer is a line of JSON, too: the output of the snippet, and the traceback or "".
 """
 
 from __future__ import annotations

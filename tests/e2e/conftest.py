@@ -1,4 +1,4 @@
-"""Each test in this folder runs on a directory and on MinIO."""
+"""The store of the end-to-end tests: each test runs on a directory and on MinIO."""
 
 from __future__ import annotations
 

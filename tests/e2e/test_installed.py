@@ -1,4 +1,4 @@
-"""What users install: wheel and source distribution, beside a folder ``broker`` of their own that breaks if it is
+"""The installed package: wheel and source distribution, beside a user's folder ``broker`` that breaks if it is
 imported."""
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ INPUTS = ("broker", "jetblock", "pyproject.toml", "hatch_build.py", "README.md",
 
 
 class Installed(NamedTuple):
-    """bin: the environment's commands; project: a folder with a package ``broker``; environ puts it first on
-    sys.path."""
+    """An installation. bin: the environment's commands; project: a folder with a package ``broker``; environ puts it
+    first on sys.path."""
 
     bin: Path
     site: Path
@@ -92,8 +92,7 @@ def modules(folder: Path) -> set[str]:
 
 @pytest.mark.timeout(600)
 def test_the_source_distribution_can_be_installed(dist: Path, tmp_path: Path) -> None:
-    """The archive has the build hook; pip builds a wheel of it, and the command runs. It needs no dependency for
-    that."""
+    """The archive has the build hook: pip builds a wheel from it without dependencies, and the command runs."""
     [archive] = dist.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         assert any(name.endswith("/hatch_build.py") for name in opened.getnames())
@@ -104,7 +103,8 @@ def test_the_source_distribution_can_be_installed(dist: Path, tmp_path: Path) ->
 
 @pytest.mark.timeout(600)
 def test_the_wheel_has_every_module_below_jetblock(installed: Installed) -> None:
-    """It has no package ``broker``, and each line of a module has its number in the sources, so tracebacks fit."""
+    """The wheel has no package ``broker``, and each line of a module has the same number as in the sources, so
+    tracebacks fit."""
     assert not (installed.site / "broker").exists()
     internal = installed.site / "jetblock" / "_broker"
     assert modules(internal) == modules(ROOT / "broker")
@@ -119,8 +119,8 @@ def test_the_wheel_has_every_module_below_jetblock(installed: Installed) -> None
 
 @pytest.mark.timeout(600)
 def test_the_command_runs_in_a_folder_with_a_package_broker(installed: Installed) -> None:
-    """By its script and by ``python -m``, which puts the current folder on sys.path; also the commands with modules of
-    their own."""
+    """The command works as a script and by ``python -m``, which puts the current folder on sys.path; so do the commands
+    with their own modules."""
     for command in ([installed.bin / "jetblock"], [installed.bin / "python", "-m", "jetblock"]):
         assert installed.run(*command, "--version").startswith("nats-server: v")
         for name in ("inspect", "fsck", "copy", "migrate", "adopt", "cost", "pipeline"):
@@ -129,7 +129,8 @@ def test_the_command_runs_in_a_folder_with_a_package_broker(installed: Installed
 
 @pytest.mark.timeout(600)
 def test_a_program_with_a_package_broker_embeds_one(installed: Installed) -> None:
-    """The broker, its first stream, which loads modules by their names, monitoring, staging, and reading the store."""
+    """A program embeds the broker, creates its first stream, which loads modules by their names, and uses monitoring,
+    staging and the store."""
     said = installed.python("""
 import asyncio, json, sys, tempfile, time, urllib.request
 import nats
@@ -175,7 +176,7 @@ assert "broker" not in sys.modules
 
 @pytest.mark.timeout(600)
 def test_pytest_finds_the_fixture_beside_a_package_broker(installed: Installed) -> None:
-    """pytest loads the plugin by itself; tests with and without asyncio use the broker, and the marker says which."""
+    """pytest loads the plugin by itself. Tests with and without asyncio use the broker, with the marker's arguments."""
     (installed.project / "test_own.py").write_text("""
 import asyncio, sys
 import nats, pytest
@@ -233,10 +234,12 @@ async def publish(url):
 with tempfile.TemporaryDirectory() as folder:
     with BrokerThread(folder) as broker:
         asyncio.run(publish(broker.url))
-    spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config(map=builder_conf()).getOrCreate()
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    spark = builder.config(map=builder_conf()).getOrCreate()
     print(spark.read.format("jetblock").options(store=f"file://{folder}", stream="S").load().count())
     register(spark)
-    rows = read(spark, store=f"file://{folder}", stream="S").select(subject_token("subject", 2).alias("token")).collect()
+    messages = read(spark, store=f"file://{folder}", stream="S")
+    rows = messages.select(subject_token("subject", 2).alias("token")).collect()
     print(sorted(row.token for row in rows))
 assert "broker" not in sys.modules
 """, {"JAVA_HOME": str(java), "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"})

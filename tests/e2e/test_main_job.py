@@ -1,9 +1,9 @@
 """The main job: the standard library's files through a broker that is killed while they are published and while they
 are read.
 
-Shown: every PubAck's message is there afterwards, byte for byte, once, at the sequence it was acknowledged with; two
-durable consumers get all of theirs, again only what the contract allows; last by subject finds each file; `inspect`
-finds nothing wrong.
+Every PubAck's message is there afterwards, byte for byte, once, at its acknowledged sequence. Two durable consumers get
+all their messages, and repeated ones only as the contract allows. Last by subject finds each file, and `inspect` finds
+no fault.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ async def test_library_through_two_kills(store: Store) -> None:
         nc = await library.connect(broker.url)
         await library.make_stream(nc.jetstream())
 
-        # Publish; the broker is killed when a third has been acknowledged, and the publisher goes on with the same ids.
+        # Publish; the broker is killed when a third has been acknowledged, and the publisher continues with the same
+        # ids.
         first: dict[str, int] = {}
         third = asyncio.Event()
 
@@ -52,7 +53,7 @@ async def test_library_through_two_kills(store: Store) -> None:
         assert seqs.keys() == {f.subject for f in files}
         assert sorted(seqs.values()) == list(range(1, len(files) + 1)), "stored twice, or a gap"
 
-        # Two durable consumers read everything back; the broker is killed in the middle of both.
+        # Two durable consumers read everything back; the broker is killed while both read.
         wanted = {"all": [], "some": ["lib.asyncio.>", "lib.email.>"]}
         sizes = {"all": len(files), "some": sum(f.subject.startswith(("lib.asyncio.", "lib.email.")) for f in files)}
         half = asyncio.Event()
@@ -65,15 +66,15 @@ async def test_library_through_two_kills(store: Store) -> None:
         killed_at = time.monotonic()
         await broker.restart()
         await asyncio.gather(*reading)
-        heard = sorted(at for got in readings.values() for at in got.acked_at.values())
+        arrivals = sorted(at for got in readings.values() for at in got.acked_at.values())
         for name, got in readings.items():
             assert not got.wrong, (name, got.wrong[:3])
             assert not got.moved, (name, got.moved[:3])
             assert len(got.seqs) == sizes[name]
             assert all(seqs[subject] == seq for subject, seq in got.seqs.items())
             for seq, acked_at in got.again:
-                assert acked_at is None or worked(heard, acked_at, killed_at) < PLAIN_ACK_GRACE, (
-                    f"{name}: sequence {seq}, acked {killed_at - acked_at:.2f} s before the kill, came again")
+                assert acked_at is None or worked(arrivals, acked_at, killed_at) < PLAIN_ACK_GRACE, (
+                    f"{name}: sequence {seq}, acked {killed_at - acked_at:.2f} s before the kill, was delivered again")
 
         # Last by subject gets each file by its name.
         js = nc.jetstream()
@@ -95,7 +96,7 @@ async def test_library_through_two_kills(store: Store) -> None:
 
 
 async def inspect(store: Store) -> dict[str, Any]:
-    """`jetblock inspect --json` over the whole store, every checksum read."""
+    """Run `jetblock inspect --json` over the whole store, with every checksum read."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "broker", "inspect", store.url, "--verify", "--json", cwd=ROOT,
         env={**os.environ, **store.environ}, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
@@ -105,14 +106,15 @@ async def inspect(store: Store) -> dict[str, Any]:
 
 
 async def test_key_value_and_object_store(store: Store) -> None:
-    """nats-py's own KV, its watcher, and its object store work unchanged and are there after a kill."""
+    """nats-py's own KV, its watcher, and its object store work unchanged and have their data after a kill."""
     async with BrokerProcess("--store", store.url, environ=store.environ) as broker:
         nc = await library.connect(broker.url)
         js = nc.jetstream()
         kv = await js.create_key_value(bucket="settings", history=3)
         watcher = await kv.watchall()
         assert await watcher.updates() is None
-        # one after another: the bucket keeps three, and whoever has not seen a value by then does not see it
+        # The puts wait for each other: the bucket keeps three values, and a watcher that has not received a value by
+        # then misses it.
         for i in range(5):
             await kv.put("color", b"shade %d" % i)
             entry = await watcher.updates()

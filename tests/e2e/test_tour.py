@@ -1,4 +1,4 @@
-"""The README's tour as a reader runs it: also twice, days apart, and with missing streams, subjects or brokers."""
+"""The README's tour as a reader runs it, also twice, days apart, and with missing streams, subjects or brokers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SCRIPT = Path(str(library.__file__))
 
 
 def some_files(root: Path) -> list[library.File]:  # type: ignore[name-defined]
-    """A small library: two packages, one in the other."""
+    """Make a small library: two packages, one in the other."""
     for name in ("a", "b", "asyncio/one", "asyncio/two", "asyncio/inner/three"):
         path = root / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ async def client(broker: BrokerProcess) -> AsyncIterator[Client]:
 
 
 async def script(*words: str) -> tuple[int, str, str]:
-    """Run the script with these arguments; exit status, standard output, standard error."""
+    """Run the script with these arguments; return exit status, standard output, standard error."""
     process = await asyncio.create_subprocess_exec(sys.executable, str(SCRIPT), *words, stdout=asyncio.subprocess.PIPE,
                                                    stderr=asyncio.subprocess.PIPE)
     async with asyncio.timeout(60):
@@ -54,9 +54,9 @@ async def script(*words: str) -> tuple[int, str, str]:
 
 async def test_published_again_after_the_duplicate_window(broker: BrokerProcess, client: Client,
                                                           tmp_path: Path) -> None:
-    """The stream holds each file once, whether or not its id is remembered; `read` sees each once."""
+    """The stream has each file once, whether or not its id is remembered; `read` finds each once."""
     files, js = some_files(tmp_path / "library"), client.jetstream()
-    # As earlier versions of the tour made it.
+    # Earlier versions of the tour made the stream like this.
     await js.add_stream(StreamConfig(name=library.STREAM, subjects=["lib.>"], allow_direct=True))
     await library.make_stream(js)
     config = (await js.stream_info(library.STREAM)).config
@@ -65,7 +65,7 @@ async def test_published_again_after_the_duplicate_window(broker: BrokerProcess,
     known: list[bool] = []
     assert await library.publish(client, files, acked=lambda file, seq, duplicate: known.append(duplicate)) == first
     assert known == [True] * len(files)
-    # A day later.
+    # The window ends, as after a day.
     await js.update_stream(config.evolve(duplicate_window=0.1))
     await asyncio.sleep(0.2)
     again = await library.publish(client, files)
@@ -76,7 +76,7 @@ async def test_published_again_after_the_duplicate_window(broker: BrokerProcess,
     assert (status, "5 messages read" in said, "all as their checksums say" in said) == (0, True, True), said
 
 
-async def test_reading_tells_damage_from_what_was_published_again(client: Client, tmp_path: Path) -> None:
+async def test_reading_distinguishes_damage_from_files_published_again(client: Client, tmp_path: Path) -> None:
     """Only messages that differ from their checksum count as damaged; a new sequence does not."""
     files, js = some_files(tmp_path / "library"), client.jetstream()
     await library.make_stream(js)
@@ -104,8 +104,8 @@ async def test_filters(broker: BrokerProcess, client: Client, tmp_path: Path) ->
         assert err.count("\n") == 1
 
 
-async def test_what_is_not_there(broker: BrokerProcess, client: Client) -> None:
-    """No stream, no subject, no broker: one line on standard error and status 1, without waiting."""
+async def test_missing_streams_subjects_and_brokers(broker: BrokerProcess, client: Client) -> None:
+    """A missing stream, subject or broker gives one line on standard error and status 1, without waiting."""
     for words in (["read"], ["show", "lib.a"]):
         status, said, err = await script(*words, "--url", broker.url)
         assert (status, said, err) == (1, "", f"the broker at {broker.url} has no stream LIBRARY: publish first "
@@ -114,9 +114,9 @@ async def test_what_is_not_there(broker: BrokerProcess, client: Client) -> None:
     for words, why in ((["read"], "the stream LIBRARY is empty\n"),
                        (["show", "lib.nobody"], "no message under the subject lib.nobody in the stream LIBRARY\n")):
         assert await script(*words, "--url", broker.url) == (1, "", why)
-    with socket.socket() as unheard:  # bound, and so nobody else's
-        unheard.bind(("127.0.0.1", 0))
-        nowhere = f"nats://127.0.0.1:{unheard.getsockname()[1]}"
+    with socket.socket() as unused:  # The socket is bound, so nobody else has its port.
+        unused.bind(("127.0.0.1", 0))
+        nowhere = f"nats://127.0.0.1:{unused.getsockname()[1]}"
         for words in (["publish"], ["read"], ["show", "lib.a"]):
             status, said, err = await script(*words, "--url", nowhere)
             assert (status, said, err.count("\n")) == (1, "", 1)
@@ -125,7 +125,7 @@ async def test_what_is_not_there(broker: BrokerProcess, client: Client) -> None:
 
 
 def test_arguments() -> None:
-    """--url may come before or after the command."""
+    """The option --url may come before or after the command."""
     for words in (["--url", "nats://x", "publish"], ["publish", "--url", "nats://x"],
                   ["show", "lib.a", "--url", "nats://x"]):
         assert library.parse(words).url == "nats://x"

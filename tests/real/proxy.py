@@ -2,7 +2,7 @@
 
     async with TcpProxy("127.0.0.1", minio_port) as proxy:      # clients connect to proxy.port
         proxy.stall()      nothing goes through, in either direction; nothing is lost
-        proxy.resume()     what was held goes on, in order
+        proxy.resume()     the held bytes are passed on, in order
         proxy.swallow()    requests go through, answers are dropped: applied but unanswered
         proxy.cut()        every connection is reset; new ones are taken
         proxy.refuse()     as cut, and new connections are reset until resume()
@@ -24,7 +24,7 @@ _CHUNK = 65536
 
 
 class TcpProxy:
-    """One listening port, one target."""
+    """A proxy with one listening port and one target."""
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
@@ -37,15 +37,15 @@ class TcpProxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
         self.accepted = 0
-        """Connections taken so far."""
+        """Number of accepted connections so far."""
         self.bytes_up = 0
-        """Bytes passed towards the target so far."""
+        """Number of bytes passed towards the target so far."""
         self.bytes_down = 0
         self._moved = asyncio.Condition()
 
     @classmethod
     def to(cls, endpoint: str) -> TcpProxy:
-        """A proxy to the host and port of a URL."""
+        """Return a proxy to the host and port of a URL."""
         parts = urlsplit(endpoint)
         assert parts.hostname
         assert parts.port
@@ -74,7 +74,7 @@ class TcpProxy:
         self._open.clear()
 
     def swallow(self) -> None:
-        """Drop what the target answers, from now on and on all connections."""
+        """Drop the target's answers from now on, on all connections."""
         self._swallowing = True
 
     def refuse(self) -> None:
@@ -83,15 +83,15 @@ class TcpProxy:
         self.cut()
 
     def resume(self) -> None:
-        """Pass bytes and take connections again. A connection that had answers swallowed is reset: it is out of
-        step."""
+        """Pass bytes and accept connections again. A connection whose answers were swallowed is reset, because its
+        protocol is out of step."""
         if self._swallowing:
             self.cut()
         self._swallowing = self._refusing = False
         self._open.set()
 
     def cut(self) -> None:
-        """Reset all connections, with what they hold."""
+        """Reset all connections, and drop their held bytes."""
         for writer in list(self._writers):
             _reset(writer)
 
@@ -124,7 +124,7 @@ class TcpProxy:
             self._tasks.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, up: bool) -> None:
-        """Pass bytes one way until that way ends; a connection reset is an end like another."""
+        """Pass bytes one way until that way ends; a reset connection is a normal end."""
         try:
             while data := await reader.read(_CHUNK):
                 await self._open.wait()
@@ -145,7 +145,7 @@ class TcpProxy:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with RST, so that the other end learns of it at once, whatever it was doing."""
+    """Close with RST, so that the other end detects it at once in any state."""
     sock = writer.get_extra_info("socket")
     if sock is not None and not writer.is_closing():
         try:

@@ -1,10 +1,8 @@
 """Real S3 servers for tests: MinIO and SeaweedFS on free loopback ports, one of each for the session, ended by pid.
 
-tests/conftest.py imports the fixtures, and nobody else may: each import would be a fixture, and a server, of its own.
-Where a server cannot be had the test is skipped with a reason that begins with ``MISSING``, which ``tell_missing``
-prints at the end.
-
-Where JETBLOCK_TEST_S3 is set, ``minio`` is the service that AWS_ENDPOINT_URL and the AWS credentials name, instead.
+Only tests/conftest.py may import the fixtures: each further import would make another fixture, and another server. If a
+server is not available, the test is skipped with a reason that begins with ``MISSING``, which ``report_missing`` prints
+at the end. If JETBLOCK_TEST_S3 is set, ``minio`` is the service that AWS_ENDPOINT_URL and the AWS credentials name.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ import pytest
 
 from tests.real import parts
 
-__all__ = ["MISSING", "S3Server", "free_port", "minio", "own_minio", "seaweed", "tell_missing"]
+__all__ = ["MISSING", "S3Server", "free_port", "minio", "own_minio", "report_missing", "seaweed"]
 
 MISSING = "real part missing: "
 _USER, _SECRET = "jetblock-test", "jetblock-test-secret"
@@ -39,20 +37,20 @@ class S3Server:
     name: str
     endpoint: str
     env: dict[str, str]
-    """What a process needs in its environment to use it: AWS_ENDPOINT_URL and credentials."""
+    """The environment of a process that uses the server: AWS_ENDPOINT_URL and credentials."""
     process: subprocess.Popen[bytes] | None = None
     bucket: str = field(default_factory=lambda: f"jetblock-{secrets.token_hex(4)}")
     run: Callable[[dict[str, str]], subprocess.Popen[bytes]] | None = None
-    """Starts a server with these credentials on the same data and port."""
+    """A function that starts a server with these credentials on the same data and port."""
 
     def new_url(self) -> str:
-        """A store of its own: a prefix of the bucket that nothing else uses."""
+        """Return a new store: a prefix of the bucket that nothing else uses."""
         return f"s3://{self.bucket}/{secrets.token_hex(6)}"
 
     def make_bucket(self, name: str) -> None:
-        """Make a bucket and put a first object, on which SeaweedFS spends seconds.
+        """Make a bucket and put a first object, for which SeaweedFS needs seconds.
 
-        Raises: what botocore does while the server is not ready.
+        Raises: the errors of botocore while the server is not ready.
         """
         from botocore.config import Config
         from botocore.session import Session
@@ -69,13 +67,13 @@ class S3Server:
         client.put_object(Bucket=name, Key="ready", Body=bytes(1 << 20))  # type: ignore[attr-defined]
 
     def end(self) -> None:
-        """End the server that was started here, at once: SeaweedFS takes more than 10 s over SIGTERM."""
+        """End the server that was started here, at once: SeaweedFS takes more than 10 s for SIGTERM."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
 
     def start_again(self, user: str = "", secret: str = "") -> None:
-        """After ``end``: with the same data and port, and from now on other credentials if they are given."""
+        """Start the ended server again with the same data and port, and with new credentials if they are given."""
         assert self.run is not None
         if user:
             self.env |= {"AWS_ACCESS_KEY_ID": user, "AWS_SECRET_ACCESS_KEY": secret}
@@ -85,7 +83,7 @@ class S3Server:
 
 
 def free_port() -> int:
-    """A loopback TCP port that nobody listens on just now."""
+    """Return a loopback TCP port on which nobody listens just now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -93,7 +91,7 @@ def free_port() -> int:
 
 @pytest.fixture(scope="session")
 def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """MinIO, or the endpoint that the environment gives."""
+    """Start MinIO, or return the endpoint that the environment gives."""
     if os.environ.get("JETBLOCK_TEST_S3"):
         endpoint = os.environ["AWS_ENDPOINT_URL"]
         kept = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -110,7 +108,7 @@ def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 @contextlib.contextmanager
 def own_minio(folder: Path) -> Iterator[S3Server]:
-    """A MinIO that one test may end and start again."""
+    """Start a MinIO that one test may end and start again."""
     server = _start("minio", folder, _minio_command)
     try:
         yield server
@@ -120,14 +118,14 @@ def own_minio(folder: Path) -> Iterator[S3Server]:
 
 @pytest.fixture(scope="session")
 def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    """SeaweedFS, a second S3 server, so that what is one server's habit is not taken for S3's."""
+    """Start SeaweedFS, a second S3 server, so that one server's habits are not taken for S3's rules."""
     server = _start("seaweed", tmp_path_factory.mktemp("seaweed"), _seaweed_command)
     yield server
     server.end()
 
 
-def tell_missing(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say at the end which real parts were missing and how many tests did not run for it."""
+def report_missing(terminalreporter: pytest.TerminalReporter) -> None:
+    """Report at the end the missing real parts, and the number of tests that did not run without them."""
     counts: dict[str, int] = {}
     for report in terminalreporter.stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
@@ -148,7 +146,8 @@ def _seaweed_command(folder: Path, port: int) -> list[str]:
         "master.port", "master.port.grpc", "volume.port", "volume.port.grpc", "filer.port", "filer.port.grpc",
         "s3.port.grpc")]
     return [_binary(parts.weed), "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-s3",
-            f"-s3.port={port}", "-s3.port.iceberg=0", "-s3.port.lance=0",  # else on ports that are the same for all
+            # the default ports are the same for all servers
+            f"-s3.port={port}", "-s3.port.iceberg=0", "-s3.port.lance=0",
             *ports, "-volume.max=8", "-master.volumeSizeLimitMB=256", "-master.telemetry=false"]
 
 
@@ -160,7 +159,7 @@ def _binary(get: Callable[[], Path]) -> str:
 
 
 def _start(name: str, folder: Path, command: Callable[[Path, int], list[str]]) -> S3Server:
-    """Start it and make its bucket; another port when somebody took the first one meanwhile."""
+    """Start a server and make its bucket; use another port if somebody took the first one meanwhile."""
     log = folder / "server.log"
     data = folder / "data"
     data.mkdir()
@@ -192,7 +191,7 @@ def _start(name: str, folder: Path, command: Callable[[Path, int], list[str]]) -
 
 
 def _ready(server: S3Server) -> bool:
-    """Wait until the bucket could be made; False when the server ended, or took too long."""
+    """Wait until the bucket is made; return False if the server ended, or took too long."""
     assert server.process is not None
     until = time.monotonic() + _START_TIMEOUT_S
     while time.monotonic() < until:
@@ -210,7 +209,7 @@ def _ready(server: S3Server) -> bool:
 
 
 def _die_with_parent() -> None:
-    """A test run that is killed leaves no servers behind (Linux)."""
+    """Let the server die with the test run, so that a killed run leaves none behind (Linux)."""
     with contextlib.suppress(Exception):
         import ctypes
 

@@ -1,7 +1,8 @@
-"""nats-py's own patience, longer: by default it gives up on an answer after 0.5 s, on a message or an ack after 1 s, on
-a connection after 2 s, on an answer of JetStream, fetched messages or a watcher's next update after 5 s.
+"""Longer timeouts for nats-py.
 
-A busy machine is that late now and then. Tests that expect silence name their own time.
+By default it gives up on an answer after 0.5 s, on a message or an ack after 1 s, on a connection after 2 s, and on an
+answer of JetStream, fetched messages or a watcher's next update after 5 s. A busy machine may be slower. Tests that
+expect no message set their own timeout.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nats.js.client import JetStreamContext
 from nats.js.kv import KeyValue
 from nats.js.object_store import ObjectStore
 
-__all__ = ["lengthen_patience"]
+__all__ = ["lengthen_timeouts"]
 
 SECONDS = 30.0
 METHODS: dict[Callable[..., Any], str] = {
@@ -27,10 +28,10 @@ METHODS: dict[Callable[..., Any], str] = {
     JetStreamContext.PushSubscription.next_msg: "timeout",
     JetStreamContext.PullSubscription.fetch: "timeout", KeyValue.KeyWatcher.updates: "timeout",
     ObjectStore.ObjectWatcher.updates: "timeout"}
-"""Each with its parameter for how long it waits."""
+"""The methods, each with the parameter of its timeout."""
 
 
-def lengthen_patience() -> None:
+def lengthen_timeouts() -> None:
     """Change the defaults of these parameters, in this process."""
     for method, name in METHODS.items():
         with_default = [one for one in inspect.signature(method).parameters.values() if one.default is not one.empty]
