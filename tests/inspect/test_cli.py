@@ -62,7 +62,7 @@ def json_of(directory: Path, capsys: pytest.CaptureFixture[str], *view: str, sta
     return dict(json.loads(capsys.readouterr().out))
 
 
-def test_what_the_json_says(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_figures_in_json(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each view has the right numbers."""
     report = json_of(directory, capsys, "--verify")
     assert {row["name"]: row["messages"] for row in report["streams"]} == {"ORDERS": 8, "logs": 750}
@@ -117,7 +117,7 @@ def cannot(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return str(err)
 
 
-def test_what_cannot_be_inspected(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_inspections(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The status is 2 without a store, for a missing name and for wrong arguments, and the reason is shown."""
     assert "no storage directory" in cannot(capsys, f"file://{tmp_path}/nowhere")
     assert not (tmp_path / "nowhere").exists()
@@ -184,8 +184,8 @@ def test_a_shard_that_is_not_there(directory: Path, view: list[str], capsys: pyt
     """The status is 2, because nothing was inspected, and not 0; the existing shard has no problem."""
     for number in ("3", "99999999999"):
         assert main([f"file://{directory}", *view, "--shard", number]) == 2
-        said = capsys.readouterr()
-        assert (said.out, said.err) == (
+        printed = capsys.readouterr()
+        assert (printed.out, printed.err) == (
             "", f"jetblock inspect: file://{directory}: there is no shard {number}; there is: 0\n")
     assert main([f"file://{directory}", *view, "--shard", "0"]) == 0
 

@@ -35,7 +35,7 @@ async def read(store: ObjectStore, stream: str, **how: object) -> list[Message]:
     return [message async for message in read_messages(store, stream, **how)]  # type: ignore[arg-type]
 
 
-async def test_all_that_lives_is_read_while_the_broker_runs(store: ObjectStore) -> None:
+async def test_all_live_messages_are_read_while_the_broker_runs(store: ObjectStore) -> None:
     """Both streams are read as their owner knows them: byte for byte, headers apart, in order, without removed
     messages."""
     owner = await filled(store)
@@ -115,7 +115,7 @@ async def test_damage_hides_no_more_than_itself() -> None:
     assert [problem.object for problem in problems] == [key]
 
 
-async def test_blocks_that_are_swept_while_they_are_read() -> None:
+async def test_blocks_that_are_deleted_while_they_are_read() -> None:
     """A reader that began with an older state continues with a newer one."""
     store = MemoryStore()
     owner = await filled(store)

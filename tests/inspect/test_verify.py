@@ -138,7 +138,7 @@ async def test_a_hole_in_the_last_epoch_is_no_end() -> None:
     assert "the log cannot be read past this" in problem.means
 
 
-async def test_damage_says_which_messages_are_lost(objects: Objects) -> None:
+async def test_damage_names_the_lost_messages(objects: Objects) -> None:
     """A damaged frame costs only its own messages, and dead messages do not count as lost."""
     fourth = PATHS.log(Position(1, 4))
     _, verified = await verified_store(objects, {fourth: flipped(objects[fourth], len(objects[fourth]) - 1)})
@@ -151,7 +151,7 @@ async def test_damage_says_which_messages_are_lost(objects: Objects) -> None:
     assert "no live message" in problem.means
 
 
-async def test_a_segment_that_replay_needs_does_not_hide_what_comes_before(objects: Objects) -> None:
+async def test_a_damaged_segment_hides_no_earlier_state(objects: Objects) -> None:
     """The state is that of the entry before the damage, and is marked as incomplete."""
     key = PATHS.log(Position(3, 1))
     survey, verified = await verified_store(objects, {key: flipped(objects[key], 170)})

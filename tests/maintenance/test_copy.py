@@ -173,7 +173,7 @@ async def test_a_broker_writes_and_deletes_while_it_is_copied(at: int) -> None:
     assert await rows(copy, "ORDERS") == await rows(source, "ORDERS")
 
 
-async def test_an_interrupted_copy_goes_on() -> None:
+async def test_an_interrupted_copy_continues() -> None:
     """A copy is interrupted at each put. No broker opens the part, nobody copies or inspects it, and the same
     command finishes it without copying anything twice."""
     source = MemoryStore()

@@ -91,12 +91,12 @@ def test_the_engine_makes_as_many_requests(load: Load, seconds: int) -> None:
     second tier), and written bytes within a third."""
     found = counted(load, seconds)
     # Polling the inbox and expiry belong to JetStream, which does not run here.
-    said = bill(replace(load, stored=1.0, inbox_interval_s=0, days=1e6))
-    assert found["put"] == pytest.approx(said.puts / MONTH_SECONDS, rel=0.1)
-    assert found["get"] == pytest.approx(said.gets / MONTH_SECONDS, rel=0.12, abs=1 / 25)
-    assert found["list"] == pytest.approx(said.lists / MONTH_SECONDS, rel=0.35, abs=0.002)
+    expected = bill(replace(load, stored=1.0, inbox_interval_s=0, days=1e6))
+    assert found["put"] == pytest.approx(expected.puts / MONTH_SECONDS, rel=0.1)
+    assert found["get"] == pytest.approx(expected.gets / MONTH_SECONDS, rel=0.12, abs=1 / 25)
+    assert found["list"] == pytest.approx(expected.lists / MONTH_SECONDS, rel=0.35, abs=0.002)
     if load.messages >= 1:
-        assert found["put bytes"] == pytest.approx(said.written / MONTH_SECONDS, rel=0.34)
+        assert found["put bytes"] == pytest.approx(expected.written / MONTH_SECONDS, rel=0.34)
 
 
 def served(load: Load, warm_s: int, seconds: int) -> dict[str, float]:
@@ -160,10 +160,10 @@ def test_a_broker_makes_as_many_requests(load: Load, warm_s: int, seconds: int) 
     """Many streams have expiring messages, message ids and many subjects. PUTs are within a tenth, GETs within a
     third or one in fifteen seconds, bytes within a third."""
     found = served(load, warm_s, seconds)
-    said = bill(replace(load, inbox_interval_s=0))
-    assert found["put"] == pytest.approx(said.puts / MONTH_SECONDS, rel=0.1)
-    assert found["get"] == pytest.approx(said.gets / MONTH_SECONDS, rel=0.34, abs=1 / 15)
-    assert found["put bytes"] == pytest.approx(said.written / MONTH_SECONDS, rel=0.34)
+    expected = bill(replace(load, inbox_interval_s=0))
+    assert found["put"] == pytest.approx(expected.puts / MONTH_SECONDS, rel=0.1)
+    assert found["get"] == pytest.approx(expected.gets / MONTH_SECONDS, rel=0.34, abs=1 / 15)
+    assert found["put bytes"] == pytest.approx(expected.written / MONTH_SECONDS, rel=0.34)
 
 
 def test_prices_and_proportions() -> None:
@@ -243,10 +243,10 @@ def test_durations_and_sizes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--messages", "1", "--lease", "15x"]) == 2
     assert "argument --lease: invalid value '15x': it must be a duration such as" in capsys.readouterr().err
     assert main(["--help"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     for default in ("(default 20ms)", "(default 4.00 MiB)", "(default 15s)", "(default 1m)", "(default 500 B)"):
-        assert default in said
-    assert "e+" not in said
+        assert default in printed
+    assert "e+" not in printed
 
 
 def shown(streams: list[StreamState], opening_at_ns: int, commits: int) -> Survey:

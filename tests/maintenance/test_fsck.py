@@ -105,7 +105,7 @@ async def test_a_sound_store(sound: dict[str, bytes]) -> None:
     assert await contents(store) == sound
 
 
-async def test_a_dry_run_writes_nothing_and_says_what_a_repair_does(sound: dict[str, bytes]) -> None:
+async def test_a_dry_run_writes_nothing_and_predicts_the_repair(sound: dict[str, bytes]) -> None:
     """A core in the replayed log is damaged: the dry run predicts the loss, and the repair causes exactly that loss."""
     store = await copy_of(sound)
     key, row = await damaged_block(store, "core")
@@ -322,7 +322,7 @@ async def test_a_claim_after_its_opening_was_swept(swept: dict[str, bytes], how:
     assert (await checked(store)).problems == []
 
 
-async def test_what_can_be_repaired_is(sound: dict[str, bytes]) -> None:
+async def test_a_part_that_cannot_be_repaired_prevents_no_other_repair(sound: dict[str, bytes]) -> None:
     """A claim cannot be replaced if two process runs wrote under it; this does not prevent saving the messages."""
     store = await copy_of(sound)
     key, seq = await damaged_block(store, "index", 0)
@@ -339,7 +339,7 @@ async def test_what_can_be_repaired_is(sound: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("part", ["core", "index", "frame"])
-async def test_what_a_repair_could_not_save_is_in_the_past(sound: dict[str, bytes], part: str) -> None:
+async def test_losses_of_a_repair_are_no_new_problem(sound: dict[str, bytes], part: str) -> None:
     """The store is undamaged after a repair, and fsck and inspect list the messages that were lost then. Other
     damage is found as before."""
     store = await copy_of(sound)
@@ -559,9 +559,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     url = f"file://{tmp_path / 'store'}"
     asyncio.run(fill())
     assert main([url]) == 1
-    said = capsys.readouterr().out
-    assert "lost: these messages" in said
-    assert "--repair would mend this" in said
+    printed = capsys.readouterr().out
+    assert "lost: these messages" in printed
+    assert "--repair would mend this" in printed
     assert main([url, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["repairable"], report["repaired"], len(report["lost"])) == (True, False, 1)

@@ -171,7 +171,7 @@ async def one_message(inner: MemoryStore, clock: ManualClock, **log: int) -> tup
     return store, owner, orders
 
 
-def test_what_is_in_flight_proves_nothing() -> None:
+def test_entries_in_flight_prove_nothing() -> None:
     """A kill leaves later entries without an earlier one: that one is the log's end, for readers and the next owner."""
     async def main(clock: ManualClock) -> None:
         inner = MemoryStore()
@@ -200,7 +200,7 @@ def test_what_is_in_flight_proves_nothing() -> None:
     in_virtual_time(main)
 
 
-def test_a_deposed_owner_that_goes_on_proves_nothing() -> None:
+def test_a_deposed_owner_that_continues_proves_nothing() -> None:
     """Entries and heartbeats that a deposed owner puts beyond its seal prove nothing, before and after the next
     epoch is opened."""
     async def main(clock: ManualClock) -> None:
@@ -226,7 +226,7 @@ def test_a_deposed_owner_that_goes_on_proves_nothing() -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-async def test_entries_go_while_they_are_looked_at(lost: bool) -> None:
+async def test_entries_deleted_between_two_reads(lost: bool) -> None:
     """Entries are released and deleted between two reads. With a checkpoint beyond them they are not lost; without
     one they are."""
     store = MemoryStore()
@@ -358,7 +358,7 @@ async def test_an_update_of_a_copy_that_was_interrupted(kept: int) -> None:
         await read_snapshot(store, 0)
 
 
-def test_what_an_entry_proves() -> None:
+def test_the_proof_of_an_entry() -> None:
     """Damaged bytes, and bytes from another place, prove only that a segment was put there."""
     whole = stopped(killed_after_a_heartbeat)
     last = entries(whole)[-1]

@@ -105,7 +105,7 @@ async def test_a_lost_entry_is_not_the_end(whole: Objects, position: Position) -
 
 
 @pytest.mark.parametrize("position", [Position(2, 0), Position(3, 2), Position(LAST_EPOCH, 0), Position(LAST_EPOCH, 5)])
-async def test_a_lost_entry_is_mended(whole: Objects, position: Position) -> None:
+async def test_a_lost_entry_is_repaired(whole: Objects, position: Position) -> None:
     """Only the entry's own messages are missing after a repair, and fsck lists them."""
     wanted = await rows(await copy_of(whole), "ORDERS")
     store = await without(whole, PATHS.log(position))
@@ -145,7 +145,7 @@ class Late(Wrapper):
 
 
 @pytest.mark.parametrize("number", [0, 1, 5])
-async def test_an_entry_that_lands_while_the_log_is_read(whole: Objects, number: int) -> None:
+async def test_an_entry_that_appears_while_the_log_is_read(whole: Objects, number: int) -> None:
     """An entry is missing in one request and exists in the next, as do later ones: it is neither lost nor the end."""
     store = await copy_of(whole)
     wanted = (await read_snapshot(store, 0)).state.position
@@ -154,7 +154,7 @@ async def test_an_entry_that_lands_while_the_log_is_read(whole: Objects, number:
     assert not late.left
 
 
-async def test_an_opening_that_lands_while_another_takes(whole: Objects) -> None:
+async def test_an_opening_that_appears_during_a_take_over(whole: Objects) -> None:
     """The new owner seals after the opening that it did not find at first."""
     owner = Owner(Late(await copy_of(whole), PATHS.log(Position(LAST_EPOCH, 0))), seed=99)
     await owner.start("later")

@@ -42,7 +42,7 @@ async def with_an_offline_stream(world: Owners) -> None:
     assert world.shard.state.streams[S].held_runs
 
 
-def test_what_an_offline_stream_needs_is_no_orphan() -> None:
+def test_objects_of_an_offline_stream_are_no_orphans() -> None:
     """The only problem is the stream's record, and there is no orphan. A copy has all objects."""
     async def main(world: Owners) -> None:
         await with_an_offline_stream(world)
@@ -67,7 +67,7 @@ def test_what_an_offline_stream_needs_is_no_orphan() -> None:
 
 
 @pytest.mark.parametrize("what", ["segment", "run"])
-def test_the_loss_of_what_an_offline_stream_needs_is_reported(what: str) -> None:
+def test_the_loss_of_an_object_of_an_offline_stream_is_reported(what: str) -> None:
     async def main(world: Owners) -> None:
         await with_an_offline_stream(world)
         stream = world.shard.state.streams[S]

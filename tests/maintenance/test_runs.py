@@ -52,17 +52,17 @@ class Store(NamedTuple):
 
 async def served(store: MemoryStore) -> tuple[dict[str, dict[int, bytes]], list[Problem]]:
     """Read all messages; return those that can be read, and the problems reported."""
-    said: list[Problem] = []
-    return {name: {msg.seq: msg.data async for msg in read_messages(store, name, faults=said.append)}
-            for name in STREAMS}, said
+    reports: list[Problem] = []
+    return {name: {msg.seq: msg.data async for msg in read_messages(store, name, faults=reports.append)}
+            for name in STREAMS}, reports
 
 
 @pytest.fixture(scope="module")
 def whole() -> Store:
     async def examine(objects: Objects) -> Store:
         store = await copy_of(objects)
-        wanted, said = await served(store)
-        assert not said
+        wanted, reports = await served(store)
+        assert not reports
         held: dict[str, Seqs] = {}
         for shard in (await read_survey(Source(store))).shards:
             for stream, entry in entries(shard.view):
@@ -113,10 +113,10 @@ def test_there_are_runs(whole: Store) -> None:
 def named(problems: list[Problem], key: str, perhaps: str = "(?:perhaps )?") -> Seqs:
     """Return the sequences that the report lists as unreadable."""
     found: Seqs = {}
-    said = rf"messages? (\d+)(?: to (\d+))? of stream \$G/(\w+) {perhaps}cannot be read"
+    reports = rf"messages? (\d+)(?: to (\d+))? of stream \$G/(\w+) {perhaps}cannot be read"
     for problem in problems:
         assert problem.object == key, problem
-        for first, last, stream in re.findall(said, problem.means):
+        for first, last, stream in re.findall(reports, problem.means):
             found.setdefault(stream, set()).update(range(int(first), int(last or first) + 1))
     return found
 
@@ -162,13 +162,13 @@ async def test_a_run_is_lost(whole: Store, how: str) -> None:
             tampered[key] = data
         store = await copy_of(tampered)
 
-        found, said = await served(store)
+        found, reports = await served(store)
         missing = {name: whole.wanted[name].keys() - found[name].keys() for name in STREAMS}
         missing = {name: seqs for name, seqs in missing.items() if seqs}
         for name in STREAMS:
             assert found[name].items() <= whole.wanted[name].items()
             assert missing.get(name, set()) <= held.get(name, set())
-        assert {problem.object for problem in said} <= {key}
+        assert {problem.object for problem in reports} <= {key}
 
         dry = await checked(store)
         assert await contents(store) == tampered

@@ -72,7 +72,7 @@ class Scrubbed:
         return {finding["object"] for finding in self.scrubber.figures()["findings"]}
 
 
-async def test_damage_is_found_told_once_and_forgotten_when_it_is_mended(folder: Path) -> None:
+async def test_damage_is_reported_once_and_forgotten_after_its_repair(folder: Path) -> None:
     """A frame of A and a claim are damaged, and a segment is deleted; all other objects are checked."""
     store = FileStore(folder)
     scrubbed = Scrubbed(store)
@@ -131,7 +131,7 @@ async def test_staged_runs(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_damage_is_forgotten_when_nothing_is_there_any_more(folder: Path) -> None:
+async def test_damage_of_a_deleted_object_is_forgotten(folder: Path) -> None:
     """A damaged claim that was found and then deleted does not count for ever."""
     store = FileStore(folder)
     scrubbed = Scrubbed(store)
@@ -237,7 +237,7 @@ class Counted(Wrapper):
         return await super().list(prefix, after, limit)
 
 
-async def test_an_interrupted_pass_goes_on_where_it_was(folder: Path) -> None:
+async def test_an_interrupted_pass_continues_at_the_same_object(folder: Path) -> None:
     """No object is read twice after an outage of the store, or after the shard was lost and taken again."""
     store = Counted(FileStore(folder))
     scrubbed = Scrubbed(store)
@@ -275,7 +275,7 @@ async def test_a_broker_scrubs_while_it_serves(folder: Path) -> None:
     often = {"JETBLOCK_SCRUB_INTERVAL": "200ms", "JETBLOCK_SCRUB_BYTES_PER_SECOND": "1GB"}
     async with BrokerProcess("--store", f"file://{folder}", environ=often) as broker:
         nc = await connect(broker.url)
-        told = await nc.subscribe("$JS.EVENT.ADVISORY.STREAM.DAMAGED.>")
+        advisories = await nc.subscribe("$JS.EVENT.ADVISORY.STREAM.DAMAGED.>")
         await nc.flush()
 
         async def passed() -> bool:
@@ -289,7 +289,7 @@ async def test_a_broker_scrubs_while_it_serves(folder: Path) -> None:
         shutil.copyfile(path, damaged)
         change(damaged, flip(len(path.read_bytes()) - 5))
         damaged.replace(path)
-        advisory = json.loads((await told.next_msg()).data)
+        advisory = json.loads((await advisories.next_msg()).data)
         assert (advisory["stream"], advisory["first_seq"], advisory["last_seq"]) == ("A", 5, 5)
         assert advisory["object"].endswith(path.name)
         figures = (await broker.monitor("/varz"))["jetblock"]["scrub"]

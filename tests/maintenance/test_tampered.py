@@ -130,15 +130,15 @@ async def readable(objects: MemoryStore, stream: str, ever: set[Message]) -> tup
                                                                                    bool]:
     """Read a stream; return its readable messages, the reported damage, and True if reading came to the end."""
     found: dict[int, Message] = {}
-    said: list[Problem] = []
+    reports: list[Problem] = []
     try:
-        async with aclosing(read_messages(objects, stream, faults=said.append)) as reading:
+        async with aclosing(read_messages(objects, stream, faults=reports.append)) as reading:
             async for msg in reading:
                 found[msg.seq] = (msg.seq, msg.subject, msg.headers, msg.data)
     except _UNREADABLE:
-        return found, said, False
+        return found, reports, False
     assert set(found.values()) <= ever, f"{stream}: messages that nobody published"
-    return found, said, True
+    return found, reports, True
 
 
 async def published(store: MemoryStore) -> dict[str, set[Message]]:
@@ -181,8 +181,8 @@ async def tampered(objects: Objects, ever: dict[str, set[Message]], wanted: dict
         return "no store" if case.key == FORMAT else "not checked"
     assert await contents(store) == untouched
     named = {problem.object for problem in dry.problems}
-    for _, said, _ in before.values():
-        assert {problem.object for problem in said} <= named
+    for _, reports, _ in before.values():
+        assert {problem.object for problem in reports} <= named
     if lost or not all(ended for _, _, ended in before.values()):
         assert named or _the_end(case.key, objects), "messages cannot be read, and fsck finds nothing wrong"
     if named and case.data is not None:
@@ -197,9 +197,9 @@ async def tampered(objects: Objects, ever: dict[str, set[Message]], wanted: dict
         await opens(store)
         return "left"
     for name in STREAMS:
-        found, said, ended = await readable(store, name, ever[name])
+        found, reports, ended = await readable(store, name, ever[name])
         assert ended
-        assert not said
+        assert not reports
         assert found.keys() >= before[name][0].keys() & wanted[name].keys(), f"{name}: the repair took messages away"
     await opens(store)
     return "repaired"
@@ -231,9 +231,9 @@ async def _try(objects: Objects, cases: list[Tampering]) -> dict[str, int]:
     ever = await published(store)
     wanted = {}
     for name in STREAMS:
-        wanted[name], said, ended = await readable(store, name, ever[name])
+        wanted[name], reports, ended = await readable(store, name, ever[name])
         assert ended
-        assert not said
+        assert not reports
     outcomes: dict[str, int] = {}
     for case in cases:
         try:

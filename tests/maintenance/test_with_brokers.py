@@ -50,7 +50,7 @@ async def test_a_broker_serves_while_it_is_backed_up(tmp_path: Path) -> None:
         await nc.close()
 
 
-async def test_a_broker_starts_on_what_was_mended(tmp_path: Path) -> None:
+async def test_a_broker_starts_on_a_repaired_store(tmp_path: Path) -> None:
     """A store on which no broker starts is served again after a repair, except the damaged message; consumers and
     publishers continue."""
     store = tmp_path / "store"

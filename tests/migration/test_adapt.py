@@ -95,7 +95,7 @@ async def test_a_damaged_archive(consumers: int) -> None:
      ["last_seq 4 instead of 5", "messages 4 instead of 5", "bytes 40 instead of 50"]),
     ({"storage": "memory"}, Numbers(5, 99, 1, 5), []),
 ], ids=str)
-def test_what_may_have_happened_since(config: dict[str, Any], found: Numbers, wrong: list[str]) -> None:
+def test_differences_that_may_have_happened_since(config: dict[str, Any], found: Numbers, wrong: list[str]) -> None:
     assert differences(config, Numbers(5, 50, 1, 5), found) == wrong
 
 
@@ -109,16 +109,16 @@ async def test_messages_compared() -> None:
                               "message 12 is missing"]
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "reason"), [
     ("{", "the backup is not whole"), ("[]", "no configuration"), ('{"config": {"name": "S"}}', "no configuration"),
     ('{"config": {"name": "a b\\r\\nPUB x 0"}, "state": {}}', "is no name of a stream"),
     ('{"config": {"name": ""}, "state": {}}', "is no name of a stream"),
     ('{"config": {"name": "S"}, "state": {"messages": []}}', "its state is not one of a stream"),
 ])
-async def test_folders_that_are_no_backups(tmp_path: Path, text: str, said: str) -> None:
+async def test_folders_that_are_no_backups(tmp_path: Path, text: str, reason: str) -> None:
     (tmp_path / "stream.tar.s2").write_bytes(b"")
     (tmp_path / "backup.json").write_text(text)
-    with pytest.raises(CannotMigrate, match=said):
+    with pytest.raises(CannotMigrate, match=reason):
         await FolderSource(tmp_path).streams()
 
 

@@ -145,8 +145,8 @@ async def test_a_source_that_is_not_there(tmp_path: Path) -> None:
         nobody.bind(("127.0.0.1", 0))
         run = await Run.begin(f"nats://127.0.0.1:{nobody.getsockname()[1]}", f"file://{tmp_path / 'store'}")
         assert await run.end(2) == ""
-    [said] = run.lines
-    assert "cannot connect: connection refused" in said
+    [line] = run.lines
+    assert "cannot connect: connection refused" in line
     assert time.monotonic() - begun < 30  # the command gives up then; a refused connection is not retried until then
     assert not (tmp_path / "store").exists()
 
@@ -229,7 +229,7 @@ async def test_a_stream_that_skips_sequences_after_a_kill(tmp_path: Path) -> Non
         await client.close()
 
 
-async def test_what_is_at_the_target_is_never_mixed(tmp_path: Path) -> None:
+async def test_streams_at_the_target_are_never_mixed(tmp_path: Path) -> None:
     """Another stream of the same name is left alone. An older copy is replaced only with --replace, and one with
     newer messages never."""
     async with (NatsServerProcess("-js", "-sd", str(tmp_path / "real")) as real,
@@ -270,7 +270,7 @@ accounts {
 """
 
 
-async def test_consumers_that_went_on_since(tmp_path: Path) -> None:
+async def test_consumers_that_advanced_since(tmp_path: Path) -> None:
     """The first run is made while clients of the source work. A later run moves a stream without new messages again
     if one of its consumers has advanced, or is new. It leaves the stream alone once the target's consumer has
     advanced."""
@@ -287,9 +287,9 @@ async def test_consumers_that_went_on_since(tmp_path: Path) -> None:
         await migrate(server.url, ours.url)
         for msg in await at_source.fetch(4):
             await msg.ack_sync()
-        told = (await migrate(server.url, ours.url))["streams"]["S"]
-        assert told["status"] == "there before"
-        assert "consumer D has advanced at the source" in told["notes"][0]
+        stream = (await migrate(server.url, ours.url))["streams"]["S"]
+        assert stream["status"] == "there before"
+        assert "consumer D has advanced at the source" in stream["notes"][0]
         assert (await migrate(server.url, ours.url, "--replace"))["streams"]["S"]["status"] == "moved"
         assert (await there.jetstream().consumer_info("S", "D")).ack_floor.stream_seq == 7
         await js.pull_subscribe("s", durable="E")
@@ -299,9 +299,9 @@ async def test_consumers_that_went_on_since(tmp_path: Path) -> None:
         assert msg.data == b"7"
         await msg.ack_sync()
         await js.pull_subscribe("s", durable="F")
-        told = (await migrate(server.url, ours.url, "--replace"))["streams"]["S"]
-        assert told["status"] == "there before"
-        assert "is in use at the target" in told["notes"][0]
+        stream = (await migrate(server.url, ours.url, "--replace"))["streams"]["S"]
+        assert stream["status"] == "there before"
+        assert "is in use at the target" in stream["notes"][0]
         await here.close()
         await there.close()
 

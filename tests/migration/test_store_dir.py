@@ -126,8 +126,8 @@ async def test_without_a_nats_server(tmp_path: Path) -> None:
     theirs = await stopped(tmp_path / "nats")
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
-    for said in ("nats-server: v2.14.9", "nats-server: v2.15.1\njetblock: v0.1.0"):
-        (fake := tmp_path / "bin" / "nats-server").write_text(f"#!/bin/sh\nprintf '{said}\\n'\n")
+    for version in ("nats-server: v2.14.9", "nats-server: v2.15.1\njetblock: v0.1.0"):
+        (fake := tmp_path / "bin" / "nats-server").write_text(f"#!/bin/sh\nprintf '{version}\\n'\n")
         fake.chmod(0o755)
         code = (f"import sys, shutil; sys.executable = {str(python)!r}; from broker.migration.cli import main; "
                 f"sys.exit(main([{str(theirs)!r}, 'file://{tmp_path}/ours']))")
@@ -140,7 +140,7 @@ async def test_without_a_nats_server(tmp_path: Path) -> None:
     assert not (tmp_path / "ours").exists()
 
 
-def test_what_is_no_store_dir(tmp_path: Path) -> None:
+def test_directories_that_are_no_store_dir(tmp_path: Path) -> None:
     """Neither an empty directory, nor a server's without streams, nor jetblock's own is a store_dir; an encrypted
     one is recognised."""
     assert find_store_dir(tmp_path / "none") is None

@@ -78,7 +78,7 @@ def test_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:
     in_virtual_time(main)
 
 
-def test_what_is_configured_is_what_counts() -> None:
+def test_the_configured_bounds_are_used() -> None:
     """The settings reach compaction, in its units."""
     chosen = ShardSettings.for_store(MemoryStore(), StorageSettings(
         compaction_cpu=5, compaction_bytes_per_second=1 << 20)).compaction

@@ -94,7 +94,7 @@ def test_thousands_of_small_segments_become_few_objects() -> None:
     in_virtual_time(main)
 
 
-def test_a_new_owner_reads_and_goes_on() -> None:
+def test_a_new_owner_reads_and_continues() -> None:
     """The owner is killed after some merges: the next owner has every message, continues merging, and deletes the
     old objects."""
     async def main(clock: ManualClock) -> None:
@@ -184,7 +184,7 @@ async def small_blocks(shared: MemoryStore, clock: ManualClock, count: int = 20,
     return rig, stream
 
 
-def test_what_is_removed_meanwhile_stays_removed() -> None:
+def test_removals_during_a_merge_stay() -> None:
     """Removals between the read and the record: single messages, a whole block, the front of the stream; and again
     between sequencing and persisting the record. No message comes back: not in the owner's state, not for a fresh
     reader, not after a checkpoint."""
@@ -221,7 +221,7 @@ def test_what_is_removed_meanwhile_stays_removed() -> None:
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_a_stream_that_goes_meanwhile(everything: bool) -> None:
+def test_a_stream_that_is_deleted_during_a_merge(everything: bool) -> None:
     """A stream is deleted, or purged, between the read and the record: the run is not adopted, and is deleted."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()

@@ -115,7 +115,7 @@ CASES: dict[str, tuple[int, Callable[[Rig, Sized], Awaitable[None]]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_little_is_left_of_what_is_dead(case: str) -> None:
+def test_few_dead_bytes_are_left(case: str) -> None:
     """Segments and runs have, after a quiet while, at most twice the live bytes, plus 64 KiB. All messages are there.
     Apart from the tiers' merges, no more bytes were written than had been removed."""
     body, load = CASES[case]

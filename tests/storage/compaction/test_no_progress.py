@@ -29,7 +29,7 @@ COUNT = 4000
 
 
 @pytest.mark.parametrize("gone", [12, 19], ids=["large", "small"])
-def test_a_block_whose_dead_stay_for_their_ids_is_rewritten_once(gone: int) -> None:
+def test_a_block_with_dead_messages_kept_for_ids_is_rewritten_once(gone: int) -> None:
     """Within the duplicate window the removed messages (12 or 19 of 20) stay in the block for their ids. It is
     rewritten once, and again only when they can leave."""
     async def main(clock: ManualClock) -> None:
@@ -65,7 +65,7 @@ def test_a_block_whose_dead_stay_for_their_ids_is_rewritten_once(gone: int) -> N
     in_virtual_time(main)
 
 
-def test_streams_of_whose_dead_none_can_leave_are_merged_once() -> None:
+def test_streams_whose_dead_messages_must_stay_are_merged_once() -> None:
     """Each stream has enough messages for a run of its own, but few live ones: such runs would be merged again
     without end."""
     async def main(clock: ManualClock) -> None:
@@ -93,7 +93,7 @@ def test_streams_of_whose_dead_none_can_leave_are_merged_once() -> None:
     in_virtual_time(main)
 
 
-def test_blocks_whose_objects_are_missing_do_not_keep_merges_going(caplog: pytest.LogCaptureFixture) -> None:
+def test_blocks_with_missing_objects_are_merged_once(caplog: pytest.LogCaptureFixture) -> None:
     """The other blocks of their group are merged once, and the missing ones are named in the log."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
@@ -155,19 +155,19 @@ def test_a_stream_that_cannot_follow_keeps_only_what_it_reads() -> None:
         shared = MemoryStore()
         rig, _ = await small_blocks(shared, clock)
         joined = {PATHS.log(entry.ref.position) for entry in rig.log.state.streams[7].blocks}
-        told = asyncio.Event()
+        notified = asyncio.Event()
 
         class Reader(LogListener):
             busy = True
 
             def blocks_adopted(self, adopted: Sequence[Adopted]) -> list[Adopted]:
-                told.set()
+                notified.set()
                 return list(adopted) if self.busy else []
 
         reader = Reader()
         rig.log.listen(reader)
         merging = asyncio.ensure_future(compactor_of(rig).work(quiet=True))
-        await told.wait()
+        await notified.wait()
         other = Stream(rig.log, 9, "t")
         other.create()
         await one_by_one(rig, other, 5)

@@ -102,7 +102,7 @@ def test_a_shard_that_pauses(load: str, burst: int) -> None:
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_what_is_dead_counts_for_memory(quiet: bool) -> None:
+def test_dead_messages_count_for_memory(quiet: bool) -> None:
     """Segments of 8 MB with few live bytes are read whole, so only a few are merged at a time."""
     objects: list[StoredObject] = []
     for number in range(64):
@@ -117,7 +117,7 @@ def test_what_is_dead_counts_for_memory(quiet: bool) -> None:
 
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_dead_costs_no_more_than_it_was(quiet: bool, seed: int) -> None:
+def test_rewriting_dead_messages_costs_at_most_their_bytes(quiet: bool, seed: int) -> None:
     """Objects of up to 8 MB lose all or most of their messages, a few at a time, some all at once. Apart from the
     tiers' merges, at most the removed bytes are written, and few dead bytes are left once the shard is quiet."""
     rng = random.Random(seed)
@@ -160,7 +160,7 @@ def test_what_is_dead_costs_no_more_than_it_was(quiet: bool, seed: int) -> None:
     assert sum(one.dead_bytes for one in objects) <= sum(one.live_bytes for one in objects) + (64 << 10)
 
 
-def test_what_is_on_its_way_out_is_left_alone() -> None:
+def test_the_front_of_a_busy_work_queue_is_not_rewritten() -> None:
     """The front of a busy work queue is mostly dead, and soon gone: it is not rewritten. Messages that are stuck
     there for minutes are moved, once that frees 4 MiB."""
     front = []

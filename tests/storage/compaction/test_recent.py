@@ -76,7 +76,7 @@ def test_new_segments_are_merged_without_a_get() -> None:
     in_virtual_time(main)
 
 
-def test_what_was_put_is_merged_though_the_store_damaged_it_since() -> None:
+def test_recent_bytes_are_merged_although_the_store_damaged_them() -> None:
     """The bytes in memory are those that were acknowledged, so later damage in the store does not matter."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
@@ -91,7 +91,7 @@ def test_what_was_put_is_merged_though_the_store_damaged_it_since() -> None:
     in_virtual_time(main)
 
 
-def test_a_start_reads_what_it_did_not_put() -> None:
+def test_a_start_reads_the_segments_of_the_owner_before() -> None:
     """The segments of the earlier owner are read, and merged with ours."""
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()

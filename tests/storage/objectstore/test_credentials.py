@@ -75,7 +75,7 @@ async def test_a_new_key_in_the_file_is_found(s3: S3Store, keys: Keys, refusal: 
     assert await s3.get("a") == b"1"
 
 
-async def test_without_another_key_the_refusal_stands(s3: S3Store, keys: Keys, clock: ManualClock) -> None:
+async def test_without_another_key_the_refusal_is_raised(s3: S3Store, keys: Keys, clock: ManualClock) -> None:
     """The refusal has its remedy as always. The chain is searched again only after a pause, and then the new key is
     found."""
     await s3.put("a", [b"1"])

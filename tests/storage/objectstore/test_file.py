@@ -253,7 +253,7 @@ def test_directories_that_cannot_be_a_store(tmp_path: Path) -> None:
     assert store.url == f"file://{tmp_path}/new/deep"
 
 
-async def test_a_directory_that_went_away(tmp_path: Path) -> None:
+async def test_a_directory_that_is_gone(tmp_path: Path) -> None:
     """An unmounted directory is not mistaken for an empty store, neither by reads nor by puts."""
     store = FileStore(tmp_path / "s")
     (tmp_path / "s").rmdir()
@@ -353,7 +353,7 @@ async def test_folders_that_others_remove_at_every_step_of_a_put(
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_a_folder_whose_removal_takes_its_time(
+async def test_a_folder_whose_removal_is_slow(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
     """While ext4 removes a folder, it exists but accepts no nameless file (EPERM); creating it waits for the removal's
     end. If EPERM persists, the directory is not writable, and that is reported."""
@@ -387,7 +387,7 @@ async def test_a_folder_whose_removal_takes_its_time(
     await store.close()
 
 
-async def test_a_refused_put_whose_folder_goes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_put_whose_folder_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The key exists, but its object is deleted, with its folder, before the refusal is durable: the key is free."""
     store = FileStore(tmp_path)
     await store.put("f/k", [b"old"])

@@ -30,7 +30,7 @@ def store_behind(proxy: TcpProxy, minio: S3Server, timeout_ns: int = 30_000_000_
     return S3Store(bucket, prefix, endpoint=proxy.endpoint, put_timeout_ns=timeout_ns, get_timeout_ns=timeout_ns)
 
 
-async def test_a_put_without_its_answer_has_landed(proxy: TcpProxy, minio: S3Server) -> None:
+async def test_a_put_without_an_answer_took_effect(proxy: TcpProxy, minio: S3Server) -> None:
     """The network swallows the answer: the put raises Transient after the time-out, and the object exists."""
     url = minio.new_url()
     patient = store_behind(proxy, minio, url=url)

@@ -107,7 +107,7 @@ async def test_a_race_under_every_fault() -> None:
         await faulty.late_puts_done()
 
 
-async def test_a_race_that_may_not_put(fake: FakeS3) -> None:
+async def test_a_race_on_a_store_that_refuses_puts(fake: FakeS3) -> None:
     """A store that refuses every put gives the same error as without a race."""
     fake.script = lambda request: (403, "AccessDenied") if request.method == "PUT" else None
     store = S3Store("bucket")
@@ -183,7 +183,7 @@ async def test_a_store_that_overwrites_is_refused(fake: FakeS3, used: bool) -> N
     await store.close()
 
 
-async def test_a_store_in_trouble_is_waited_for(fake: FakeS3) -> None:
+async def test_the_probe_waits_for_a_failing_store(fake: FakeS3) -> None:
     """SlowDown, a conflict and cut connections are retried by the wrapper, and the probe passes. An unanswered put
     that took effect only makes the key exist, as the second put expects."""
     verdicts: list[object] = [(503, "SlowDown"), None, (409, "ConditionalRequestConflict"), "served, then cut", "cut",

@@ -224,7 +224,7 @@ async def test_a_put_that_fits_nowhere_keeps_the_store_full() -> None:
     ("v1/format", 0.0), ("v1/shards/0/epochs/00000001", 0.0), (LOG, 0.0), (ROOT, 0.5),
     ("v1/shards/0/pages/00000001-000000000001", 0.5), (RUN, 1.0), ("v1/shards/0/inbox/0000000000000001", 1.0),
     ("x", 1.0)])
-def test_what_may_use_the_reserve(key: str, left: float) -> None:
+def test_keys_that_may_use_the_reserve(key: str, left: float) -> None:
     """A start, a purge, a delete and a checkpoint may use the reserve; runs can wait."""
     assert reserve_left_by(key) == left
 
@@ -313,8 +313,8 @@ async def test_puts_in_threads_use_the_file(tmp_path: Path, monkeypatch: pytest.
     object."""
     inner = FileStore(tmp_path)
     store = ReservingStore(inner, 1 << 20, reserve_left_by, SystemClock())
-    told = asyncio.Event()
-    store.observe(told.set)
+    full_changed = asyncio.Event()
+    store.observe(full_changed.set)
     store.start()
     file = tmp_path / RESERVE
     await until(lambda: file.exists() and os.stat(file).st_size == 1 << 20)
@@ -332,7 +332,7 @@ async def test_puts_in_threads_use_the_file(tmp_path: Path, monkeypatch: pytest.
         await asyncio.get_running_loop().run_in_executor(threads, put, LOG, [bytes(1000)])
     assert os.stat(file).st_size < 1 << 20
     async with asyncio.timeout(60):
-        await told.wait()
+        await full_changed.wait()
     assert "the disk is full" in str(store.full)
     assert [found.key for found in await store.list("")] == [LOG]
     await store.close()

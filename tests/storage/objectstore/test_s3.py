@@ -63,7 +63,7 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("status", "code", "kind", "remedy"), ANSWERS)
-async def test_what_an_answer_means(s3: S3Store, fake: FakeS3, status: int, code: str, kind: type[StoreError],
+async def test_the_error_of_each_answer(s3: S3Store, fake: FakeS3, status: int, code: str, kind: type[StoreError],
                                     remedy: str) -> None:
     """Every error answer becomes the class its caller acts on, names store, key and remedy, and is requested once."""
     fake.script = lambda request: (status, code)
@@ -127,7 +127,7 @@ async def test_a_server_that_vanishes_costs_one_time_out(fake: FakeS3, operation
     assert not failed
 
 
-async def test_credentials_that_do_not_come(fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_credentials_that_never_arrive(fake: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
     """The source of credentials does not answer: the call raises Transient, and the next one searches again."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
@@ -177,7 +177,7 @@ async def test_an_unreachable_endpoint_is_transient(monkeypatch: pytest.MonkeyPa
     await store.close()
 
 
-async def test_what_a_put_looks_like(s3: S3Store, fake: FakeS3) -> None:
+async def test_the_request_of_a_put(s3: S3Store, fake: FakeS3) -> None:
     """A put is one conditional request, by path, below the prefix, with an unsigned payload and no 100-continue."""
     await s3.put("k/1", [b"a" * 1000, b"b"])
     [request] = fake.requests
@@ -200,7 +200,7 @@ async def test_a_store_that_ignores_ranges(s3: S3Store, fake: FakeS3) -> None:
 @pytest.mark.parametrize(("headers", "body"), [
     ([("content-range", "bytes 2-5/10")], b"cd"), ([("content-range", "bytes 1-4/10")], b"bcde"),
     ([("content-range", "bytes 2-3/10")], b"cd"), ([("content-range", "bytes 2-5/10")], b"cdefg")])
-async def test_a_body_that_is_not_what_its_range_says(s3: S3Store, fake: FakeS3, headers: list[tuple[str, str]],
+async def test_a_body_that_differs_from_its_range(s3: S3Store, fake: FakeS3, headers: list[tuple[str, str]],
                                                       body: bytes) -> None:
     """A proxy cut the body, or sent another one: the request is retried, and the object does not count as damaged."""
     fake.objects["pre/fix/k"] = b"abcdefghij"
@@ -251,7 +251,7 @@ async def test_listings_out_of_order(s3: S3Store, fake: FakeS3, pages: list[str]
 
 @pytest.mark.parametrize("page", ["<html><body>Please log in</body></html>", "<ListBucketResult><IsTrun",
                                   PAGE.format("true", rows("p/b"))])
-async def test_a_listing_that_is_none(s3: S3Store, fake: FakeS3, page: str) -> None:
+async def test_answers_that_are_no_listing(s3: S3Store, fake: FakeS3, page: str) -> None:
     """A proxy's page, a truncated page and a page without a token for the next one raise an error; none gives an
     empty or partial listing."""
     fake.change = lambda request, answer: (200, [("content-type", "application/xml")], page.encode())
@@ -319,7 +319,7 @@ async def test_the_stores_clock(fake: FakeS3) -> None:
 
 
 @pytest.mark.parametrize("date", ["yesterday", "Wed, 21 Oct 99999999999999999999 07:28:00 GMT"])
-async def test_a_date_that_is_none(fake: FakeS3, date: str) -> None:
+async def test_a_date_that_cannot_be_parsed(fake: FakeS3, date: str) -> None:
     """A store whose Date header cannot be parsed has no clock."""
     fake.date = date
     store = S3Store("bucket")
@@ -364,7 +364,7 @@ async def test_cancelling_a_put_leaves_the_store_usable(s3: S3Store, fake: FakeS
     assert await s3.get("l") == b"y"
 
 
-async def test_whose_prices_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stores_that_aws_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store derives from the endpoint whether AWS serves it. No request is made."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")

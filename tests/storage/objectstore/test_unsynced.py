@@ -125,7 +125,7 @@ async def test_many_deletes_wait_for_one_sync(make: Make, syncs: Syncs) -> None:
     assert syncs.paths == [["1"]]
 
 
-def test_past_the_bound_it_is_sooner_and_past_twice_that_puts_wait(
+def test_past_the_bound_a_sync_is_sooner_and_past_twice_that_puts_wait(
         make: Make, syncs: Syncs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The bytes that a power cut may destroy are bounded, too."""
     monkeypatch.setattr(unsynced, "_BYTES_MAX", 10)
@@ -147,14 +147,14 @@ async def test_after_a_sync_that_failed_nothing_more_is_put_or_deleted(
     """The system may have dropped what it could not write, so another sync of the same files proves nothing. Reads
     continue to work."""
     store = make()
-    told: list[SyncFailed] = []
-    store.unsynced.on_failure = told.append
+    failures: list[SyncFailed] = []
+    store.unsynced.on_failure = failures.append
     put(store, "log/1")
     syncs.error = OSError(errno.EIO, "Input/output error")
     with pytest.raises(SyncFailed, match="Input/output error"):
         store.unsynced.sync()
     syncs.error = None
-    assert len(told) == 1
+    assert len(failures) == 1
     for call in (lambda: store.put("other/1", [b"x"]), lambda: store.delete("log/1"),
                  lambda: store.replace("log/1", [b"x"])):
         with pytest.raises(SyncFailed):
@@ -181,7 +181,7 @@ def test_a_clean_end_leaves_no_mark(make: Make, syncs: Syncs, tmp_path: Path) ->
     assert store.unsynced.put_count == 1
 
 
-def test_without_an_interval_there_is_nothing_of_it(make: Make, tmp_path: Path) -> None:
+def test_every_put_is_synced_without_an_interval(make: Make, tmp_path: Path) -> None:
     """Every put is durable at once without an interval."""
     store = make(None)
     assert store.put_unsynced is None

@@ -183,7 +183,7 @@ async def test_a_seed_is_a_run() -> None:
     assert (await run_with_faults(8))[1] != first[1]
 
 
-async def test_what_each_fault_leaves() -> None:
+async def test_the_effects_of_each_fault() -> None:
     """Refused and lost puts leave nothing, unanswered puts leave the object, and late puts leave it afterwards."""
     for name, at_once, in_the_end in [("refused", False, False), ("lost", False, False), ("torn", False, False),
                                       ("unanswered", True, True), ("late", False, True)]:

@@ -88,7 +88,7 @@ def test_small_pulls_are_one_use() -> None:
     assert (cache.promotions, cache.main_bytes) == (0, 0)
 
 
-def test_what_is_put_again_soon_goes_to_the_main_queue() -> None:
+def test_a_value_put_again_soon_goes_to_the_main_queue() -> None:
     """An entry that is put again soon after its eviction goes to the main queue; one that was evicted long ago does
     not."""
     cache = Cache(1000)
@@ -104,7 +104,7 @@ def test_what_is_put_again_soon_goes_to_the_main_queue() -> None:
     assert cache.ghost_hits == 1
 
 
-def test_the_main_queue_lets_go_what_is_no_longer_used() -> None:
+def test_the_main_queue_evicts_unused_values() -> None:
     """A new working set replaces the old one."""
     cache = Cache(1000)
     for start in (0, 1000):

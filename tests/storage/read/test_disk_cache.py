@@ -68,7 +68,7 @@ def files(folder: Path) -> list[int]:
     return found
 
 
-async def test_what_was_read_is_read_again_from_the_disk(cache: DiskCache, store: Counting) -> None:
+async def test_a_range_is_read_again_from_the_disk(cache: DiskCache, store: Counting) -> None:
     """A range, and any part of it, is read from the disk; a range that reaches beyond it, or has no end, is not."""
     data = store.objects["o1"]
     assert await cache.get("o1", 1000, 200_000) == data[1000:200_000]
@@ -94,7 +94,7 @@ async def test_past_the_end_is_not_kept(cache: DiskCache, store: Counting) -> No
     assert (store.gets, cache.size) == (2, 0)
 
 
-async def test_the_bound_holds_and_what_is_read_again_stays(cache: DiskCache, store: Counting, tmp_path: Path) -> None:
+async def test_the_bound_holds_and_a_range_read_again_stays(cache: DiskCache, store: Counting, tmp_path: Path) -> None:
     """Two and a half times the bound are read once. Meanwhile one range is read repeatedly, and is got from the
     store only once."""
     part = MIB // 4
@@ -215,7 +215,7 @@ async def test_a_distrusted_object_is_got_again(cache: DiskCache, store: Countin
     assert await cache.get("o0", 0, 100) == store.objects["o1"][:100]
 
 
-async def test_what_is_distrusted_while_it_is_written_is_not_kept(cache: DiskCache, store: Counting) -> None:
+async def test_an_object_forgotten_during_its_write_is_not_cached(cache: DiskCache, store: Counting) -> None:
     """A reader may find that an object is damaged before its range is on the disk: that range is not cached."""
     await cache.get("o0", 0, MIB)
     cache.forget("o0")
@@ -227,7 +227,7 @@ async def test_what_is_distrusted_while_it_is_written_is_not_kept(cache: DiskCac
     assert store.gets == 2
 
 
-async def test_what_is_distrusted_while_its_file_goes_is_not_kept(cache: DiskCache, store: Counting,
+async def test_an_object_forgotten_while_its_range_moves_is_not_cached(cache: DiskCache, store: Counting,
                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
     """A range that was read again is moved to the newest file; if its object is forgotten meanwhile, it is not
     cached."""

@@ -12,7 +12,7 @@ from broker.storage.read.window import Extent, Window
 from tests.storage.read.test_reader import AT, SHARD, make, unheeded
 
 
-async def test_a_small_block_is_got_whole() -> None:
+async def test_a_small_block_is_loaded_whole() -> None:
     """Index and frames of a block that is alone in its object are loaded by one GET, for any first caller; then by
     none."""
     store, reader, block = await make(count=40, ahead=1 << 20)
@@ -26,7 +26,7 @@ async def test_a_small_block_is_got_whole() -> None:
     assert (reader.window.bytes, len(reader.window)) == (0, 0)
 
 
-async def test_what_is_read_ahead_is_not_asked_for_twice() -> None:
+async def test_a_frame_read_ahead_is_requested_once() -> None:
     """While an extent is loading, a caller that needs any of its frames waits for that GET. Extents begin where the
     last one ended."""
     store, reader, block = await make(ahead=300_000)
@@ -58,7 +58,7 @@ async def test_what_is_read_ahead_is_not_asked_for_twice() -> None:
     assert len(reader.window) == 0
 
 
-async def test_frames_found_in_the_cache_are_not_waited_for() -> None:
+async def test_cached_frames_do_not_keep_their_extent() -> None:
     """An extent leaves the window after its last frame, even if some frames were in the cache before the request, or
     came there during the load. Frames before the first one that the reader needs do not keep the extent."""
     store, reader, block = await make(ahead=400_000)
@@ -77,7 +77,7 @@ async def test_frames_found_in_the_cache_are_not_waited_for() -> None:
     assert (reader.window.bytes, len(reader.window)) == (0, 0)
 
 
-async def test_a_block_got_whole_is_not_kept_for_what_its_reader_has_passed() -> None:
+async def test_skipped_frames_do_not_keep_a_block_loaded_whole() -> None:
     """A block is loaded whole for a reader that begins in the middle: the frames of the first half do not keep the
     extent."""
     store, reader, block = await make(ahead=1 << 20)
@@ -123,7 +123,7 @@ async def test_without_room_single_frames_are_got() -> None:
     assert reader.window.bytes == 0
 
 
-async def test_a_failure_ahead_is_the_next_demands() -> None:
+async def test_a_failed_read_ahead_is_loaded_again() -> None:
     """A failed read ahead is forgotten, and a reader that needs the frames loads them again."""
     store, reader, block = await make(ahead=300_000)
     ends: list[int] = []
@@ -137,7 +137,7 @@ async def test_a_failure_ahead_is_the_next_demands() -> None:
     assert (await reader.chunk(block, ends[0])).start <= ends[0]
 
 
-async def test_damage_ahead_is_reported_by_a_demand() -> None:
+async def test_damage_read_ahead_is_reported_by_a_load() -> None:
     """A frame read ahead with a wrong checksum is not served: a caller that needs it loads it again, which reports
     the damage."""
     store, reader, block = await make(ahead=300_000)
@@ -171,7 +171,7 @@ def extent_of(block: object) -> object:
     return ref.stream_id, *ref.position, ref.object_id, ref.core_offset
 
 
-def test_what_nobody_comes_for_leaves_when_its_room_is_needed() -> None:
+def test_stale_extents_are_dropped_when_their_room_is_needed() -> None:
     """Extents of readers that stopped are dropped once four times the window was loaded, and not before."""
     window = Window(100)
     abandoned = Extent("a", 0, 4, 60, None)
@@ -192,7 +192,7 @@ def test_what_nobody_comes_for_leaves_when_its_room_is_needed() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 40_000], ids=["tiny", "large"])
-def test_what_nobody_waits_for_is_bounded(size: int) -> None:
+def test_extents_of_cancelled_callers_are_bounded(size: int) -> None:
     """Single frames are loaded even without room. If their callers were cancelled, these extents are dropped, too."""
     window = Window(1 << 20)
     for number in range(20_000):
@@ -206,7 +206,7 @@ def test_what_nobody_waits_for_is_bounded(size: int) -> None:
     assert window.make_room(1 << 19)
 
 
-async def test_a_block_a_little_larger_is_got_whole_by_who_reads_on() -> None:
+async def test_a_larger_block_is_loaded_whole_for_a_reader_in_order() -> None:
     """A full segment's block is loaded with its index by one GET for a reader in order, and in extents for others."""
     store, reader, block = await make(ahead=400_000)  # 0.8 MB
     await reader.chunk(block, 0, unheeded)

@@ -100,7 +100,7 @@ async def test_reading_ahead_takes_neighbours_in_one_get() -> None:
     assert len(store.ranges) == 2
 
 
-async def test_everyone_shares_one_load() -> None:
+async def test_concurrent_callers_share_one_load() -> None:
     """Ten concurrent callers cause one GET of the head and one of the frame; cancelling one does not stop the
     others."""
     store, reader, block = await make()
@@ -147,7 +147,7 @@ async def test_a_small_cache_still_reads_everything() -> None:
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1000, 150_000])
-async def test_what_was_loaded_is_cached_together(cache_bytes: int) -> None:
+async def test_head_and_chunk_are_cached_together(cache_bytes: int) -> None:
     """A filtered reader, which asks again after each load, finds the head and the chunk even in a very small cache."""
     store, reader, block = await make(cache_bytes=cache_bytes, ahead=300_000)
     for ordinal in range(40):
@@ -209,7 +209,7 @@ async def test_a_large_head_is_decoded_in_a_thread(monkeypatch: pytest.MonkeyPat
     assert len(threads) == 1
 
 
-async def test_what_was_checked_once_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_checked_head_is_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that is loaded again is only compared with its checksums."""
     store, reader, block = await make(cache_bytes=0)
     first = list((await reader.head(block)).subjects)
@@ -240,7 +240,7 @@ async def test_closing_cancels_loads() -> None:
         await task
 
 
-async def test_what_was_just_persisted_is_cached() -> None:
+async def test_a_persisted_block_is_cached() -> None:
     """Admitted chunks and heads are found without any GET."""
     store, reader, _ = await make()
     other: OpenBlock[None] = OpenBlock(77, None)
@@ -351,7 +351,7 @@ async def test_a_damaged_index_among_its_neighbours_is_named_and_leaves_them_alo
     assert (await reader.head(blocks[40], neighbours=True)).count == 3
 
 
-async def test_neighbours_of_an_object_that_is_gone() -> None:
+async def test_neighbouring_indexes_of_a_missing_object() -> None:
     """All callers that wait for the load get its error; a later caller loads again."""
     store, reader, blocks, key = await side_by_side(10)
     whole = store.objects.pop(key)

@@ -209,7 +209,7 @@ async def test_single_messages_are_not_unpacked_ahead() -> None:
     assert not threads.work
 
 
-async def test_reading_goes_on_without_threads() -> None:
+async def test_reading_continues_without_threads() -> None:
     """While the broker stops, its threads may end before its readers."""
     _, reader, block = await make(Ended())
     for ordinal in range(COUNT):
@@ -230,7 +230,7 @@ async def test_a_batch_is_about_a_mebibyte() -> None:
     assert unpacking._BATCH_BYTES - largest <= raw <= 2 * (unpacking._BATCH_BYTES + largest)
 
 
-async def test_what_is_unpacked_makes_room_for_loads() -> None:
+async def test_unpacked_frames_make_room_for_loads() -> None:
     """Unpacked frames only save time, and a load without room costs requests, so they are dropped. A frame that a
     thread unpacks later is dropped, too."""
     threads = Later()

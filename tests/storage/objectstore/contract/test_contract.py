@@ -30,7 +30,7 @@ async def in_flight(calls: Iterable[Callable[[], Awaitable[object]]], count: int
             group.create_task(worker())
 
 
-async def test_what_was_put_is_got(store: ObjectStore) -> None:
+async def test_a_get_returns_the_put_bytes(store: ObjectStore) -> None:
     """Bytes are returned as they were put, from any number of buffers."""
     await store.put("v1/format", [b"one", b"", b" two", bytes(range(256))])
     assert await store.get("v1/format") == b"one two" + bytes(range(256))
