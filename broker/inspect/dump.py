@@ -184,8 +184,7 @@ class _Dump:
     # Segments and runs.
 
     def _landed(self, position: Position) -> int | None:
-        """Return the number up to which the log was complete when this entry was written; None if it is not
-        recorded."""
+        """Return the number up to which the log was complete when this entry was written; None: not recorded."""
         try:
             return decode_landed(self.data, position)
         except FormatError:

@@ -96,8 +96,7 @@ def _is_seal(checked: Checked) -> bool:
 
 
 def _add(checked: Checked, fault: Fault) -> None:
-    """Add a fault, unless the whole object has one: a truncated object fails by its size, then again at missing
-    bytes."""
+    """Add a fault, unless the whole object has one: a truncated object fails by its size, then at each part."""
     if not any(known.row is None for known in checked.faults):
         checked.faults.append(fault)
 
@@ -136,8 +135,10 @@ async def _check_pages(window: Window, checked: Checked) -> None:
 
 
 async def read_head(read: Callable[[int, int], Awaitable[bytes]], info: ObjectInfo, key: Key) -> SegmentHead:
-    """Read the head of a segment or run; ``read`` is the method of a Window. Raises: FormatError; NotFound;
-    StoreError."""
+    """Read the head of a segment or run; ``read`` is the method of a Window.
+
+    Raises: FormatError; NotFound; StoreError.
+    """
     position, asked = key.position, min(info.size, HEAD_BYTES)
     assert position is not None
     while True:

@@ -53,7 +53,6 @@ async def read_repairs(source: Source) -> list[Repaired]:
 
 
 def new_problems(problems: Iterable[Problem], repairs: Iterable[Repaired]) -> list[Problem]:
-    """Return ``problems`` without those that a repair has solved: nothing needs the part, and the record has the
-    object."""
+    """Return ``problems`` without those that a repair has solved: its record has the object, and nothing needs it."""
     known = frozenset().union(*(repair.objects for repair in repairs))
     return [problem for problem in problems if problem.object not in known or problem.means not in UNNEEDED]

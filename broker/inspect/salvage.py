@@ -28,8 +28,7 @@ _INDEX = struct.Struct("<4s4xQIQQQI")
 
 
 class Found(NamedTuple):
-    """A found block with a rebuilt directory row; the row's ``frames_offset`` is 0 if the place of the frames is
-    unknown."""
+    """A found block with a rebuilt directory row; ``frames_offset`` is 0 if the place of the frames is unknown."""
 
     row: DirectoryRow
     core: BlockCore | None

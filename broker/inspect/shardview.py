@@ -59,8 +59,7 @@ class ShardView(NamedTuple):
 
 
 async def shards(source: Source) -> list[int]:
-    """Find the numbers of the store's shards. They have no gaps from 0 on, and each has a claim, which is never
-    deleted."""
+    """Find the numbers of the store's shards, which are dense from 0. Each has a claim, which is never deleted."""
     found: list[int] = []
     while True:
         numbers = range(len(found), len(found) + _PROBES)

@@ -77,8 +77,7 @@ class Source:
 
     @asynccontextmanager
     async def window(self, key: str, size: int) -> AsyncIterator[Window]:
-        """Give a window to read an object of ``size`` bytes from front to back; large objects are read one at a
-        time."""
+        """Give a window to read an object of ``size`` bytes from front to back; large ones are read one at a time."""
         if size > LARGE_BYTES:
             async with self._large:
                 yield Window(self, key)

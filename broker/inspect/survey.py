@@ -276,8 +276,7 @@ async def missing(source: Source, view: ShardView, log: LogListing, roots: Colle
 
 
 def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> set[str]:
-    """Return keys that the state names and the listings lack: objects of blocks, unreleased segments, kept
-    checkpoints."""
+    """Return keys in the state and not in the listings: objects of blocks, unreleased segments, kept checkpoints."""
     paths = view.paths
     keys = {paths.log(position) for key in view.state.segments
             if (position := key_position(key)) not in log}

@@ -282,8 +282,7 @@ class Diagnosis:
         return not self.whole or position <= self.state.position
 
     def other_writer(self, checked: Checked) -> Problem | None:
-        """Return a problem if another process than the epoch's claimant wrote the object. Seals always have another
-        writer."""
+        """Return a problem if another process than the epoch's claimant wrote the object, unless it is a seal."""
         header = checked.header
         if header is None or checked.key.position is None or header.kind not in (
                 ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.PAGES):

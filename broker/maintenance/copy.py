@@ -167,8 +167,7 @@ class Copier:
 
     async def _missing_of(self, theirs: AsyncIterator[ObjectInfo], ours: AsyncIterator[ObjectInfo],
                           beyond: list[Position] | None = None) -> list[ObjectInfo]:
-        """Return the objects that only the source has; add positions of objects that only the destination has to
-        ``beyond``."""
+        """Return the objects that only the source has; add positions of those only in the destination to ``beyond``."""
         lacking = []
         mine = await anext(ours, None)
         async for info in theirs:

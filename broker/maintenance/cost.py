@@ -37,8 +37,7 @@ MONTH_SECONDS = 30 * 86_400
 GB = 10**9
 
 _BLOCK_BYTES = 420
-"""The compressed bytes of a block beside its messages: directory row, core, index, and a share of the segment's
-header."""
+"""The compressed bytes of a block beside its messages: directory row, core, index, a share of the header."""
 _MESSAGE_BYTES = 9
 """The bytes of a message in an index: columns of times and lengths."""
 _TIERS_WRITTEN = 1.8
@@ -189,8 +188,7 @@ _NOTHING = _Part(0, 0, 0)
 
 
 def _id_costs(load: Load, rounds: float) -> _Part:
-    """Count pages of message ids: each round writes one for each stream with enough new ids; half of them join an old
-    page."""
+    """Count pages of message ids: a round writes one for each stream with enough new ids; half join an old page."""
     of_stream = load.messages / load.streams * _ID_BYTES
     if not rounds or of_stream * load.duplicate_window_s <= INLINE_IDS_BYTES_MAX:
         return _Part(0, 0, load.messages * _ID_BYTES)

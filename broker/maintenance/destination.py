@@ -88,8 +88,10 @@ class Destination:
                                   f"directory or prefix")
 
     def lock(self, numbers: list[int]) -> None:
-        """Lock the shards of a directory, so that no broker opens it during the copy. Raises: CopyRefused;
-        StoreRefused."""
+        """Lock the shards of a directory, so that no broker opens it during the copy.
+
+        Raises: CopyRefused; StoreRefused.
+        """
         if self._bare.try_lock is None:
             return
         for number in numbers:

@@ -51,8 +51,7 @@ _Progress = Callable[[int, int, int, int], object]
 _PARTS = tuple(map(frozenset, (
     (Part.LOG, Part.CLAIMS, Part.ENTRIES), (Part.LOG, Part.ENTRIES), (Part.LOG, Part.CLAIMS), (Part.LOG,),
     (Part.CLAIMS, Part.ENTRIES), (Part.CLAIMS,), (Part.ENTRIES,), ())))
-"""The plans to try, in order, until one can be carried out: a part that cannot be repaired does not prevent the
-others."""
+"""The plans to try, in order, until one can be carried out: a part that fails does not prevent the others."""
 
 
 class Owned(Exception):
@@ -174,8 +173,7 @@ async def _check(store: ObjectStore, clock: Clock, rng: random.Random, progress:
 
 
 def _concerned(problems: list[Problem]) -> frozenset[Part]:
-    """Return the parts of a plan that these problems may need; others are not tried, since a trial reads the whole
-    store."""
+    """Return the parts of a plan that these problems may need, because each trial reads the whole store."""
     kinds = {key.kind for problem in problems if (key := parse(problem.object)) is not None}
     return frozenset({Part.LOG} | ({Part.CLAIMS} if ObjectKind.CLAIM in kinds else set())
                      | ({Part.ENTRIES} if ObjectKind.SEGMENT in kinds else set()))
@@ -251,8 +249,10 @@ def _worse(before: Survey, problems: list[Problem], after: Survey, remaining: li
 
 async def _expect_no_owner(store: ObjectStore, lease_ns: int,
                            sleep: Callable[[float], Awaitable[object]]) -> list[StoreLock]:
-    """Lock the shards of a directory; watch the log of a bucket for longer than the lease. Raises: Owned;
-    StoreError."""
+    """Lock the shards of a directory; watch the log of a bucket for longer than the lease.
+
+    Raises: Owned; StoreError.
+    """
     source = Source(store)
     numbers = await shards(source)
     if store.try_lock is not None:

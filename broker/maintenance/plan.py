@@ -230,8 +230,7 @@ class _Planner:
         return found
 
     async def _rebuild_entries(self, shard: ShardSurvey) -> None:
-        """Substitute lost seals, and damaged log entries of which no block is missing: references to them stay
-        valid."""
+        """Substitute lost seals, and damaged log entries without missing blocks: references to them stay valid."""
         ends = {(epoch.number, epoch.end) for epoch in shard.epochs}
         for key in self.bad:
             parsed = parse(key)

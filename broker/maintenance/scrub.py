@@ -45,8 +45,7 @@ T = TypeVar("T")
 
 _PAGE = 1000
 _OBJECT_BYTES = 64 << 10
-"""The least bytes that an object counts for: a small object costs a request and a millisecond, as much as these
-bytes."""
+"""The least bytes that an object counts for: a small one costs a request and a millisecond, like these bytes."""
 _SLICE = 4096
 """The segments compared in one turn of the loop."""
 _RUNS_SLICE = 256

@@ -1,8 +1,7 @@
-"""``jetblock migrate SOURCE TARGET``: move streams with their consumers from a nats-server into a jetblock, or into a
-store.
+"""``jetblock migrate SOURCE TARGET``: move streams and consumers from a nats-server into a jetblock, or into a store.
 
-Exit status: 0 all chosen streams are at the target as they were; 1 the run is finished, and problems are listed; 2 it
-is not finished, or could not begin, and the reason is on standard error.
+Exit status: 0 all chosen streams are at the target as they were; 1 the run is finished, and problems are listed; 2
+it is not finished, or could not begin, and the reason is on standard error.
 """
 
 from __future__ import annotations

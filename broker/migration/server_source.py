@@ -148,8 +148,7 @@ class _Chunks:
         return None
 
     async def keep_answering(self) -> None:
-        """While ``next`` is not called, answer a chunk from time to time, so that the server does not end the
-        snapshot."""
+        """While ``next`` is not called, answer a chunk now and then, so that the server does not end the snapshot."""
         while True:
             self._quiet = True
             await asyncio.sleep(_ANSWER_SECONDS)

@@ -1,9 +1,8 @@
-"""A stopped nats-server's ``store_dir`` as the source: the real nats-server serves it on loopback while its streams are
-moved.
+"""A stopped nats-server's ``store_dir`` as the source: the real nats-server serves it on loopback during the move.
 
-The file formats of nats-server are internal, and its snapshots are an API. So the binary is run, with a configuration
-that has one account of the directory and one user, and ended after the move. Each run has one account, because
-JetStream of the default account is on only if no other account is configured.
+The file formats of nats-server are internal, and its snapshots are an API. So the binary is run, with a
+configuration that has one account of the directory and one user, and ended after the move. Each run has one account,
+because JetStream of the default account is on only if no other account is configured.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""The target: a running jetblock, into which streams are put by the API that restores archives, each whole or not at
-all.
+"""The target: a running jetblock. Its API restores streams from archives, each whole or not at all.
 
 A broker ends a restore after five seconds without a chunk, so while the source is slow, one byte is sent every other
 second.
@@ -22,8 +21,7 @@ __all__ = ["Target"]
 _CHUNK_BYTES_MAX = 256 << 10
 _KEEP_ALIVE_SECONDS = 2.0
 _CHUNK_SECONDS = 300.0
-"""The time-out of a chunk's answer. A broker answers once its log has room, which takes long while its store is
-slow."""
+"""The time-out of a chunk's answer. A broker answers once its log has room, which a slow store delays."""
 _END_SECONDS = 3600.0
 
 _IN_USE_TRIES = 40
@@ -119,8 +117,7 @@ async def _after(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[by
 
 
 async def _rechunk(archive: AsyncIterator[bytes], chunk_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the archive in chunks of about one size; hold some bytes back, and yield them singly while the source is
-    slow."""
+    """Yield the archive in chunks of about one size; hold some bytes back for times when the source is slow."""
     rest = bytearray()
     source = aiter(archive)
     coming: asyncio.Future[bytes] | None = None

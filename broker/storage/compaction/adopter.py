@@ -43,8 +43,8 @@ class Adopter:
         self._sweeper = sweeper
         self._clock = clock
         self._dead_kept: dict[tuple[int, int], int] = {}
-        """Blocks that keep many dead messages for their ids, by stream and first sequence: the end of the time without
-        rewrite."""
+        """The time until which a block is not rewritten, by stream and first sequence: it keeps dead messages for
+        ids."""
 
     async def adopt(self, run: Run, key: str) -> bool:
         """Record that the run's blocks replace the old ones, wait until the records are persisted, notify live streams.
@@ -117,7 +117,7 @@ class Adopter:
     async def _notify_streams(self, adopted: Sequence[Adopted]) -> None:
         """Make the live streams read from the new blocks; streams that cannot do so yet are notified again later."""
         backoff = Backoff(_NOTIFY_SECONDS, _NOTIFY_SECONDS_MAX)
-        while adopted := self._log.notify_adopted(adopted):  # noqa: ASYNC110 (no event says when all can follow)
+        while adopted := self._log.notify_adopted(adopted):  # noqa: ASYNC110 (no event reports when all can follow)
             await asyncio.sleep(backoff.next())
 
 

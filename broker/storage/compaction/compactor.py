@@ -305,6 +305,5 @@ def _objects_of(pieces: Sequence[Piece]) -> Iterator[int | RunKey]:
 
 
 def _release_gil() -> None:
-    """Sleep for a moment, so that the loop's thread can run: otherwise it would wait for a switch interval each
-    time."""
+    """Sleep for a moment, so that the loop's thread can run without waiting for a switch interval."""
     time.sleep(0.0005)

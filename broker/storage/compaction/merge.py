@@ -145,8 +145,7 @@ def _add(output: _Output, piece: Piece, one: Input, pause: Callable[[], object])
 
 
 def _copy(chunk: Chunk, dead: DeadSet | None, keep: Collection[int], joined: OpenBlock[None]) -> int:
-    """Append the messages of ``chunk`` that are not dead or whose sequence is in ``keep``; return the number left
-    out."""
+    """Append the messages of ``chunk`` that are not dead or are in ``keep``; return the number left out."""
     count, times, seq_of = len(chunk), chunk.times, chunk.seq
     left_out = start = 0
     while start < count:

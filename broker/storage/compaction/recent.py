@@ -23,8 +23,7 @@ class RecentSegments:
         return len(self._data)
 
     def add(self, key: str, data: Sequence[bytes]) -> None:
-        """Keep a segment that has just been persisted. Its buffers are joined only by ``pop``, so commits do not
-        wait."""
+        """Keep a segment that has just been persisted. Only ``pop`` joins its buffers, so commits do not wait."""
         size = sum(map(len, data))
         if size > self._bytes_max:
             return

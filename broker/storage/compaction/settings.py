@@ -54,5 +54,4 @@ class CompactionSettings:
         """Blocks are joined up to this size, and up to ``block_messages``."""
         self.block_messages = block_messages
         self.recent_bytes = recent_bytes
-        """New segments are kept in memory until they are merged, up to this many bytes, so that merging need not read
-        them."""
+        """New segments are kept in memory until they are merged, up to this many bytes, which saves reading them."""

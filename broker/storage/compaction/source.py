@@ -1,5 +1,4 @@
-"""The source of compaction: it finds the blocks of some objects in the applied state, and reads their bytes from the
-store.
+"""The source of compaction: it finds blocks of objects in the applied state, and reads their bytes from the store.
 
 A block whose object is missing, or that cannot be decoded, is excluded from all later merges.
 """
@@ -96,11 +95,10 @@ class Source:
         return whole
 
     async def measure(self, objects: Sequence[StoredObject]) -> None:
-        """Find the bytes of blocks without any live message in ``objects``, and add them to the objects'
-        ``spare_bytes``.
+        """Add the bytes of blocks without any live message to the ``spare_bytes`` of ``objects``.
 
-        The applied state has no entry for such blocks. So the object's size is needed: it is known of recent segments,
-        and else read from the object's header, once.
+        The applied state has no entry for such blocks. So the object's size is needed: it is known of recent
+        segments, and else read from the object's header, once.
         """
         sizes: dict[str, int] = {}
         for one in objects[:_SIZES_AT_ONCE]:
@@ -212,8 +210,7 @@ class Source:
         return out
 
     def _exclude_missing(self, stream: StreamState, missing: Sequence[tuple[BlockRef, str]]) -> None:
-        """Exclude these blocks from later merges: otherwise a merge of the same objects would be tried again and
-        again."""
+        """Exclude these blocks from later merges: otherwise the same objects would be merged again and again."""
         for ref, key in missing:
             self.damaged.add((stream.stream_id, ref.first_seq))
             entry = stream.blocks.find(ref.first_seq)

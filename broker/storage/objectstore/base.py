@@ -155,8 +155,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
-        """Return at most ``limit`` objects whose key begins with ``prefix`` and is greater than ``after``, in key
-        order.
+        """List at most ``limit`` objects whose key begins with ``prefix`` and is greater than ``after``, in key order.
 
         ``prefix`` and ``after`` are any strings, keys or not; "" means all keys. Use ``after`` and ``limit`` only with
         prefixes whose keys are all in one folder: where folders and objects are mixed, SeaweedFS orders folders by bare
@@ -172,8 +171,8 @@ class ObjectStore(ABC):
         """
 
     async def replace(self, key: str, data: Buffers) -> None:
-        """Put ``data`` at ``key``, with or without an object there, in one step: a reader finds the old object or the
-        new.
+        """Put ``data`` at ``key``, over an existing object or not, in one step: a reader finds the old or the new
+        object.
 
         Use this only to repair a store that no broker owns: brokers are kept apart by objects that nobody overwrites.
         Raises: Transient (the old or the new object may be there); StoreRefused.

@@ -1,8 +1,7 @@
-"""The reserve of a directory: a file that takes room on the disk, and is shortened when a full disk must store
-something.
+"""The reserve of a directory: a file that takes room on the disk, and is shortened to make room on a full disk.
 
-The file is shortened by the size of each put, and never removed at once: other programs that fill the disk would take
-all of its room. The file gets its full length again once the disk has room for it, and as much beside it.
+The file is shortened by the size of each put, and never removed at once: other programs that fill the disk would
+take all of its room. The file gets its full length again once the disk has room for it, and as much beside it.
 """
 
 from __future__ import annotations

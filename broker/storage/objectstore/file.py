@@ -241,8 +241,7 @@ class FileStore(ObjectStore):
             raise self._error(e, key) from e
 
     def sync_folder(self, folder: str, keys: Sequence[str]) -> bool:
-        """Sync a folder and objects in it, also objects of other processes; False: one of them may not be on the
-        disk."""
+        """Sync a folder and objects in it, also those of other processes; False: one may not be on the disk."""
         try:
             fd = os.open(self.path_of(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

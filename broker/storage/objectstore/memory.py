@@ -27,7 +27,7 @@ class MemoryStore(ObjectStore):
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
         self.objects: dict[str, bytes] = {}
-        """The stored objects, which tests may read; only the store's methods change them, since ``_keys`` has their
+        """The stored objects, for tests to read; only the store's methods change them, since ``_keys`` has their
         order."""
         self._keys: list[str] = []
         self._closed = False

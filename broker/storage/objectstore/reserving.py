@@ -36,8 +36,7 @@ _log = logging.getLogger(__name__)
 _UNKNOWN: Final = 1 << 62
 
 _QUIET_NS: Final = 5_000_000_000
-"""The time after a put that did not fit for which the reserve is not refilled: the put is retried and needs the
-room."""
+"""The time after a failed put for which the reserve is not refilled: the put is retried and needs the room."""
 
 _LAG_NS_MAX: Final = 60_000_000_000
 """The bound of the measured lag: a put that succeeded late may have waited for an operator instead."""

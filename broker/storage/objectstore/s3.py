@@ -429,8 +429,7 @@ def _is_complete(content_range: str, start: int, end: int | None, size: int) -> 
 
 @lru_cache(maxsize=1)
 def _unix_seconds(date: str) -> int | None:
-    """Parse a ``Date`` header; None if that fails. Cached, because a broker whose clock is wrong asks here all the
-    time."""
+    """Parse a ``Date`` header; None if that fails. Cached, because a broker whose clock is wrong asks all the time."""
     try:
         return int(parsedate_to_datetime(date).timestamp())
     except (ValueError, OverflowError):
@@ -438,8 +437,7 @@ def _unix_seconds(date: str) -> int | None:
 
 
 def _timestamp(value: Any) -> Any:
-    """Parse a time in a response, but not one of a header (Last-Modified): it is not used, and took a tenth of a
-    GET."""
+    """Parse a time in a response, but not one of a header (Last-Modified): unused, and it took a tenth of a GET."""
     return value if isinstance(value, str) and value.endswith("GMT") else parse_timestamp(value)
 
 

@@ -1,9 +1,9 @@
-"""The reserve of a bucket with a quota: objects that take room, and are deleted when a full bucket must store
-something.
+"""The reserve of a bucket with a quota: objects that take room, and are deleted to make room in a full bucket.
 
-On AWS, buckets have no quotas, so there is no reserve. A server does not report how much room is left, so ``fill`` puts
-one object of a complete reserve again, to see whether the server accepts it. Some servers count puts and deletes late,
-as MinIO's quota does. There a put that needs the reserve waits until the server has counted the delete (``reserving``).
+On AWS, buckets have no quotas, so there is no reserve. A server does not report how much room is left, so ``fill``
+puts one object of a complete reserve again, to see whether the server accepts it. Some servers count puts and
+deletes late, as MinIO's quota does. There a put that needs the reserve waits until the server has counted the delete
+(``reserving``).
 """
 
 from __future__ import annotations

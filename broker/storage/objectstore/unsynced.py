@@ -209,8 +209,7 @@ class UnsyncedFiles:
             self._close()  # this waits for a sync that another thread may be ending
 
     def abandon(self) -> None:
-        """End without a sync, as kill -9 does: the mark stays. Does nothing after ``stop``. No put may be in
-        progress."""
+        """End without a sync, as kill -9 does: the mark stays. Does nothing after ``stop``. No put may be running."""
         with self._changed:
             thread, self._folder, self._thread = self._thread, None, None
             self._changed.notify_all()

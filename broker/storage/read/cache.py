@@ -48,8 +48,7 @@ _GHOSTS_MAX = 16_384
 """The most keys of evicted values that are remembered (3 MiB), besides the bound in the bytes of their values."""
 
 _NEWEST = 2
-"""The number of newest values that are held even if they do not fit: a chunk just loaded, and its head, are used at
-once."""
+"""The number of newest values that are held even if they do not fit: a new chunk and its head are used at once."""
 
 
 class _Entry:
@@ -84,7 +83,7 @@ class Cache:
         self._small_max = bytes_max // _SMALL_SHARE
         self._apart = self._small_max // _APART_SHARE
         self._put_bytes = 0
-        """The bytes of all values ever put: the clock that tells uses apart."""
+        """The bytes of all values ever put: the clock that separates uses."""
         self._entries: dict[Hashable, _Entry] = {}
         self._small: OrderedDict[Hashable, None] = OrderedDict()
         self._main: OrderedDict[Hashable, None] = OrderedDict()

@@ -17,8 +17,7 @@ _NAME = re.compile(r"(\w+) ([0-9a-f]{8})-([0-9a-f]{12})\Z")
 
 
 def key_of(error: FormatError, paths: ShardPaths) -> str:
-    """Return the key of the object that an error is about; its name in the error if it is not one of a shard's
-    objects."""
+    """Return the key of the object that an error is about; its name in the error if it is no object of a shard."""
     found = _NAME.match(error.name)
     if found is None:
         return error.name

@@ -117,8 +117,7 @@ class DiskCache(Wrapper):
         self._file_bytes = max(bytes_max // _FILES, 1)
         self._files: deque[_File] = deque()
         self._ranges: dict[str, dict[_Range, None]] = {}
-        """Ranges by key, from the beginning of their writes on; a range that is forgotten during its write stays
-        forgotten."""
+        """Ranges by key, from the beginning of their writes; a range forgotten during its write stays forgotten."""
         self._unwritten = 0
         self._writes: set[asyncio.Task[None]] = set()
         os.makedirs(folder, mode=0o700, exist_ok=True)

@@ -107,8 +107,7 @@ class StoredBlock(Protocol):
 
 
 class BlockReader:
-    """The reader of one shard's blocks. ``paths`` builds the shard's keys, and ``key_of`` the key of a block's
-    object."""
+    """The reader of one shard's blocks. ``paths`` builds the shard's keys, ``key_of`` the key of a block's object."""
 
     def __init__(self, store: ObjectStore, cache: Cache, key_of: Callable[[BlockRef], str], paths: ShardPaths, *,
                  read_ahead_bytes: int = READ_AHEAD_BYTES, distrust: Callable[[str], None] = lambda key: None,
@@ -240,8 +239,10 @@ class BlockReader:
         return await self._load_page(page.place, page.count, lambda data: decode_subjects(data, page))
 
     async def ids(self, part: IdPart) -> list[IdRows]:
-        """Load the message ids of a part, from memory or from its page; they are not cached. Raises: as
-        ``subjects``."""
+        """Load the message ids of a part, from memory or from its page; they are not cached.
+
+        Raises: as ``subjects``.
+        """
         return await self._load_page(part.place, part.count, lambda data: decode_ids(part, data)[1])
 
     async def _load_page(self, ref: PageRef | None, count: int, decode: Callable[[bytes], _T]) -> _T:
@@ -286,8 +287,7 @@ class BlockReader:
         return chunk
 
     def read_ahead(self, block: StoredBlock, ordinal: int, begun: Callable[[int], None]) -> int | None:
-        """Begin to load the extent with message ``ordinal``, unless it is in memory or loading. Errors are not
-        reported.
+        """Begin to load the extent with message ``ordinal``, unless it is in memory or loading; report no errors.
 
         Returns: the ordinal after the extent's last message; None if it is not known yet, or if there is no room.
         """
@@ -405,8 +405,7 @@ class BlockReader:
             self._cache.put(ident, load.result(), len(load.result()))
 
     def _extent_end(self, ident: tuple[int, ...], head: Head, first: int) -> int:
-        """Return the end of the extent with frame ``first``, or before it the next frame that is in memory or
-        loading."""
+        """Return the end of the extent with frame ``first``, or before it the next frame in memory or loading."""
         frames, end = head.frames, first + 1
         stored = max(frames[-1].offset + frames[-1].stored_bytes, 1)
         extents = max(1, round(stored / self._read_ahead_bytes))
@@ -502,8 +501,7 @@ def _stored(block: StoredBlock) -> BlockRef:
 
 
 def _head_from(index: bytes, block: StoredBlock, key: str) -> Head:
-    """Decode a head. The check is less thorough if ``starts`` is set: the head was checked before, or this process
-    wrote it."""
+    """Decode a head. The check is less thorough if ``starts`` is set: it was checked before, or we wrote it."""
     return (decode_index if block.starts is None else decode_known_index)(index, _stored(block), key)
 
 

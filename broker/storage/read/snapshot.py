@@ -113,8 +113,7 @@ def replay_from(paths: ShardPaths, position: Position | None, end: Position) -> 
 
 
 def replay_to(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool]) -> Steps[Snapshot]:
-    """Read the streams that are ``wanted`` as they were at ``position``; or at the log's end, if it is before
-    ``position``.
+    """Read the streams that are ``wanted`` as they were at ``position``, or at the log's end, if that is earlier.
 
     Raises: CutOff if no checkpoint before ``position`` exists any more, or the log after it does not; Corrupt,
         VersionUnknown: as ``replay``.

@@ -31,8 +31,7 @@ class Listing(NamedTuple):
 
 
 class Gets(NamedTuple):
-    """A request for ranges (key, start, end or None); the answer is a list with each range's bytes, or None for no
-    object."""
+    """A request for ranges (key, start, end or None); the answer is a list of each range's bytes, None: no object."""
 
     ranges: list[tuple[str, int, int | None]]
 
@@ -84,8 +83,7 @@ async def _answer(request: Request, store: ObjectStore, retry: StoreRetry) -> An
 
 def run_blocking(steps: Steps[T], get: Callable[[str, int, int | None], bytes | None],
                  list_: Callable[[str, str], Sequence[ObjectInfo]]) -> T:
-    """Run ``steps`` with blocking calls: get(key, start, end) returns None for no object; list_(prefix, after) has no
-    limit."""
+    """Run ``steps`` with blocking calls: get(key, start, end) returns None for no object, list_(prefix, after) all."""
     return run_answering(steps, lambda ranges: [get(*range_) for range_ in ranges], list_)
 
 

@@ -22,8 +22,7 @@ from broker.storage.read.window import Extent, Window
 __all__ = ["Unpacker"]
 
 _BATCH_BYTES = 1 << 20
-"""The decompressed bytes of a batch: half a millisecond in the thread. Smaller batches cost the loop as much as they
-save."""
+"""The decompressed bytes of a batch: half a millisecond in the thread. Smaller batches would not save time."""
 
 _FRAMES_MIN = 4
 """An extent of fewer frames is not unpacked ahead: it would save too little."""
@@ -67,8 +66,7 @@ class Unpacker:
 
 
 def _unpack(extent: Extent, numbers: list[int], name: str) -> None:
-    """Unpack frames, in a thread. The loop sees each frame as soon as it is in ``bodies``; dicts need no lock for
-    that."""
+    """Unpack frames, in a thread. The loop sees each frame as soon as it is in ``bodies``, without a lock."""
     head, wanted, bodies = extent.head, extent.unpacked, extent.bodies
     if head is None:
         return
