@@ -328,7 +328,7 @@ def request_gone_early(patch: pytest.MonkeyPatch) -> None:
 
 def granted_again(patch: pytest.MonkeyPatch) -> None:
     """A request that is found in the inbox again, because its owner died before deleting it, is granted twice."""
-    patch.setattr(Requests, "of", lambda self, request_id: None)
+    patch.setattr(Requests, "granted", lambda self, request_id: None)
 
 
 def delivered_before_stored(patch: pytest.MonkeyPatch) -> None:
@@ -408,12 +408,12 @@ def fast_acks_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def totals_forgotten(patch: pytest.MonkeyPatch) -> None:
     """A counter starts again if its last message is not in memory."""
-    of = Totals.of
+    get = Totals.get
 
     def broken(self: Totals, subject: bytes) -> Total:
-        return of(self, subject) if subject in self._latest else Total(0, {})
+        return get(self, subject) if subject in self._latest else Total(0, {})
 
-    patch.setattr(Totals, "of", broken)
+    patch.setattr(Totals, "get", broken)
 
 
 def schedules_not_stored(patch: pytest.MonkeyPatch) -> None:

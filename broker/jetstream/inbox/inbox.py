@@ -249,7 +249,7 @@ class Inbox:
             request = running.request = Request.decode(await self._store.get(key), request_id)
             running.stream_id = request.stream_id
         except NotFound:
-            answer = stream.appending.requests.of(request_id) if stream is not None else None
+            answer = stream.appending.requests.granted(request_id) if stream is not None else None
             if stream is None or answer is None:
                 await self._prove_ownership()  # an owner after us may have granted and deleted the request
                 if stream is not None and (refused := stream.appending.requests.refused(request_id)) is not None:
@@ -280,7 +280,7 @@ class Inbox:
                       request.account, request.stream)
             await self._delete(key)
             raise
-        answer = found.appending.requests.of(request_id)
+        answer = found.appending.requests.granted(request_id)
         if answer is None:
             refused = found.appending.requests.refused(request_id, request.nonce)
             if refused is not None:  # refused before, and perhaps answered so, but the request was not deleted then

@@ -92,7 +92,7 @@ class Appending:
             await ids.compare()
         async with parts.queue.turn():
             while True:
-                if (answer := self.requests.of(request_id)) is not None:
+                if (answer := self.requests.granted(request_id)) is not None:
                     return answer
                 config = parts.stream.config
                 await self._check_subjects(config, staged)

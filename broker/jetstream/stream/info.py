@@ -121,7 +121,7 @@ class StreamInfo:
         live = self._live
         deleted: list[int] = []
         at = first
-        async with aclosing(self._heads.each(blocks_from(live, at, last))) as walk:
+        async with aclosing(self._heads.walk(blocks_from(live, at, last))) as walk:
             async for block, rows in walk:
                 for seq in live.live_seqs(block, rows, at, min(block.last_seq, last)):
                     if seq > at:

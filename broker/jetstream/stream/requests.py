@@ -34,7 +34,7 @@ class Requests:
             for answer in sorted(Answer.all_of(stored), key=lambda answer: answer.at_ns):
                 self._keep(answer)
 
-    def of(self, request_id: int) -> Answer | None:
+    def granted(self, request_id: int) -> Answer | None:
         """Return the answer if the request was granted, else None."""
         return None if self._kept is None else self._kept.granted.get(request_id)
 

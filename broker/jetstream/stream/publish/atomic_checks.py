@@ -141,7 +141,7 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
             raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE_CONSTANT)
         last = staged.lasts.get(subject)
         if last is None:
-            last = staged.lasts[subject] = last_seqs.of(subject)
+            last = staged.lasts[subject] = last_seqs.find(subject)
         if last != parse_expected(text):
             raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE, seq=last)
     return check

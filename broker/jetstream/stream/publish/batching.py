@@ -169,7 +169,7 @@ class Batching:
             candidate = Candidate(staged)
             candidate.begin(msg)
             candidate.size += payload
-            for check in checks.of(candidate) if candidate.hlen else checks.of_all:
+            for check in checks.for_headers(candidate) if candidate.hlen else checks.without_headers:
                 check(candidate)
             staged.accept(candidate)
             found.append(candidate)
@@ -205,7 +205,7 @@ class Batching:
             raise ApiError(ApiErrors.BATCH_PUBLISH_DISABLED)
         subject, reply, hlen, body = msg
         message = FastMessage.parse(reply)
-        batch = fast.of(message)
+        batch = fast.batch_of(message)
         if hlen and candidate.headers.get(REQUIRED_LEVEL):
             if level_refused(body[:hlen]):
                 fast.close(batch)
@@ -224,7 +224,7 @@ class Batching:
         candidate.begin((subject, b"", hlen, body))
         after = None
         try:
-            for check in checks.of(candidate) if candidate.hlen else checks.of_all:
+            for check in checks.for_headers(candidate) if candidate.hlen else checks.without_headers:
                 check(candidate)
             after = sequencer.add(pending, candidate)
             answers = fast.stored(batch, message, pending.last_seq)

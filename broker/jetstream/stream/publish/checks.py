@@ -181,10 +181,10 @@ class Checks:
     Each check is made for the first message that needs it: there may be thousands of streams, and most of them get only
     messages that are sequenced in bulk.
 
-    Attributes: ``of_all``: the checks of a message without headers.
+    Attributes: ``without_headers``: the checks of a message without headers.
     """
 
-    __slots__ = ("_by_headers", "_config", "_context", "_made", "_table", "of_all")
+    __slots__ = ("_by_headers", "_config", "_context", "_made", "_table", "without_headers")
 
     def __init__(self, context: CheckContext, config: StreamConfig, table: Sequence[Rule] = TABLE) -> None:
         self._context = context
@@ -192,9 +192,9 @@ class Checks:
         self._table = table
         self._made: dict[Make, Check | None] = {}
         self._by_headers: dict[tuple[bytes, ...], tuple[Check, ...]] = {}
-        self.of_all = self._of_rules(rule for rule in table if rule.headers is None)
+        self.without_headers = self._of_rules(rule for rule in table if rule.headers is None)
 
-    def of(self, candidate: Candidate) -> tuple[Check, ...]:
+    def for_headers(self, candidate: Candidate) -> tuple[Check, ...]:
         """Return the checks that a message with headers has to pass, in order; parse its headers for them."""
         names: tuple[bytes, ...] = ()
         body, hlen = candidate.body, candidate.hlen

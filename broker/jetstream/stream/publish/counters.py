@@ -77,7 +77,7 @@ def add(context: CheckContext, config: StreamConfig) -> Check | None:
         text = candidate.headers.get(INCREMENT) if candidate.hlen else None
         if not text:
             raise ApiError(ApiErrors.MESSAGE_INCR_MISSING)
-        total = latest.of(candidate)
+        total = latest.total_before(candidate)
         block = candidate.body[:candidate.hlen]
         if total.sources:
             block = header_block.set(block, SOURCES, _json(total.sources))
@@ -98,7 +98,7 @@ def add_copied(context: CheckContext, config: StreamConfig) -> Check | None:
     def check(candidate: Candidate) -> None:
         if not candidate.headers.get(INCREMENT):
             raise ApiError(ApiErrors.MESSAGE_INCR_MISSING)
-        total, copied = latest.of(candidate), Total.of(b"", candidate.body[candidate.hlen:])
+        total, copied = latest.total_before(candidate), Total.of(b"", candidate.body[candidate.hlen:])
         if copied.broken:
             raise ApiError(ApiErrors.MESSAGE_COUNTER_BROKEN)
         tokens = candidate.headers[SOURCE].decode("utf-8", "replace").split(" ")
@@ -132,7 +132,7 @@ class _Latest:
         self._context = context
         self._trims = Limits(config).whole
 
-    def of(self, candidate: Candidate) -> Total:
+    def total_before(self, candidate: Candidate) -> Total:
         """Return the total of the message's subject. Raises: ApiError 10172; NotLoaded."""
         pending, subject = candidate.pending, candidate.subject
         total = pending.totals.get(subject)
@@ -140,7 +140,7 @@ class _Latest:
             if self._trims:
                 # The messages accepted before may cause the removal of the subject's last message.
                 self._context.commit_pending(pending)
-            total = self._context.totals.of(subject)
+            total = self._context.totals.get(subject)
         if total.broken:
             raise ApiError(ApiErrors.MESSAGE_COUNTER_BROKEN)
         return total

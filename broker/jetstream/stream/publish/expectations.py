@@ -61,7 +61,7 @@ def last_subject_sequence(context: CheckContext, config: StreamConfig) -> Check:
             last = index.last(candidate.subject, live.first_seq) or 0
         else:
             context.commit_pending(pending)
-            last = last_seqs.of(subject or candidate.subject)
+            last = last_seqs.find(subject or candidate.subject)
         if last != parse_expected(text):
             raise ApiError(ApiErrors.STREAM_WRONG_LAST_SEQUENCE, seq=last)
     return check

@@ -121,7 +121,7 @@ class FastBatches:
         self._open: dict[bytes, FastBatch] = {}
         self._timer = IdleTimer(clock, self.expire)
 
-    def of(self, message: FastMessage) -> FastBatch:
+    def batch_of(self, message: FastMessage) -> FastBatch:
         """Return the batch of a message, which may begin with it. Raises: ApiError."""
         if len(message.batch_id) > _ID_BYTES_MAX:
             raise ApiError(ApiErrors.BATCH_PUBLISH_INVALID_BATCH_ID)

@@ -25,7 +25,7 @@ class LastSeqs:
         self._found_at = 0
         """The stream's last sequence when these results were found."""
 
-    def of(self, subject: bytes) -> int:
+    def find(self, subject: bytes) -> int:
         """Return the last sequence of ``subject``, which may have wildcards; 0: none. Raises: NotLoaded."""
         if is_literal(subject):
             return self._subjects.last(subject)

@@ -52,7 +52,7 @@ def republish(context: CheckContext, config: StreamConfig) -> Check | None:
             return
         pending = candidate.pending
         context.commit_pending(pending)
-        last_seq = pending.last_of(subject) or last_seqs.of(subject)
+        last_seq = pending.last_of(subject) or last_seqs.find(subject)
         seq, time_ns, hlen, body = pending.last_seq + 1, pending.time_ns, candidate.hlen, candidate.body
         before = candidate.after
 

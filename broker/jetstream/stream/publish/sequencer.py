@@ -400,7 +400,7 @@ class Sequencer:
         """
         candidate.begin(msg)
         try:
-            for check in checks.of(candidate) if candidate.hlen else checks.of_all:
+            for check in checks.for_headers(candidate) if candidate.hlen else checks.without_headers:
                 check(candidate)
         except BatchMember as member:
             pending.append()

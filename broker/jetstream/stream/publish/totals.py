@@ -92,7 +92,7 @@ class Totals:
         self._sources = 0
         """Number of sources' subjects in the cached totals."""
 
-    def of(self, subject: bytes) -> Total:
+    def get(self, subject: bytes) -> Total:
         """Return the total of ``subject``, from its last message. Raises: NotLoaded."""
         seq = self._subjects.last(subject)
         if not seq:

@@ -77,7 +77,7 @@ def decide(msg: TracedMsg, source: Source | None, time_ns: int, context: CheckCo
 
 
 def _check(candidate: Candidate, checks: Checks) -> None:
-    for check in checks.of(candidate) if candidate.hlen else checks.of_all:
+    for check in checks.for_headers(candidate) if candidate.hlen else checks.without_headers:
         check(candidate)
 
 

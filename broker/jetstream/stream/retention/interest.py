@@ -325,7 +325,7 @@ class Interest:
         block = self._block_at(seqs[0])
         if block is None:
             return seqs[1:]
-        rows = await self._heads.of(block)
+        rows = await self._heads.load(block)
         here = next((i for i, seq in enumerate(seqs) if seq > block.last_seq), len(seqs))
         if rows is not None and live.holds(block) and (
                 part := self._unwaited(block, rows, self._alive(block, rows, seqs[:here]))):
@@ -443,7 +443,7 @@ class Interest:
                 await self._remove_all(end)
             return
         blocks = (block for block in blocks_from(live, start, end) if not self._all_waited_for(block))
-        async with aclosing(self._heads.each(blocks)) as walk:
+        async with aclosing(self._heads.walk(blocks)) as walk:
             async for block, rows in walk:
                 first, last = max(block.first_seq, start), min(block.last_seq, end)
                 while first <= last and self.active and not self._unknown:

@@ -219,7 +219,7 @@ class Retention:
             await self._live.load_blocks()
             if block is not None:
                 # Messages stored together expire together, in other streams too.
-                rows = await self._heads.of(block, neighbours=True)
+                rows = await self._heads.load(block, neighbours=True)
         except Exception as error:
             self._tasks.warn("messages past max_age stay for now: %s", error)
             self._expiring = None
@@ -350,7 +350,7 @@ class Retention:
         block = live.find(seq)
         if block is None:
             return False
-        rows = await self._heads.of(block)
+        rows = await self._heads.load(block)
         if rows is None:
             return False
         at = rows.ordinal_of(seq)
@@ -413,7 +413,7 @@ class Retention:
         purged = 0
         blocks = candidates(blocks_from(live, live.first_seq, end), filters)
         if left and end >= live.first_seq:
-            async with aclosing(self._heads.each(blocks)) as walk:
+            async with aclosing(self._heads.walk(blocks)) as walk:
                 async for block, rows in walk:
                     found = [one for one in matching_rows(rows, block, filters)
                              if one[0] <= end and live.is_live(block, one[0])]
@@ -449,7 +449,7 @@ class Retention:
         live, found = self._live, 0
         if filters.literal and self._subjects.index is not None and await self._queries.count(filters) <= keep:
             return live.first_seq
-        async with aclosing(self._heads.each(candidates(blocks_back(live, end, live.first_seq), filters))) as walk:
+        async with aclosing(self._heads.walk(candidates(blocks_back(live, end, live.first_seq), filters))) as walk:
             async for block, rows in walk:
                 seqs = [one for one, _ in matching_rows(rows, block, filters)
                         if one <= end and live.is_live(block, one)]

@@ -232,7 +232,7 @@ class Rollups:
             start, found[names[0]], left = self._known(index, filters, wanted)
         else:
             left = sum(index.count(name, self._live.first_seq) for name in wanted)
-        async with aclosing(self._heads.each(self._blocks(index, filters, wanted, start), slow_start=True)) as walk:
+        async with aclosing(self._heads.walk(self._blocks(index, filters, wanted, start), slow_start=True)) as walk:
             async for block, rows in walk:
                 if left <= 0:
                     break

@@ -255,7 +255,7 @@ class MessageTtls:
                 if block.open is None and not self._age_from:
                     self._aged_seq = block.last_seq + 1
                 continue
-            rows = await self._heads.of(block)
+            rows = await self._heads.load(block)
             if rows is None or not live.holds(block):
                 return True
             end = rows.ordinal_at(limit_ns + 1)
@@ -282,7 +282,7 @@ class MessageTtls:
     async def _remove(self, block: LiveBlock, seqs: Sequence[int]) -> int:
         """Remove live messages of one block, rising; or publish markers for them. Returns: the last one tried."""
         live = self._live
-        rows = await self._heads.of(block)
+        rows = await self._heads.load(block)
         if rows is None:
             return seqs[-1]
         if self._marker:

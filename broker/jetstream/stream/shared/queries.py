@@ -240,7 +240,7 @@ class Queries:
         """Return ``next_seq``, starting with a block whose head is not in memory."""
         live = self._live
         blocks = candidates(blocks_from(live, seq, live.last_seq), filters)
-        async with aclosing(self._heads.each(blocks, slow_start=True)) as walk:
+        async with aclosing(self._heads.walk(blocks, slow_start=True)) as walk:
             async for block, _ in walk:
                 if found := self._next_in(block, max(seq, block.first_seq), filters):
                     return found
@@ -314,7 +314,7 @@ class Queries:
         wanted = Filters(subjects)
         left = set(subjects)
         blocks = candidates(blocks_back(live, up_to_seq), wanted)
-        async with aclosing(self._heads.each(blocks, slow_start=True)) as walk:
+        async with aclosing(self._heads.walk(blocks, slow_start=True)) as walk:
             async for block, rows in walk:
                 for seq, subject in reversed(matching_rows(rows, block, wanted)):
                     if seq <= up_to_seq and subject in left and live.is_live(block, seq):
@@ -341,7 +341,7 @@ class Queries:
                 rows = live.resident(block)
                 if rows is None:
                     # ``rows`` keeps them in memory until the next iteration, which finds them.
-                    rows = await self._heads.of(block)
+                    rows = await self._heads.load(block)
                     continue
                 at = rows.ordinal_at(time_ns)
                 first = block.last_seq + 1 if at >= block.count else max(first, rows.seq_of(at))
@@ -373,7 +373,7 @@ class Queries:
                     total += sum(count for subject, count, _, _ in block.subjects if filters.match(subject))
                 else:
                     not_loaded.append(block)
-        async with aclosing(self._heads.each(candidates(not_loaded, filters))) as walk:
+        async with aclosing(self._heads.walk(candidates(not_loaded, filters))) as walk:
             async for block, rows in walk:
                 if block.live_msgs == block.count and block.first_seq >= seq and isinstance(rows, Head):
                     total += sum(map(rows.subject_counts.__getitem__, matching_ids(rows, filters)))

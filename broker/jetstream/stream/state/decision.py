@@ -64,7 +64,7 @@ class Decision:
             self._held = {block: rows for block, rows in self._held.items() if self._live.holds(block)}
         if len(self._held) + len(missing) > HEADS_AT_ONCE:
             raise Stuck(f"more than {HEADS_AT_ONCE} heads are needed at once for {not_loaded.what}")
-        self._held.update(zip(missing, await self._heads.all_of(missing), strict=True))
+        self._held.update(zip(missing, await self._heads.load_all(missing), strict=True))
 
     def _state(self) -> tuple[int, ...]:
         live = self._live

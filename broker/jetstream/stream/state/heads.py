@@ -3,9 +3,9 @@
 Owns: the limits on loads side by side, in number and in bytes, and the handling of blocks that leave in the meantime.
 Does not own: the cache and the loads (storage.reader), and the use of the rows.
 
-    of(block)       loads one head
-    all_of(blocks)  loads a few at once; the caller passes at most ``HEADS_AT_ONCE`` (``at_once`` cuts a list to that)
-    each(blocks)    loads any number, one after the other, ahead of their use and within the same limits
+    load(block)        loads one head
+    load_all(blocks)   loads a few side by side; the caller passes at most ``HEADS_AT_ONCE`` (see ``at_once``)
+    walk(blocks)       loads any number, one after the other, ahead of their use and within the same limits
 
 Rows that a caller holds stay valid: the cache frees nothing that is still in use.
 """
@@ -33,7 +33,7 @@ BYTES_AT_ONCE = 8 << 20
 """Size in memory of the heads that one operation loads ahead or holds; a single head may be larger."""
 
 _ROWS_AT_ONCE = 4096
-"""Rows that ``each`` yields in one turn of the loop if all heads are in memory."""
+"""Rows that ``walk`` yields in one turn of the loop if all heads are in memory."""
 
 _BYTES_OF_ROW = 40
 """Estimated bytes of one message in a head, which has five columns at most."""
@@ -48,7 +48,7 @@ class Heads:
         self.walks = 0
         """Number of running operations that rely on the present blocks: compaction must not replace these meanwhile."""
 
-    async def of(self, block: LiveBlock, *, neighbours: bool = False) -> Rows | None:
+    async def load(self, block: LiveBlock, *, neighbours: bool = False) -> Rows | None:
         """Return the rows of a block; None if it has left the stream and its object has left the store.
 
         Args: ``neighbours``: other streams will soon ask for their blocks of the same object.
@@ -67,19 +67,19 @@ class Heads:
         return rows
 
     def _begin(self, block: LiveBlock) -> asyncio.Task[Rows | None]:
-        loading = asyncio.ensure_future(self.of(block))
+        loading = asyncio.ensure_future(self.load(block))
         loading.add_done_callback(_retrieve_exception)
         return loading
 
-    async def all_of(self, blocks: Iterable[LiveBlock]) -> list[Rows | None]:
-        """Return ``of`` for each of a few blocks, loaded side by side."""
+    async def load_all(self, blocks: Iterable[LiveBlock]) -> list[Rows | None]:
+        """Return ``load`` for each of a few blocks, loaded side by side."""
         self.walks += 1
         try:
-            return list(await asyncio.gather(*map(self.of, blocks)))
+            return list(await asyncio.gather(*map(self.load, blocks)))
         finally:
             self.walks -= 1
 
-    async def each(self, blocks: Iterable[LiveBlock], *, slow_start: bool = False
+    async def walk(self, blocks: Iterable[LiveBlock], *, slow_start: bool = False
                    ) -> AsyncGenerator[tuple[LiveBlock, Rows], None]:
         """Yield blocks with their rows, in order, without the blocks that have left the stream in the meantime.
 

@@ -148,7 +148,7 @@ class SubjectState:
                 if self._pages is not None:
                     await self._pages.load(found)
             elif found:
-                held = await self._heads.all_of(found)
+                held = await self._heads.load_all(found)
                 if None in held:
                     # The block left the stream, and its object left the store, before it was subtracted.
                     self._steps += 1
@@ -278,7 +278,7 @@ class SubjectState:
         """Do the same as ``_find_last`` with blocks that are not in memory, and store the result in the index."""
         live = self._live
         blocks = (block for block in blocks_back(live, live.last_seq) if _may_hold(block, subject))
-        async with aclosing(self._heads.each(blocks, slow_start=True)) as found:
+        async with aclosing(self._heads.walk(blocks, slow_start=True)) as found:
             async for block, rows in found:
                 # If a newer message came in the meantime, the index has it already and ignores this one.
                 if (seq := self._last_in(block, rows, subject)) and self._index is not None:

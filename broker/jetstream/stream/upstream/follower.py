@@ -241,7 +241,7 @@ class Follower(ABC):
         if error is not None:
             raise error
         reader.next_seq = self.next_seq(found)
-        await asyncio.sleep(0)  # lets other work run between two batches
+        await asyncio.sleep(0)  # let other work run between two batches
         return True
 
     async def _receive(self) -> None:

@@ -42,13 +42,13 @@ class Positions:
 
     def __init__(self, stored: Mapping[str, Any]) -> None:
         self._by_name: dict[str, Position] = {}
-        # Most streams store nothing there.
+        # Most streams have no such values.
         if stored:
             self._by_name = {key.removeprefix(_KEY): Position(*value)
                              for key, value in stored.items() if key.startswith(_KEY)}
         self.moved: set[str] = set()
 
-    def of(self, name: str) -> Position:
+    def get(self, name: str) -> Position:
         """Return the source's position; sequence 0: it has stored nothing yet."""
         return self._by_name.get(name, Position())
 

@@ -41,7 +41,7 @@ class Source(Follower):
     async def start(self, origin: Origin) -> int:
         """Return the sequence after the last message copied from this same origin; otherwise as configured."""
         given = self.given
-        position = self._target.positions.of(self.name)
+        position = self._target.positions.get(self.name)
         if seq := position.seq_in(identity_of(origin)):
             return seq + 1
         if given.opt_start_seq:
@@ -51,7 +51,7 @@ class Source(Follower):
         return max(origin.first_seq, 1)
 
     def reached(self, deliveries: Deliveries) -> int:
-        position = self._target.positions.of(self.name)
+        position = self._target.positions.get(self.name)
         return max(deliveries.stream_seq, position.seq_in(deliveries.identity))
 
     async def store(self, identity: str, batch: Batch) -> ApiError | None:
@@ -69,7 +69,7 @@ class Source(Follower):
         return batch.end_seq
 
     def position(self) -> int:
-        return self._target.positions.of(self.name).seq
+        return self._target.positions.get(self.name).seq
 
     def _msg(self, identity: bytes, seq: int, subject: bytes, hlen: int, body: bytes) -> Msg:
         value = b"%b %d %b %b %b %b" % (self._origin_name, seq, self._filters, self._destinations, subject, identity)

@@ -129,7 +129,7 @@ class Opened:
         reply = f"in.{batch_id}.9.fail.{place}.{APPEND if place > 1 else START}.$FI".encode()
         message = FastMessage.parse(reply)
         try:
-            batch = batches.of(message)
+            batch = batches.batch_of(message)
         except ApiError as error:
             return error.err_code
         assert batches.place(batch, message, pub(b"S.a", reply=reply)) == ([], True)
@@ -171,7 +171,7 @@ async def test_a_message_that_waited_too_long_is_missing(gap: str, answers: list
     opened = Opened()
     msgs = [fast(1, START, gap=gap), fast(2, gap=gap), fast(3, gap=gap)]
     messages = [FastMessage.parse(msg[1]) for msg in msgs]
-    batch = opened.batches.of(messages[0])
+    batch = opened.batches.batch_of(messages[0])
     assert opened.batches.place(batch, messages[0], msgs[0]) == ([], True)
     opened.batches.stored(batch, messages[0], 1)
     assert opened.batches.place(batch, messages[1], msgs[1]) == ([], True)
