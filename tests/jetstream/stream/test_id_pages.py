@@ -89,7 +89,7 @@ async def test_a_first_publish_with_an_id_reads_a_page_and_no_block() -> None:
     await world.stop(stream)
 
 
-async def test_ids_after_the_last_round_come_with_its_replay() -> None:
+async def test_ids_after_the_last_round_are_replayed() -> None:
     """Kill the broker after six more blocks: only the page is read, because the start has read the other blocks'
     cores."""
     world, stream = await _paged()
@@ -255,7 +255,7 @@ async def test_fsck_and_a_damaged_page(damage: str) -> None:
     await world.stop(stream)
 
 
-async def test_pages_leave_with_the_window_and_are_released() -> None:
+async def test_pages_outside_the_window_are_released() -> None:
     """Rounds over several windows name few pages, and release the others."""
     world, stream = await _paged(1, duplicate_window=MINUTE)
     seen: set[str] = set()

@@ -138,7 +138,7 @@ async def test_a_stream_in_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None
         assert await broker.publish("good") == 4
 
 
-async def test_waiting_pulls_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_pulls_are_answered_when_the_stream_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.BAD", {"name": "BAD", "subjects": ["bad"]})
         await broker.ok("CONSUMER.CREATE.BAD.C", {"stream_name": "BAD", "config": {
@@ -155,7 +155,7 @@ async def test_waiting_pulls_hear_of_it(monkeypatch: pytest.MonkeyPatch) -> None
         assert told.headers["Status"] == "409"
 
 
-async def test_requests_that_wait_hear_of_it() -> None:
+async def test_waiting_requests_are_answered_when_the_stream_fails() -> None:
     """A publish queued for the stream, and those behind it, are answered; none counts as waiting forever."""
     async with Inside() as broker:
         await broker.ok("STREAM.CREATE.BAD", {"name": "BAD", "subjects": ["bad"]})

@@ -78,7 +78,7 @@ async def test_each_decides_for_itself(two: Inside) -> None:
     assert await counts(two, "ORDERS", "AUDIT") == [1, 2]
 
 
-async def test_a_stream_that_does_not_acknowledge_leaves_it_to_the_next(two: Inside) -> None:
+async def test_the_next_stream_answers_if_the_first_does_not_acknowledge(two: Inside) -> None:
     await create(two, "QUIET", ["more.>"], no_ack=True)
     await create(two, "LOUD", ["more.a"])
     assert await answers(two, ("more.a", {}), ("more.b", {})) == [{"stream": "LOUD", "seq": 1}]

@@ -125,7 +125,7 @@ async def test_a_schedule_that_waits_behind_its_end_does_not_remove_that() -> No
 
 
 @pytest.mark.shows("publish.schedule_options")
-async def test_what_ends_a_schedule() -> None:
+async def test_events_that_end_a_schedule() -> None:
     """A purge, a delete, a newer schedule, an ending message, and a later plain message each end a schedule."""
     world = World()
     stream = world.stream(allow_msg_schedules=True)
@@ -146,7 +146,7 @@ async def test_what_ends_a_schedule() -> None:
     await world.close()
 
 
-async def test_what_is_refused_is_tried_again() -> None:
+async def test_a_refused_publish_of_a_schedule_is_retried() -> None:
     world = World()
     stream = world.stream(allow_msg_schedules=True, max_msg_size=90)
     assert "seq" in await ask(world, stream, pub(b"S.a", Nats_Schedule="@every 10s", Nats_Schedule_Target="S.t"))

@@ -285,7 +285,7 @@ async def test_a_block_may_reach_from_one_page_into_another(caplog: pytest.LogCa
     await world.stop(stream)
 
 
-async def test_a_key_value_stream_keeps_pages_of_what_lives() -> None:
+async def test_pages_of_a_key_value_stream_have_mostly_live_messages() -> None:
     """A hundred subjects are written over and over: the pages have at most a few times as many messages as are live."""
     world = PagedWorld()
     how = settings(blocks_min=4, rows_max=200)

@@ -91,7 +91,7 @@ async def test_an_open_batch_ends_with_the_process() -> None:
 
 
 @pytest.mark.parametrize("config", [{}, {"max_msgs_per_subject": 2}], ids=["untracked", "tracked"])
-async def test_a_commit_waits_for_what_its_checks_need(config: dict[str, int]) -> None:
+async def test_a_commit_waits_for_the_data_of_its_checks(config: dict[str, int]) -> None:
     """The commit loads, after a restart, last sequences by subject and by wildcard, ids, and removals by roll-ups."""
     world = World(settings=LogSettings(segment_count=3), cache_bytes=TINY_CACHE_BYTES)
     stream = world.stream(allow_atomic=True, allow_rollup_hdrs=True, **config)

@@ -94,7 +94,7 @@ async def test_increments_have_a_bound() -> None:
     await world.close()
 
 
-async def test_sources_of_a_total_bound_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sources_of_totals_limit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Totals of many sources evict others; the remaining totals are right, and evicted ones are read back."""
     monkeypatch.setattr(totals, "_SOURCES_MAX", 10)
     monkeypatch.setattr(totals, "_TOTALS_MIN", 1)

@@ -88,7 +88,7 @@ async def test_a_full_log_slows_and_then_refuses() -> None:
     await world.close()
 
 
-async def test_a_short_hold_refuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_short_hold_refuses_no_publish(monkeypatch: pytest.MonkeyPatch) -> None:
     """Queued publishes are sequenced in order if the store works again in time, and the sources are released."""
     monkeypatch.setattr(queue, "HOLD_SECONDS", 30.0)
     world, store = stuck_world(tail_bytes_max=2000)

@@ -488,7 +488,7 @@ def test_a_check_counts_on_limits_that_take_several_slices(monkeypatch: pytest.M
     machine.teardown()
 
 
-def test_a_trim_that_is_asked_for_as_another_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trim_requested_as_another_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a trim's turn admits queued publishes, which exceed the limit again: the stream is trimmed again."""
     monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
