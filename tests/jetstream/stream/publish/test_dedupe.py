@@ -101,7 +101,8 @@ def test_a_restart_leaves_out_ids_that_have_left_the_window() -> None:
 
 
 @pytest.mark.parametrize("ids_in_blocks", [False, True])
-async def test_ids_of_a_large_window_are_restored_in_slices(ids_in_blocks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_ids_of_a_large_window_are_restored_in_slices(ids_in_blocks: bool,
+                                                            monkeypatch: pytest.MonkeyPatch) -> None:
     """A turn of the loop after a restart loads a slice of the ids, and later turns load the rest."""
     monkeypatch.setattr(msg_ids_module, "_IDS_A_TURN", 50)
     monkeypatch.setattr(msg_ids_module, "_IDS_AT_ONCE", 400)
