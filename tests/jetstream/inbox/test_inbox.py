@@ -900,6 +900,6 @@ async def test_the_answers_are_bounded(broker: Inside) -> None:
     assert sum(key.startswith("request:") for key in state.extra) == 1000
     await broker.restart()
     answers = broker.js.stream("$G", "S").appending.requests
-    assert answers.of(request_id_of("9")) is None
-    assert answers.of(request_id_of("1009")) is not None
+    assert answers.granted(request_id_of("9")) is None
+    assert answers.granted(request_id_of("1009")) is not None
     assert state.msgs == 1010
