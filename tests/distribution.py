@@ -34,6 +34,7 @@ SECONDS = {
     "tests/runtime/test_process.py": 31,
     "tests/fuzz/test_requests.py": 30,
     "tests/adversity/test_kill_loop.py": 30,
+    "tests/docs/test_snippets_spark.py": 60,
     "tests/docs/test_snippets.py": 30,
     "tests/adversity/test_suspended_owner.py": 30,
     "tests/maintenance/test_fsck.py": 28,

@@ -276,7 +276,8 @@ async def run(args: argparse.Namespace) -> int:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line; ``--url`` is before the command or after it."""
     url = argparse.ArgumentParser(add_help=False)
-    url.add_argument("--url", default=argparse.SUPPRESS, help="URL of the broker (default: $NATS_URL, or nats://127.0.0.1:4222)")
+    url.add_argument("--url", default=argparse.SUPPRESS,
+                     help="URL of the broker (default: $NATS_URL, or nats://127.0.0.1:4222)")
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
                                 parents=[url])
     what = p.add_subparsers(dest="what", required=True)

@@ -6,59 +6,20 @@ Pages that name a store or server of the reader's own are read with a stand-in: 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Mapping
 from pathlib import Path
 
 import nats
-import pytest
 
-from tests.docs.snippets import TYPED, Reader, folder_of_a_checkout, snippets
-from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess, free_port
+from tests.docs.pages import DOCS, ROOT, page, publish_orders, reader, store_orders
+from tests.docs.snippets import TYPED, snippets
+from tests.harness import BrokerProcess, NatsServerProcess, free_port
 from tests.jetstream.archives import take_snapshot
-from tests.real.parts import java
-from tests.real.s3 import MISSING, S3Server
-
-ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-
-
-def page(name: str) -> str:
-    return (DOCS / name).read_text()
-
-
-def reader(folder: Path, replaced: Mapping[str, str] | None = None, stand_ins: Mapping[str, str] | None = None,
-           environ: Mapping[str, str] | None = None) -> Reader:
-    """Return a reader in a checkout with an activated environment; free ports replace a broker's usual ones."""
-    port, http_port = str(free_port()), str(free_port())
-    path = f"{folder / '.venv' / 'bin'}:{os.environ['PATH']}"
-    variables = {"PATH": path, "PORT": port, "HTTP_PORT": http_port, "JETBLOCK_RESERVE": "256kb", **(environ or {})}
-    ports = {"127.0.0.1:4222": f"127.0.0.1:{port}", "127.0.0.1:8222": f"127.0.0.1:{http_port}"}
-    return Reader(folder_of_a_checkout(folder, ROOT), variables, ports | dict(replaced or {}), stand_ins)
-
-
-async def publish_orders(server: ServerProcess) -> None:
-    """Create the stream ORDERS with a durable consumer and six messages: orders.eu.0, orders.eu.1, orders.eu.0, …"""
-    client = await nats.connect(server.url)
-    js = client.jetstream()
-    await js.add_stream(name="ORDERS", subjects=["orders.>"])
-    for number in range(6):
-        await js.publish(f"orders.eu.{number % 2}", b"order %d" % number)
-    await js.pull_subscribe("orders.>", durable="billing")
-    await client.close()
-
-
-async def store_orders(store: str, environ: Mapping[str, str] | None = None) -> None:
-    """Make a store with the stream ORDERS, on which no broker runs."""
-    async with BrokerProcess("--store", store, environ=environ) as broker:
-        await publish_orders(broker)
-        assert await broker.stop() == 0
+from tests.real.s3 import S3Server
 
 
 def test_every_page_is_run() -> None:
-    """Each page with snippets has a test below."""
-    here = Path(__file__).read_text()
+    """Each page with snippets has a test here or in test_snippets_spark.py."""
+    here = "".join(path.read_text() for path in Path(__file__).parent.glob("test_snippets*.py"))
     with_snippets = {path.name for path in DOCS.glob("*.md")
                      if any(snippet.language in TYPED for snippet in snippets(path.read_text()))}
     assert {name for name in with_snippets if f'page("{name}")' not in here} == set()
@@ -82,22 +43,6 @@ async def test_the_first_page(tmp_path: Path) -> None:
     """`make run` starts a broker."""
     async with reader(tmp_path / "checkout") as someone:
         await someone.read("index.md", page("index.md"))
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(900)
-async def test_the_tutorial(tmp_path: Path, minio: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command works and prints what the page shows, on a directory and on MinIO."""
-    monkeypatch.setenv("JAVA_HOME", str(java()))
-    store = minio.new_url()
-    keys = " ".join(f"{name}={value}" for name, value in minio.env.items())
-    replaced = {"AWS_ENDPOINT_URL=http://127.0.0.1:9000 AWS_REGION=us-east-1": "PAGE=TUTORIAL",
-                "AWS_ACCESS_KEY_ID=jetblock AWS_SECRET_ACCESS_KEY=jetblock-secret": keys,
-                "s3://jetblock/streams": store}
-    broker = f"{keys} jetblock -a 127.0.0.1 -p $PORT -m $HTTP_PORT --store {store}"
-    stand_ins = {"docker compose up --build --detach --wait": broker}
-    async with reader(tmp_path / "checkout", replaced, stand_ins) as someone:
-        await someone.read("TUTORIAL.md", page("TUTORIAL.md"))
 
 
 async def test_embedding_and_testing(tmp_path: Path) -> None:
@@ -160,17 +105,3 @@ async def test_migration(tmp_path: Path, minio: S3Server) -> None:
             (folder / "backup.json").write_text(json.dumps({"config": backup.config, "state": backup.state}))
             (folder / "stream.tar.s2").write_bytes(backup.archive)
             await someone.read("MIGRATION.md", page("MIGRATION.md"))
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(900)
-async def test_spark(tmp_path: Path, minio: S3Server) -> None:
-    """Each query and job works, on MinIO; the jar is compiled and used."""
-    if shutil.which("javac") is None:
-        pytest.skip(f"{MISSING}javac, which compiles the jar")
-    store = minio.new_url()
-    await store_orders(store, minio.env)
-    environ = {**minio.env, "JAVA_HOME": str(java()), "SPARK_LOCAL_IP": "127.0.0.1",
-               "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    async with reader(tmp_path / "checkout", {"s3://bucket/prefix": store}, environ=environ) as someone:
-        await someone.read("SPARK.md", page("SPARK.md"))
