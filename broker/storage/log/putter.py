@@ -133,7 +133,7 @@ class Putter:
         for block in segment.blocks:
             try:
                 if is_small(block):
-                    segment.sealed.append(SealedBlock.folded(block, segment.position))
+                    segment.sealed.append(SealedBlock.of_small(block, segment.position))
                     run += 8
                     continue
                 segment.sealed.append(seal_block(block, segment.position))

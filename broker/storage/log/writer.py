@@ -95,7 +95,7 @@ class SealedBlock(Generic[Owner]):
         self._ref: BlockRef | None = None
 
     @classmethod
-    def folded(cls, block: OpenBlock[Owner], position: Position) -> SealedBlock[Owner]:
+    def of_small(cls, block: OpenBlock[Owner], position: Position) -> SealedBlock[Owner]:
         """Return a small block, which ``SmallEncoder`` encodes from the lists in which it was gathered."""
         sealed = cls(block.owner, None, None, (), _NO_FRAMES, position)
         sealed.opened = block
@@ -123,20 +123,20 @@ class SealedBlock(Generic[Owner]):
     @property
     def core(self) -> BlockCore:
         if self._core is None:
-            self._unfold()
+            self._expand()
             assert self._core is not None
         return self._core
 
     @property
     def head(self) -> Head | None:
         if self._core is None:
-            self._unfold()
+            self._expand()
         return self._head
 
     @property
     def chunks(self) -> Sequence[Chunk]:
         if self._core is None:
-            self._unfold()
+            self._expand()
         return self._chunks
 
     @property
@@ -157,7 +157,7 @@ class SealedBlock(Generic[Owner]):
                 except (ValueError, TypeError, LookupError, OverflowError):
                     self.ids = None  # ``apply_block`` finds the same error and takes only this stream offline
 
-    def _unfold(self) -> None:
+    def _expand(self) -> None:
         assert self.opened is not None
         whole = seal_block(self.opened, self.position, stored=False)
         self._core, self._head, self._chunks = whole._core, whole._head, whole._chunks

@@ -185,7 +185,7 @@ def test_small_blocks_are_the_same_bytes(codec: SectionCodec, monkeypatch: pytes
             time_ns += rng.choice((0, 0, 200, 70_000, 20_000_000, 5_000_000_000))
         block.outcome = Outcome(1, seq - 1, seq - 1, 100 * seq, T0)
         assert is_small(block)
-        small.append(SealedBlock.folded(block, AT))
+        small.append(SealedBlock.of_small(block, AT))
         general.append(seal_block(block, AT))
     assert b"".join(encode_segment(AT, NONCE, small, codec)) == b"".join(encode_segment(AT, NONCE, general, codec))
     for one, other in zip(small, general, strict=True):

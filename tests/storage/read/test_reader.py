@@ -261,7 +261,7 @@ async def test_a_cached_segment_is_read_without_a_get() -> None:
     opened: list[OpenBlock[None]] = [OpenBlock(number, None) for number in (1, 2)]
     for block in opened:
         block.append_run(1, [b"S"] * 2, None, [b"a" * 300, b"b%d" % block.stream_id], 5)
-    sealed = [SealedBlock.folded(block, Position(1, 8)) for block in opened]
+    sealed = [SealedBlock.of_small(block, Position(1, 8)) for block in opened]
     reader.admit_segment(Position(1, 8), b"".join(encode_segment(Position(1, 8), bytes(16), sealed)))
     for stored in sealed:
         assert stored.ref is not None
