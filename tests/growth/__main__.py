@@ -1,4 +1,4 @@
-"""Show the figures of cases, without a verdict: ``python -m tests.growth [NAME …]``; no name: all of them."""
+"""Show the figures of cases without checking them: ``python -m tests.growth [NAME …]``; no name: all of them."""
 
 from __future__ import annotations
 

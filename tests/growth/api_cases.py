@@ -1,4 +1,5 @@
-"""Growth of requests to JetStream's API: long lists in configurations and requests, and accounts with very many things."""
+"""Growth of requests to JetStream's API: long lists in configurations and requests, and accounts with very many streams
+or consumers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ case = partial(Case, jetstream=True)
 
 
 def ok(client: Client, subject: str, body: object = b"") -> Any:
-    """The answer of an API request that must succeed."""
+    """Return the answer of an API request that must succeed."""
     answer = client.request(f"$JS.API.{subject}", body)
     assert "error" not in answer, (subject, answer["error"])
     return answer
@@ -42,7 +43,7 @@ def consumer(client: Client, name: str = "C", stream: str = "S", **config: Any) 
 
 
 def fill(client: Client, count: int, subject: str = "s.%d") -> None:
-    """Publish so many messages to stream S, each to a subject of its own."""
+    """Publish so many messages to stream S, each to its own subject."""
     for at in range(0, count, 1000):
         client.send(b"".join(b"PUB %b 1\r\nx\r\n" % (subject % i).encode() for i in range(at, min(at + 1000, count))))
         client.sync()
@@ -74,8 +75,8 @@ def _numbered(prefix: str, n: int) -> list[str]:
 
 # --- configurations of streams ----------------------------------------------------------------------------------------
 
-def creating(config: Callable[[int], dict[str, Any]], err_code: int = 0, prepare: Callable[[Client, int], object] | None = None,
-             ) -> Play:
+def creating(config: Callable[[int], dict[str, Any]], err_code: int = 0,
+             prepare: Callable[[Client, int], object] | None = None, ) -> Play:
     """Create a stream with this configuration."""
     def play(stage: Stage, n: int) -> None:
         client, body = stage.client(), json.dumps({"name": "S", **config(n)}).encode()
@@ -129,7 +130,7 @@ def _sources_in_info(stage: Stage, n: int) -> None:
 
 
 def _overlap(stage: Stage, n: int) -> None:
-    """The last subject of a stream is another stream's."""
+    """The last subject of a stream belongs to another stream."""
     client = stage.client()
     create(client, "T", subjects=_numbered("b.", n))
     with stage.measured():
@@ -262,8 +263,10 @@ CASES = (
     case("subjects of a stream deleted", _delete, 10_000),
     case("subjects of a stream created again", _create_again, 10_000),
     case("subjects of which the last overlaps", _overlap, 10_000),
-    case("mirror transforms", creating(lambda n: {"mirror": {"name": "O", "subject_transforms": _transforms(n)}}), 2_000),
-    case("source transforms", creating(lambda n: {"sources": [{"name": "O", "subject_transforms": _transforms(n)}]}), 2_000),
+    case("mirror transforms", creating(lambda n: {"mirror": {"name": "O", "subject_transforms": _transforms(n)}}),
+         2_000),
+    case("source transforms", creating(lambda n: {"sources": [{"name": "O", "subject_transforms": _transforms(n)}]}),
+         2_000),
     case("sources", creating(lambda n: {"sources": [{"name": f"O{i}"} for i in range(n)]}), 2_500),
     case("sources with filters", creating(
         lambda n: {"sources": [{"name": "O", "filter_subject": f"x.{i}"} for i in range(n)]},
@@ -277,7 +280,8 @@ CASES = (
     case("metadata", creating(lambda n: {"metadata": {f"k{i}": "v" for i in range(n)}}), 4_000),
     case("placement tags", creating(lambda n: {"placement": {"tags": _numbered("t", n)}}), 15_000),
     case("backoff", consuming(lambda n: {"backoff": [1_000_000_000 + i for i in range(n)]}), 15_000),
-    case("priority groups", consuming(lambda n: {"priority_policy": "overflow", "priority_groups": _numbered("g", n)}), 10_000),
+    case("priority groups", consuming(lambda n: {"priority_policy": "overflow", "priority_groups": _numbered("g", n)}),
+         10_000),
     case("filters", consuming(lambda n: {"filter_subjects": _numbered("a.", n)}), 10_000),
     case("filters with wildcards", consuming(lambda n: {"filter_subjects": [f"a.*.{i}" for i in range(n)]}), 5_000),
     case("filters of consumers of a work queue", _work_queue, 5_000),
@@ -292,14 +296,17 @@ CASES = (
     case("multi_last with wildcards", _multi_last(lambda n: [f"s.*.{i}" for i in range(n)]), 10_000),
     case("purge by filter", _purge, 5_000),
     case("stream deleted with consumers", _deleted_with_consumers, 750),
-    case("JSON that ends too soon", body("STREAM.CREATE.X", lambda n: b'{"name":"X","subjects":[' + b"1," * n, 10025), 100_000),
-    case("JSON with an unknown field", body("STREAM.CREATE.X", lambda n: json.dumps({f"u{i}": 1 for i in range(n)}).encode(),
-                                            10025), 15_000),
+    case("JSON that ends too soon", body("STREAM.CREATE.X", lambda n: b'{"name":"X","subjects":[' + b"1," * n, 10025),
+         100_000),
+    case("JSON with an unknown field",
+         body("STREAM.CREATE.X", lambda n: json.dumps({f"u{i}": 1 for i in range(n)}).encode(),
+              10025), 15_000),
     case("JSON with one field again and again", body("STREAM.CREATE.X", lambda n: (
         b'{"name":"X"' + b',"description":"x"' * n + b"}")), 12_000),
-    case("JSON objects after each other", body("STREAM.CREATE.X", lambda n: b"".join(b'{"a%d":1}' % i for i in range(n)), 10025),
-         15_000),
+    case("JSON objects after each other",
+         body("STREAM.CREATE.X", lambda n: b"".join(b'{"a%d":1}' % i for i in range(n)), 10025), 15_000),
     case("JSON nested deep", body("STREAM.CREATE.X", lambda n: b"[" * n + b"]" * n, 10025), 100_000),
     case("JSON with white space", body("STREAM.CREATE.X", lambda n: b" " * n + b'{"name":"X"}' + b"\n" * n), 100_000),
-    case("JSON where none is expected", body("STREAM.DELETE.S", lambda n: b'{"a":[' + b"1," * n + b"1]}", 10038), 100_000),
+    case("JSON where none is expected", body("STREAM.DELETE.S", lambda n: b'{"a":[' + b"1," * n + b"1]}", 10038),
+         100_000),
 )

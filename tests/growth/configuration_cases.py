@@ -67,7 +67,7 @@ def _tags(n: int) -> str:
 
 
 def _reload(config: Callable[[int], str]) -> Callable[[Stage, int], None]:
-    """The file is read again with one element more."""
+    """Read the file again with one element more."""
     def play(stage: Stage, n: int) -> None:
         stage.write(config(n + 1))
         with stage.measured():
@@ -76,12 +76,13 @@ def _reload(config: Callable[[int], str]) -> Callable[[Stage, int], None]:
 
 
 _USERS = """authorization { users [
-  { user: a, password: p, permissions: { publish: "a.>", subscribe: { allow: ">", deny: "b" } } }, { user: b, password: %s } ] }
+  { user: a, password: p, permissions: { publish: "a.>", subscribe: { allow: ">", deny: "b" } } },
+  { user: b, password: %s } ] }
 """
 
 
 def _reload_with_subscriptions(stage: Stage, n: int) -> None:
-    """Another user changes; the client with n subscriptions keeps its permissions."""
+    """Change another user; the client with n subscriptions keeps its permissions."""
     client = stage.client(user="a", password="p")
     client.send(b"".join(b"SUB s.%d.* %d\r\n" % (i, i) for i in range(n)))
     client.sync()
@@ -95,8 +96,8 @@ _CONFIGS: tuple[tuple[str, Callable[[int], str], int], ...] = (
     ("users", _users, 1000), ("users with permissions", _users_with_permissions, 300), ("accounts", _accounts, 350),
     ("service exports and imports", _services, 200), ("stream exports and imports", _streams, 100),
     ("importing accounts", _importing_accounts, 200),
-    ("export to accounts", _export_to_accounts, 300), ("mappings", _mappings, 250), ("destinations", _destinations, 300),
-    ("permissions", _allowed, 500), ("server_tags", _tags, 3000))
+    ("export to accounts", _export_to_accounts, 300), ("mappings", _mappings, 250),
+    ("destinations", _destinations, 300), ("permissions", _allowed, 500), ("server_tags", _tags, 3000))
 
 CASES = (
     # No client can cause a start.

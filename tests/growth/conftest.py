@@ -1,4 +1,4 @@
-"""The template that the brokers of one worker are forked from."""
+"""The template from which the brokers of one worker are forked."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Growth of work: an operation with n, 2n and 4n elements may need processor time like n log n, and never a long turn.
 
 A broker serves all clients on one event loop, so an operation whose work grows faster, or that is not done in slices,
-lets one client stop all others. ``check`` plays a case with n and 4n elements, each on a broker of its own, and asserts:
+lets one client stop all others. ``check`` plays a case with n and 4n elements, each on a broker of its own, and
+asserts:
 
     growth    cpu(4n) <= 4 * log(4n) / log(n) * cpu(n), with the tolerance below; quadratic work has a ratio of 16.
               If this fails, 2n elements are played, and the same from 2n to 4n is enough
@@ -18,7 +19,7 @@ work may take several times as much, therefore:
 
 Garbage collection is the broker's own, in a process that has nothing else in its heap.
 
-A case is a row of a table: ``Case(name, play, n)``; ``Stage`` shows how ``play`` looks. Choose n such that
+A case is a row of a table: ``Case(name, play, n)``; ``Stage`` has an example of ``play``. Choose n such that
 
     * 4n is about as much as a client can send, or as a large configuration has, so that the longest turn is found, and
     * cpu(n) is 5 ms or more, where the operation allows it: below, constant costs hide the growth.
@@ -42,7 +43,7 @@ PACE_S = 0.0015
 
 _TOLERANCE = 1.5
 _CONSTANT_S = 0.01
-"""Differences as small say nothing: timers of the broker and interrupts of the machine cost as much."""
+"""Differences of this size mean nothing: timers of the broker and interrupts of the machine cost as much."""
 
 _TRIES = 5
 
@@ -52,8 +53,8 @@ class Case:
     """An operation with n elements.
 
     Args:
-        play: prepares and measures; see ``Stage``. None: the start of the broker is measured, which reads the configuration.
-        config: the configuration file's text for n elements.
+        play: prepares and measures; see ``Stage``. None: the start of the broker is measured, which reads the
+        configuration. config: the configuration file's text for n elements.
         most: no more elements are possible; n is not doubled beyond it.
         turn_max_s: None for work that no client can cause: a start.
     """
@@ -99,7 +100,8 @@ def check(template: Template, case: Case) -> None:
         turn_s = min(turn_s, max(_at_pace(figures) for figures in played.values()))
         growth_held = growth_held or _within(n, least, 4 * n, _TOLERANCE)
         if not growth_held:
-            # A constant hides the growth between n and 2n only, and one disturbed run affects only one of both comparisons.
+            # A constant hides the growth between n and 2n only, and one disturbed run affects only one of both
+            # comparisons.
             played[2 * n] = play(2 * n)
             growth_held = _within(2 * n, least, 4 * n, _TOLERANCE ** 0.5)
         reports.append(report(played))

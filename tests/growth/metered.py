@@ -11,7 +11,7 @@ The control socket takes one command in each line and answers with one JSON obje
 so that it adds no turn to the loop. Its end ends the broker.
 
     start   {}                                     count from now on
-    look    {"cpu_s": …, "turn_s": …, "turns": …}  processor time of all threads, the longest turn, the number of turns
+    figures {"cpu_s": …, "turn_s": …, "turns": …}  processor time of all threads, the longest turn, the number of turns
     pace    {"pace_s": …}                          the processor time of ``reference_work`` now
     reload  {}                                     read the configuration file again
 """
@@ -76,7 +76,7 @@ class Meter:
     def __init__(self) -> None:
         self._cpu_s = 0.0
         self._turns = 0
-        self._commands = {"start": self.start, "look": self.look, "pace": self.pace, "reload": self.reload}
+        self._commands = {"start": self.start, "figures": self.figures, "pace": self.pace, "reload": self.reload}
 
     def serve(self, control: socket.socket) -> None:
         threading.Thread(target=self._serve, args=(control,), name="meter", daemon=True).start()
@@ -96,7 +96,7 @@ class Meter:
             self._turns = loop.turns
         return {}
 
-    def look(self) -> dict[str, Any]:
+    def figures(self) -> dict[str, Any]:
         loop = self.loop
         return {"cpu_s": time.process_time() - self._cpu_s, "turn_s": loop.turn_s if loop is not None else 0.0,
                 "turns": loop.turns - self._turns if loop is not None else 0}
@@ -137,7 +137,8 @@ def _become_broker(request: dict[str, Any], control: socket.socket) -> None:
     errors = os.open(request["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(errors, 2)
     os.dup2(errors, 1)
-    # Writes to the memory that this process shares with the template, so that the measured work does not pay for its copies.
+    # Writes to the memory that this process shares with the template, so that the measured work does not pay for its
+    # copies.
     gc.collect()
     METER.serve(control)
     METER.start()

@@ -27,7 +27,7 @@ def _subscribed(stage: Stage, n: int) -> None:
 
 
 def _subscriptions(path: str) -> Play:
-    """A page with n subscriptions of one client."""
+    """Get a page with n subscriptions of one client."""
     def play(stage: Stage, n: int) -> None:
         _subscribed(stage, n)
         stage.page("/varz")  # loads what pages need
@@ -37,7 +37,7 @@ def _subscriptions(path: str) -> Play:
 
 
 def _connections(path: str) -> Play:
-    """A page with n connections."""
+    """Get a page with n connections."""
     def play(stage: Stage, n: int) -> None:
         clients = [stage.client(name=f"client {i}") for i in range(n)]
         stage.page("/varz")
@@ -49,14 +49,14 @@ def _connections(path: str) -> Play:
 
 
 def _page(path: str, stage: Stage, n: int) -> None:
-    """A page of a configuration with n elements."""
+    """Get a page of a configuration with n elements."""
     stage.page("/varz")
     with stage.measured():
         stage.page(path)
 
 
 def _request(subject: str, options: dict[str, object]) -> Play:
-    """A request of the system account, with n subscriptions."""
+    """Send a request of the system account, with n subscriptions."""
     def play(stage: Stage, n: int) -> None:
         _subscribed(stage, n)
         system = stage.client(user="sys", password="p")

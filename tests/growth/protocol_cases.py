@@ -36,7 +36,7 @@ def _hang_up(stage: Stage, n: int) -> None:
 
 
 def _fan_out(stage: Stage, n: int) -> None:
-    """One read with 100 publishes, to n subscriptions of one connection."""
+    """Send 100 publishes in one read, to n subscriptions of one connection."""
     subscriber, publisher = stage.client(), stage.client()
     subscriber.send(b"".join(b"SUB f %d\r\n" % i for i in range(n)))
     subscriber.sync()
@@ -47,7 +47,7 @@ def _fan_out(stage: Stage, n: int) -> None:
 
 
 def _repeated_header(stage: Stage, n: int) -> None:
-    """One message that repeats a header which the server removes."""
+    """Publish a message that repeats a header which the server removes."""
     client = stage.client()
     client.request("$JS.API.STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
     block = b"NATS/1.0\r\n" + b"Nats-Request-Info:\r\n" * n + b"\r\n"
@@ -77,7 +77,7 @@ def _subscribed(stage: Stage, subjects: Callable[[int], bytes], n: int) -> Clien
 
 
 def _send(prepare: Callable[[int], bytes], data: Callable[[int], bytes]) -> Callable[[Stage, int], None]:
-    """One client sends ``data`` to what another has prepared."""
+    """Send ``data`` from one client to the subscriptions that another has prepared."""
     def play(stage: Stage, n: int) -> None:
         other, client = stage.client(), stage.client()
         other.send(prepare(n))
@@ -94,7 +94,7 @@ def _nothing(n: int) -> bytes:
 
 
 def _each(line: bytes) -> Callable[[int], bytes]:
-    """``line`` for each number below n."""
+    """Return ``line`` for each number below n."""
     return lambda n: b"".join(line.replace(b"%d", b"%d" % i) for i in range(n))
 
 
@@ -104,7 +104,7 @@ def _headers(n: int) -> bytes:
 
 
 def _overlapping(n: int) -> bytes:
-    """Patterns of 16 tokens, each of them a literal or a wildcard, that all fail at the last."""
+    """Return patterns of 16 tokens, each of them a literal or a wildcard, that all fail at the last."""
     lines = []
     for i in range(n):
         tokens = [b"*" if i >> bit & 1 else b"a" for bit in range(15)]
@@ -113,7 +113,7 @@ def _overlapping(n: int) -> bytes:
 
 
 def _errors(stage: Stage, n: int) -> None:
-    """Publishes that are not permitted; each gets an error, and a line in the log."""
+    """Send publishes that are not permitted; each gets an error, and a line in the log."""
     client = stage.client()
     with stage.measured():
         client.send(b"PUB denied 0\r\n\r\n" * n)
@@ -129,7 +129,7 @@ def _permissions(n: int) -> str:
 
 
 def _with_permissions(line: bytes) -> Callable[[Stage, int], None]:
-    """1000 operations of a client with n subjects in each of its permissions."""
+    """Send 1000 operations of a client with n subjects in each of its permissions."""
     def play(stage: Stage, n: int) -> None:
         client = stage.client(user="a", password="p")
         with stage.measured():
@@ -139,7 +139,7 @@ def _with_permissions(line: bytes) -> Callable[[Stage, int], None]:
 
 
 def _unsubscribe_after(stage: Stage, n: int) -> None:
-    """UNSUB with a maximum, of wildcards, while many routes are cached."""
+    """Send UNSUB with a maximum, of wildcards, while many routes are cached."""
     client, publisher = _subscribed(stage, lambda i: b"s.%d.*" % i, n), stage.client()
     publisher.send(_each(b"PUB s.%d.x 0\r\n\r\n")(2000))
     publisher.sync()
@@ -166,7 +166,7 @@ def _all_hang_up(stage: Stage, n: int) -> None:
 
 
 def _to_clients(stage: Stage, n: int) -> None:
-    """100 messages to n connections."""
+    """Send 100 messages to n connections."""
     clients = [stage.client() for _ in range(n)]
     for client in clients:
         client.send(b"SUB f 1\r\n")
@@ -178,7 +178,7 @@ def _to_clients(stage: Stage, n: int) -> None:
 
 
 def _acknowledged(stage: Stage, n: int) -> None:
-    """The answers of a stream go to an inbox with n subscriptions."""
+    """Publish into a stream whose answers go to an inbox with n subscriptions."""
     client = _subscribed(stage, lambda i: b"r", n)
     client.request("$JS.API.STREAM.CREATE.S", {"name": "S", "subjects": ["s"]})
     with stage.measured():
@@ -187,7 +187,7 @@ def _acknowledged(stage: Stage, n: int) -> None:
 
 
 def _transformed(stage: Stage, n: int) -> None:
-    """A publish through a transform with n tokens, which make a subject of up to 64 KB."""
+    """Publish through a transform with n tokens, which make a subject of up to 64 KB."""
     client = stage.client()
     client.request("$JS.API.STREAM.CREATE.T", {"name": "T", "subjects": ["t.*"], "subject_transform": {
         "src": "t.*", "dest": "x." + ".".join(["$1"] * n)}})
@@ -206,7 +206,7 @@ def _service(n: int) -> str:
 
 
 def _requests_to_service(stage: Stage, n: int) -> None:
-    """Requests to another account's service that n subscriptions of one client receive."""
+    """Send requests to another account's service that n subscriptions of one client receive."""
     service, client = stage.client(user="a", password="p"), stage.client(user="b", password="p")
     service.send(b"".join(b"SUB q.x %d\r\n" % i for i in range(n)))
     service.sync()
@@ -216,7 +216,7 @@ def _requests_to_service(stage: Stage, n: int) -> None:
 
 
 def _stream_to_importers(stage: Stage, n: int) -> None:
-    """Messages of another account's stream to n subscriptions of one client."""
+    """Send messages of another account's stream to n subscriptions of one client."""
     source, client = stage.client(user="a", password="p"), stage.client(user="b", password="p")
     client.send(b"".join(b"SUB p.e.x %d\r\n" % i for i in range(n)))
     client.sync()
@@ -234,15 +234,18 @@ CASES = (
     Case("repeated header", _repeated_header, 13_000, jetstream=True, most=52_000),
     Case("PING", _pings, 20_000),
     Case("CONNECT fields", _connect_fields, 100, most=400),
-    Case("SUB of wildcards beside cached routes", _send(_nothing, _each(b"SUB w.%d.* %d\r\nPUB w.%d.x 0\r\n\r\n")), 2_000),
+    Case("SUB of wildcards beside cached routes", _send(_nothing, _each(b"SUB w.%d.* %d\r\nPUB w.%d.x 0\r\n\r\n")),
+         2_000),
     Case("PUB to a queue group", _send(_each(b"SUB q g %d\r\n"), lambda n: b"PUB q 0\r\n\r\n" * 1000), 5_000),
     Case("PUB to queue groups", _send(_each(b"SUB q g%d 1%d\r\n"), lambda n: b"PUB q 0\r\n\r\n" * 50), 1_000),
     Case("PUB past overlapping wildcards",
          _send(_overlapping, lambda n: _each(b"PUB a.a.a.a.a.a.a.a.a.a.a.a.a.a.a.y%d 0\r\n\r\n")(100)), 1_500),
-    Case("PUB of deep subjects", _send(_each(b"SUB a.%d.> %d\r\n"), lambda n: b"PUB %b 0\r\n\r\n" % b".".join([b"a"] * n) * 100),
+    Case("PUB of deep subjects",
+         _send(_each(b"SUB a.%d.> %d\r\n"), lambda n: b"PUB %b 0\r\n\r\n" % b".".join([b"a"] * n) * 100),
          500, most=2_000),
     Case("PUB of different subjects", _send(_each(b"SUB > %d\r\n"), lambda n: _each(b"PUB s.%d 0\r\n\r\n")(20)), 5_000),
-    Case("PUB without responders", _send(_each(b"SUB r.* %d\r\n"), lambda n: _each(b"PUB none r.%d 0\r\n\r\n")(50)), 5_000),
+    Case("PUB without responders", _send(_each(b"SUB r.* %d\r\n"), lambda n: _each(b"PUB none r.%d 0\r\n\r\n")(50)),
+         5_000),
     Case("HPUB headers", _send(lambda n: b"SUB f 1\r\n", _headers), 13_000, most=52_000),
     Case("-ERR", _errors, 2_000, config=_permissions),
     Case("PUB with permissions", _with_permissions(b"PUB a.%d.x 0\r\n\r\n"), 500, config=_permissions),

@@ -1,4 +1,4 @@
-"""What a case of growth plays on: one broker of its own, raw clients, and the stop watch.
+"""The stage of a growth case: one separate broker, raw clients, and the stop watch.
 
     def play(stage: Stage, n: int) -> None:
         client = stage.client()                          # connected; `stage.client(user="a", password="p")`
@@ -7,8 +7,8 @@
             client.send(b"SUB a 1\r\n" * n)
             client.sync()                                # PING, and everything up to its PONG
 
-Clients are blocking sockets: one thread plays all parts, in the order of the program. While a client sends, it reads what
-the broker sends to it, so that neither side waits for the other.
+Clients are blocking sockets: one thread plays all parts, in the order of the program. While a client sends, it reads
+the broker's output, so that neither side waits for the other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Client", "Figures", "Stage", "Template"]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SECONDS = 100.0
-"""How long anything may take: more than any case needs whose growth is right."""
+"""Upper bound of any wait: more than any case needs whose growth is right."""
 
 _REST_S = 0.02
 _REST_CPU_S = 0.001
@@ -42,7 +42,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Figures:
-    """What the broker needed: processor time of all its threads, its longest turn, and the number of turns.
+    """The broker's processor time in all its threads, its longest turn, and the number of turns.
 
     Attributes: ``pace_s``: the processor time of ``metered.reference_work`` just after the work.
     """
@@ -54,7 +54,7 @@ class Figures:
 
 
 class Template:
-    """The process that brokers are forked from; started when the first one is needed."""
+    """The process from which brokers are forked; started for the first one."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -82,10 +82,11 @@ class Template:
 
 
 class Stage:
-    """One running broker; a context manager.
+    """A running broker; a context manager.
 
-    Args: ``config``: the text of its configuration file; ``jetstream``: with streams in a directory of its own.
-    Attributes: ``figures`` after ``measured``; ``started``: those of the start, which include reading the configuration.
+    Args: ``config``: the text of its configuration file; ``jetstream``: with streams in its own directory.
+    Attributes: ``figures`` after ``measured``; ``started``: those of the start, which include reading the
+    configuration.
     """
 
     def __init__(self, template: Template, config: str = "", *, jetstream: bool = False) -> None:
@@ -110,7 +111,7 @@ class Stage:
         self.port = int(ports["nats"][0].rpartition(":")[2])
         self._http_port = int(ports["monitoring"][0].rpartition(":")[2])
         self._rest()
-        self.started = self._look()
+        self.started = self._read_figures()
 
     def __enter__(self) -> Self:
         return self
@@ -123,20 +124,21 @@ class Stage:
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def client(self, **options: Any) -> Client:
-        """A client that has sent CONNECT and received an answer; ``options`` are fields of CONNECT, ``password`` for ``pass``."""
+        """Return a client that has sent CONNECT and received an answer; ``options`` are fields of CONNECT, ``password``
+        for ``pass``."""
         client = Client(self.port)
         self._clients.append(client)
         client.connect(**options)
         return client
 
     def raw(self) -> Client:
-        """A client that has sent nothing yet."""
+        """Return a client that has sent nothing yet."""
         client = Client(self.port)
         self._clients.append(client)
         return client
 
     def page(self, path: str) -> bytes:
-        """A monitoring page's body."""
+        """Return a monitoring page's body."""
         connection = http.client.HTTPConnection("127.0.0.1", self._http_port, timeout=SECONDS)
         try:
             connection.request("GET", path)
@@ -152,7 +154,7 @@ class Stage:
         self._config.write_text(config)
 
     def reload(self) -> None:
-        """Have the broker read its configuration file again; returns when it has."""
+        """Have the broker read its configuration file again; return when it has."""
         seen = self._lines("Reloaded server configuration")
         self._ask("reload")
         end = time.monotonic() + SECONDS
@@ -173,18 +175,19 @@ class Stage:
         self._ask("start")
         yield
         self._rest()
-        self.figures = self._look()
+        self.figures = self._read_figures()
 
-    def _look(self) -> Figures:
-        return Figures(**self._ask("look"), **self._ask("pace"))
+    def _read_figures(self) -> Figures:
+        return Figures(**self._ask("figures"), **self._ask("pace"))
 
     def _rest(self) -> None:
-        """Wait until the broker does next to nothing: what follows a reply, slices and threads included, has ended."""
+        """Wait until the broker does next to nothing, so that all work after a reply has ended, slices and threads
+        included."""
         end = time.monotonic() + SECONDS
-        before = self._ask("look")["cpu_s"]
+        before = self._ask("figures")["cpu_s"]
         while time.monotonic() < end:
             time.sleep(_REST_S)
-            now = self._ask("look")["cpu_s"]
+            now = self._ask("figures")["cpu_s"]
             if now - before < _REST_CPU_S:
                 return
             before = now
@@ -206,7 +209,7 @@ class Stage:
             for path in self._directory.glob("*.ports"):
                 ports: dict[str, list[str]] = json.loads(path.read_text())
                 return ports
-            self._ask("look")
+            self._ask("figures")
             time.sleep(0.005)
         raise AssertionError("the broker does not start:\n" + self.log()[-2000:])
 
@@ -215,7 +218,8 @@ class Stage:
 
 
 class Client:
-    """A client on a blocking socket. What it reads is kept until the next ``sync`` or ``request`` returns it."""
+    """A client on a blocking socket. The bytes that it reads are kept until the next ``sync`` or ``request`` returns
+    them."""
 
     def __init__(self, port: int) -> None:
         self.closed = False
@@ -258,21 +262,22 @@ class Client:
             self._selector.modify(self._socket, selectors.EVENT_READ)
 
     def sync(self) -> bytes:
-        """PING, and wait for its PONG or the end of the connection. Returns: everything read since the last time."""
+        """Send PING, and wait for its PONG or the end of the connection. Returns: everything read since the last
+        time."""
         wanted = self._pongs + 1
         self.send(b"PING\r\n")
         while self._pongs < wanted and not self.closed:
             self._wait()
             self._receive()
-        return self._take()
+        return self._pop_read()
 
     def read_until(self, pattern: bytes) -> bytes:
         """Wait until ``pattern``, a regular expression, has been read, or the connection ends. Returns: as ``sync``."""
-        data = self._take()
+        data = self._pop_read()
         while not re.search(pattern, data) and not self.closed:
             self._wait()
             self._receive()
-            data += self._take()
+            data += self._pop_read()
         return data
 
     def read_to_end(self) -> bytes:
@@ -280,7 +285,7 @@ class Client:
         while not self.closed:
             self._wait()
             self._receive()
-        return self._take()
+        return self._pop_read()
 
     def request(self, subject: str, body: object = b"", headers: bytes = b"") -> Any:
         """Publish a request and wait for its reply. Returns: the reply's payload, decoded if it is JSON.
@@ -293,7 +298,8 @@ class Client:
         reply = b"_INBOX.growth.%d" % self._requests
         payload = body if isinstance(body, bytes) else json.dumps(body).encode()
         if headers:
-            self.send(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply, len(headers), len(headers) + len(payload),
+            self.send(b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply, len(headers),
+                                                         len(headers) + len(payload),
                                                         headers, payload))
         else:
             self.send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply, len(payload), payload))
@@ -306,7 +312,7 @@ class Client:
         while len(data) < size + 2 and not self.closed:
             self._wait()
             self._receive()
-            data += self._take()
+            data += self._pop_read()
         content = data[hlen:size]
         return json.loads(content) if content[:1] in (b"{", b"[") else content
 
@@ -339,6 +345,6 @@ class Client:
             self._socket.send(b"PONG\r\n")
         self._tail = window[-5:]
 
-    def _take(self) -> bytes:
+    def _pop_read(self) -> bytes:
         data, self._read = b"".join(self._read), []
         return data

@@ -1,4 +1,5 @@
-"""Growth of what clients do with streams: publishes and their headers, batches, pull requests, acks, consumers in thousands."""
+"""Growth of the operations of clients on streams: publishes and their headers, batches, pull requests, acks, consumers
+in thousands."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def block(*lines: bytes) -> bytes:
 
 
 def hpub(subject: bytes, headers: bytes, payload: bytes = b"x", reply: bytes = b"") -> bytes:
-    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(headers), len(headers) + len(payload), headers, payload)
+    return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, len(headers), len(headers) + len(payload), headers,
+                                              payload)
 
 
 def answers(client: Client, sent: bytes, count: int) -> bytes:
@@ -53,7 +55,7 @@ def publishing(message: Callable[[int, int], bytes], *, prepare: Callable[[Clien
 
 
 def repeated(*lines: bytes, **config: Any) -> Play:
-    """One publish that repeats header lines n times."""
+    """Publish one message that repeats header lines n times."""
     def play(stage: Stage, n: int) -> None:
         client = stage.client()
         create(client, subjects=["s.>"], **config)
@@ -63,10 +65,11 @@ def repeated(*lines: bytes, **config: Any) -> Play:
 
 
 def _batch(i: int, n: int) -> bytes:
-    """The messages of batches of 500."""
+    """Return a message of batches of 500."""
     at = i % 500 + 1
     last = at == 500 or i == n - 1
-    lines = [b"Nats-Batch-Id: b%d" % (i // 500), b"Nats-Batch-Sequence: %d" % at, *([b"Nats-Batch-Commit: 1"] if last else [])]
+    lines = [b"Nats-Batch-Id: b%d" % (i // 500), b"Nats-Batch-Sequence: %d" % at,
+             *([b"Nats-Batch-Commit: 1"] if last else [])]
     return hpub(b"s.%d" % i, block(*lines), reply=b"r")
 
 
@@ -83,7 +86,8 @@ def _batches(stage: Stage, n: int) -> None:
 def _open_batches(stage: Stage, n: int) -> None:
     client = stage.client()
     create(client, subjects=["s.>"], allow_atomic=True)
-    sent = b"".join(hpub(b"s.%d" % i, block(b"Nats-Batch-Id: b%d" % i, b"Nats-Batch-Sequence: 1"), reply=b"r") for i in range(n))
+    sent = b"".join(hpub(b"s.%d" % i, block(b"Nats-Batch-Id: b%d" % i, b"Nats-Batch-Sequence: 1"), reply=b"r")
+                    for i in range(n))
     with stage.measured():
         client.send(sent)
         client.sync()
@@ -113,7 +117,8 @@ def pulling(request: Callable[[int], bytes], *, messages: Callable[[int], int] =
         if messages(n):
             fill(client, messages(n))
         consumer(client, max_waiting=4 * n + 10, **(config or {}))
-        client.send(b"SUB r.> 1\r\n" + b"".join(_pull(b"r.w%d" % i, batch=1, expires=MINUTE) for i in range(waiting * n)))
+        client.send(b"SUB r.> 1\r\n" + b"".join(_pull(b"r.w%d" % i, batch=1, expires=MINUTE)
+                                                for i in range(waiting * n)))
         client.sync()
         sent = b"".join(request(i) for i in range(n))
         with stage.measured():
@@ -126,7 +131,7 @@ def pulling(request: Callable[[int], bytes], *, messages: Callable[[int], int] =
 
 
 def _abandoned_pulls(stage: Stage, n: int) -> None:
-    """Requests whose inboxes are no longer subscribed to, when messages come."""
+    """Send requests whose inboxes have no subscription any more when messages come."""
     client = stage.client()
     create(client, subjects=["s.>"])
     consumer(client, max_waiting=n + 10)
@@ -162,7 +167,7 @@ def acking(payload: Callable[[int], bytes], *, order: Callable[[list[bytes]], li
 
 
 def _foreign_acks(subjects: list[bytes]) -> list[bytes]:
-    """Ack subjects with numbers that were never given out."""
+    """Return ack subjects with numbers that were never assigned."""
     found = []
     for i, subject in enumerate(subjects):
         tokens = subject.split(b".")
@@ -182,7 +187,7 @@ def _shuffled(subjects: list[bytes]) -> list[bytes]:
 # --- very many consumers, messages and streams ------------------------------------------------------------------------
 
 def with_consumers(act: Callable[[Client], object], *, retention: str = "limits", **config: Any) -> Play:
-    """Something that concerns all of n consumers of a stream."""
+    """Do ``act``, which concerns all of n consumers of a stream."""
     def play(stage: Stage, n: int) -> None:
         client = stage.client()
         create(client, subjects=["s.>"], retention=retention, max_consumers=MANY)
@@ -194,7 +199,7 @@ def with_consumers(act: Callable[[Client], object], *, retention: str = "limits"
 
 def with_messages(act: Callable[[Client, int], object], *, prepare: Callable[[Client, int], object] | None = None,
                   **config: Any) -> Play:
-    """Something that concerns all of n messages of a stream, each of its own subject."""
+    """Do ``act``, which concerns all of n messages of a stream, each with its own subject."""
     def play(stage: Stage, n: int) -> None:
         client = stage.client()
         create(client, subjects=["s.>"], **config)
@@ -231,7 +236,7 @@ def _work_queue_consumers(stage: Stage, n: int) -> None:
 
 
 def _copy_through_transforms(stage: Stage, n: int) -> None:
-    """A source with n transforms copies n messages."""
+    """Copy n messages by a source with n transforms."""
     client = stage.client()
     create(client, "S", subjects=["s.>"])
     fill(client, n)
@@ -265,7 +270,8 @@ def restoring(subject: Callable[[int], bytes], headers: bytes = b"", **config: A
             archive += writer.messages([ArchivedMsg(i + 1, now_ns, subject(i), len(headers), headers + b"x")
                                         for i in range(at, min(at + 1000, n))])
         archive += writer.end()
-        restored = {"name": "S", "subjects": ["s.>"], "retention": "limits", "storage": "file", "num_replicas": 1, **config}
+        restored = {"name": "S", "subjects": ["s.>"], "retention": "limits", "storage": "file", "num_replicas": 1,
+                    **config}
         with stage.measured():
             to = ok(client, "STREAM.RESTORE.S", {"config": restored, "state": {}})["deliver_subject"]
             for at in range(0, len(archive), _CHUNK_BYTES):
@@ -284,13 +290,16 @@ CASES = (
     case("Nats-Expected-Last-Subject-Sequence-Subject", publishing(lambda i, n: hpub(
         b"s.a", block(b"Nats-Expected-Last-Subject-Sequence: 1", b"Nats-Expected-Last-Subject-Sequence-Subject: s.*"),
         reply=b"r"), prepare=filled_by_subject), 1_000),
-    case("Nats-TTL", publishing(lambda i, n: hpub(b"s.%d" % i, block(b"Nats-TTL: 1h"), reply=b"r"), allow_msg_ttl=True), 4_000),
-    case("Nats-Rollup", publishing(lambda i, n: hpub(b"s.%d" % i, block(b"Nats-Rollup: sub"), reply=b"r"), allow_rollup_hdrs=True,
-                                   prepare=filled_by_subject), 2_000),
+    case("Nats-TTL", publishing(lambda i, n: hpub(b"s.%d" % i, block(b"Nats-TTL: 1h"), reply=b"r"), allow_msg_ttl=True),
+         4_000),
+    case("Nats-Rollup",
+         publishing(lambda i, n: hpub(b"s.%d" % i, block(b"Nats-Rollup: sub"), reply=b"r"), allow_rollup_hdrs=True,
+                    prepare=filled_by_subject), 2_000),
     case("Nats-Incr", publishing(lambda i, n: hpub(b"s.%d" % (i % 7), block(b"Nats-Incr: 1"), b"", reply=b"r"),
                                  allow_msg_counter=True), 2_000),
     case("schedules", publishing(lambda i, n: hpub(b"s.%d" % i, block(
-        b"Nats-Schedule: @at 2090-01-01T00:00:00Z", b"Nats-Schedule-Target: s.t"), reply=b"r"), allow_msg_schedules=True,
+        b"Nats-Schedule: @at 2090-01-01T00:00:00Z", b"Nats-Schedule-Target: s.t"), reply=b"r"),
+                                 allow_msg_schedules=True,
         ), 2_000),
     case("cron schedules", publishing(lambda i, n: hpub(b"s.%d" % i, block(
         b"Nats-Schedule: 0 0 0 29 2 *", b"Nats-Schedule-Target: s.t"), reply=b"r"), allow_msg_schedules=True,
@@ -307,16 +316,18 @@ CASES = (
                                            b"Nats-Expected-Last-Subject-Sequence: 0"), 2_000, most=8_000),
     case("repeated Nats-TTL", repeated(b"Nats-TTL: 1h", allow_msg_ttl=True), 15_000, most=60_000),
     case("repeated Nats-Rollup", repeated(b"Nats-Rollup: sub", allow_rollup_hdrs=True), 12_000, most=48_000),
-    case("repeated schedules", repeated(b"Nats-Schedule: @every 1h", b"Nats-Schedule-Target: s.t", b"Nats-Schedule-Source: s.u",
-                                        allow_msg_schedules=True), 2_000, most=8_000),
+    case("repeated schedules",
+         repeated(b"Nats-Schedule: @every 1h", b"Nats-Schedule-Target: s.t", b"Nats-Schedule-Source: s.u",
+                  allow_msg_schedules=True), 2_000, most=8_000),
     case("repeated batch members", repeated(b"Nats-Batch-Id: b", b"Nats-Batch-Sequence: 1", b"Nats-Batch-Commit: 1",
                                             allow_atomic=True), 3_000, most=12_000),
     case("pull requests", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE)), 2_500),
     case("pull requests with heartbeats", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE,
                                                                   idle_heartbeat=10 ** 9)), 2_000),
     case("pull requests served", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE), served=True), 2_000),
-    case("pull requests with max_bytes served", pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE, max_bytes=1000),
-                                                        served=True), 1_000),
+    case("pull requests with max_bytes served",
+         pulling(lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE, max_bytes=1000),
+                 served=True), 1_000),
     case("pull requests that do not wait", pulling(lambda i: _pull(b"r.%d" % i, batch=1, no_wait=True)), 2_500),
     case("pull requests that do not wait, behind others", pulling(
         lambda i: _pull(b"r.%d" % i, batch=1, no_wait=True, expires=MINUTE), messages=lambda n: 4 * n, waiting=1,
@@ -327,13 +338,15 @@ CASES = (
     case("pull requests with overflow", pulling(
         lambda i: _pull(b"r.%d" % i, batch=1, expires=MINUTE, group="g", min_pending=10 ** 6), served=True,
         config={"priority_policy": "overflow", "priority_groups": ["g"]}), 1_000),
-    case("malformed pull requests", pulling(lambda i: b"PUB $JS.API.CONSUMER.MSG.NEXT.S.C r.1 5\r\n{\"a\":\r\n"), 2_500),
+    case("malformed pull requests", pulling(lambda i: b"PUB $JS.API.CONSUMER.MSG.NEXT.S.C r.1 5\r\n{\"a\":\r\n"),
+         2_500),
     case("abandoned pull requests", _abandoned_pulls, 2_500),
     case("acks", acking(lambda i: b"+ACK"), 5_000),
     case("acks in any order", acking(lambda i: b"", order=_shuffled), 5_000),
     case("acks with replies", acking(lambda i: b"+ACK", reply=b"x"), 2_500),
     case("acks of a work queue", acking(lambda i: b"+ACK", retention="workqueue", order=_shuffled), 2_500),
-    case("ack all, backwards", acking(lambda i: b"+ACK", ack_policy="all", order=lambda subjects: subjects[::-1]), 5_000),
+    case("ack all, backwards", acking(lambda i: b"+ACK", ack_policy="all", order=lambda subjects: subjects[::-1]),
+         5_000),
     case("ack all, forwards with replies", acking(lambda i: b"+ACK", ack_policy="all", reply=b"x"), 2_500),
     case("negative acks", acking(lambda i: b"-NAK"), 2_500),
     case("negative acks with delays", acking(lambda i: b'-NAK {"delay": %d}' % (MINUTE + i)), 2_500),
@@ -344,8 +357,9 @@ CASES = (
     case("malformed acks", acking(lambda i: b"?", order=_malformed, reply=b"x"), 5_000),
     case("consumers of a work queue created", _work_queue_consumers, 300),
     case("consumers: a publish", with_consumers(lambda client: fill(client, 1)), 1_000),
-    case("consumers with interest: a publish", with_consumers(lambda client: client.request("s.1", b"x"), retention="interest",
-                                                              filter_subject="s.1"), 1_000),
+    case("consumers with interest: a publish",
+         with_consumers(lambda client: client.request("s.1", b"x"), retention="interest",
+                        filter_subject="s.1"), 1_000),
     case("consumers: a purge", with_consumers(lambda client: ok(client, "STREAM.PURGE.S")), 1_000),
     case("consumers: a list", with_consumers(lambda client: ok(client, "CONSUMER.LIST.S")), 1_000),
     case("consumers: an update", with_consumers(lambda client: ok(client, "STREAM.UPDATE.S", {
@@ -353,7 +367,8 @@ CASES = (
         "consumer_limits": {"max_ack_pending": 2000}})), 1_000),
     case("messages deleted", with_messages(_each(lambda i: ("STREAM.MSG.DELETE.S", {"seq": i + 1}))), 1_000),
     case("messages got", with_messages(_each(lambda i: ("STREAM.MSG.GET.S", {"last_by_subj": f"s.{i}"}))), 1_000),
-    case("messages got by a wildcard", with_messages(_each(lambda i: ("STREAM.MSG.GET.S", {"next_by_subj": f"*.{i}"}))), 400),
+    case("messages got by a wildcard", with_messages(_each(lambda i: ("STREAM.MSG.GET.S", {"next_by_subj": f"*.{i}"}))),
+         400),
     case("messages purged one by one", with_messages(_each(lambda i: ("STREAM.PURGE.S", {"filter": f"s.{i}"}))), 500),
     case("messages of which one of each subject is kept", with_messages(
         lambda client, n: ok(client, "STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "max_msgs_per_subject": 1}),
@@ -362,10 +377,12 @@ CASES = (
         lambda client, n: ok(client, "STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "max_msgs": 1})), 8_000),
     case("last per subject", with_messages(lambda client, n: consumer(client, deliver_policy="last_per_subject",
                                                                       filter_subject="s.>")), 5_000),
-    case("direct gets", with_messages(_each(lambda i: ("DIRECT.GET.S", {"next_by_subj": f"s.{i}"})), allow_direct=True), 1_000),
+    case("direct gets", with_messages(_each(lambda i: ("DIRECT.GET.S", {"next_by_subj": f"s.{i}"})), allow_direct=True),
+         1_000),
     case("ADOPT", with_messages(_each(lambda i: ("JETBLOCK.ADOPT.S", {"request": f"{i:016x}"}))), 25),
     case("copies through transforms", _copy_through_transforms, 400),
     case("snapshot", _snapshot, 4_000),
     case("restore", restoring(lambda i: b"s.%d" % i, block(b"Nats-TTL: 1h"), allow_msg_ttl=True), 10_000),
-    case("restore of more than a subject may have", restoring(lambda i: b"s.%d" % (i // 2), max_msgs_per_subject=1), 30_000),
+    case("restore of more than a subject may have", restoring(lambda i: b"s.%d" % (i // 2), max_msgs_per_subject=1),
+         30_000),
 )

@@ -1,4 +1,4 @@
-"""Requests to JetStream's API need processor time like n log n, and stop the loop never."""
+"""Requests to JetStream's API need processor time like n log n, and never stop the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts and reloads need processor time like n log n, whichever list of the configuration file is long."""
+"""Starts and reloads need processor time like n log n, for each long list of the configuration file."""
 
 from __future__ import annotations
 

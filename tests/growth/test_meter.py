@@ -1,4 +1,4 @@
-"""The stop watch and the verdict of the growth tests."""
+"""The stop watch and the checks of the growth tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def spin(seconds: float) -> None:
 
 
 def turn_of(work: Callable[[asyncio.AbstractEventLoop], None]) -> float:
-    """The longest turn of a loop that runs ``work`` and ends 100 ms later."""
+    """Return the longest turn of a loop that runs ``work`` and ends 100 ms later."""
     loop = MeteredLoop()
     try:
         loop.call_soon(work, loop)
@@ -57,14 +57,16 @@ def figures_of(cost_s: Callable[[int], float], turn_s: float) -> Callable[[Templ
 @pytest.mark.parametrize("cost_s", [lambda n: 1e-6 * n, lambda n: 1e-6 * n * log(n), lambda n: 0.3 + 1e-6 * n,
                                     lambda n: 0.001 + 1e-9 * n * n])
 def test_the_verdict_accepts(cost_s: Callable[[int], float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linear work, n log n, a constant beside it, and quadratic work too small to matter at any size that is possible."""
+    """Accepted are linear work, n log n, a constant beside it, and quadratic work too small to matter at any possible
+    size."""
     monkeypatch.setattr(meter, "measure", figures_of(cost_s, 0.01))
     check(Template(), Case("accepted", None, 1000, most=4000))
 
 
-@pytest.mark.parametrize("cost_s", [lambda n: 1e-8 * n * n, lambda n: 1e-6 * n + 1e-9 * n * n, lambda n: 1e-6 * n ** 1.8])
+@pytest.mark.parametrize("cost_s",
+                         [lambda n: 1e-8 * n * n, lambda n: 1e-6 * n + 1e-9 * n * n, lambda n: 1e-6 * n ** 1.8])
 def test_the_verdict_refuses_growth(cost_s: Callable[[int], float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Quadratic work, also if most of it is linear at first: n is doubled until the ratio shows it."""
+    """Quadratic work is refused, also if most of it is linear at first: n is doubled until the ratio shows it."""
     monkeypatch.setattr(meter, "measure", figures_of(cost_s, 0.01))
     with pytest.raises(AssertionError, match=r"grows faster than n log n. quadratic:\nn=10000: "):
         check(Template(), Case("quadratic", None, 10_000))
@@ -77,7 +79,7 @@ def test_the_verdict_refuses_a_long_turn(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_slow_machine_may_need_longer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A turn of 120 ms is accepted where the fixed work takes three times as long, and refused where it does not."""
+    """A turn of 120 ms is accepted if the fixed work takes three times as long, and refused if it does not."""
     for pace_s, accepted in ((3 * PACE_S, True), (PACE_S, False), (PACE_S / 3, False)):
         monkeypatch.setattr(meter, "measure", lambda *_, pace_s=pace_s: Figures(0.1, 0.12, 1, pace_s))
         try:
@@ -89,7 +91,7 @@ def test_a_slow_machine_may_need_longer_turns(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_one_slow_run_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine was busy: the second time, both rules hold."""
+    """The machine was busy in the first run: the second time, both rules hold."""
     def runs() -> Iterator[Figures]:
         yield from (Figures(0.1, 0.09, 1, PACE_S), Figures(4.0, 0.09, 1, PACE_S), Figures(1.0, 0.09, 1, PACE_S))
         yield from (Figures(0.1, 0.01, 1, PACE_S), Figures(0.4, 0.01, 1, PACE_S))
@@ -101,7 +103,7 @@ def test_one_slow_run_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_slow_runs_of_one_size_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is busy whenever the larger number is played, but once: the least time of each size counts."""
+    """The machine is busy in all but one run of the larger number: the least time of each size counts."""
     times_s = {1000: [0.2, 0.1, 0.1], 2000: [0.2] * 3, 4000: [4.0, 4.0, 0.4]}
     monkeypatch.setattr(meter, "measure", lambda _template, _case, n: Figures(times_s[n].pop(0), 0.01, 1, PACE_S))
     check(Template(), Case("busy", None, 1000, most=4000))

@@ -1,4 +1,4 @@
-"""Monitoring pages and requests of the system account need processor time like n log n, and stop the loop never."""
+"""Monitoring pages and requests of the system account need processor time like n log n, and never stop the loop."""
 
 from __future__ import annotations
 

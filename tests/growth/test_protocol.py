@@ -1,4 +1,4 @@
-"""Operations of the client protocol need processor time like n log n, and stop the loop never."""
+"""Operations of the client protocol need processor time like n log n, and never stop the loop."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What clients do with streams needs processor time like n log n, and stops the loop never.
+"""Operations of clients on streams need processor time like n log n, and never stop the loop.
 
-The default run plays the cases that were once wrong, and one of each kind; the long run plays all others.
+The default run plays the cases that once failed, and one of each kind; the long run plays all others.
 """
 
 from __future__ import annotations
