@@ -206,9 +206,9 @@ async def test_a_deleted_consumer_answers_nothing() -> None:
         while (await broker.ok("CONSUMER.INFO.S.D"))["num_waiting"] == 0:  # noqa: ASYNC110  # it is the broker's
             await asyncio.sleep(0)
         await broker.ok("CONSUMER.DELETE.S.D")
-        told = await waiting
-        assert told.headers is not None
-        assert "409" in told.headers.values()
+        ended = await waiting
+        assert ended.headers is not None
+        assert "409" in ended.headers.values()
         for subject in ("$JS.API.CONSUMER.MSG.NEXT.S.D", "$JS.ACK.S.D.1.1.1.1.0",
                         f"$JS.ACK._.{short_hash('$G')}.S.D.1.1.1.1.0.x"):
             with pytest.raises(NoRespondersError):

@@ -27,10 +27,10 @@ async def test_limits_of_batches_are_configured() -> None:
     """Shows limits of messages, open batches, and time: each ends with an error or an advisory."""
     limits = ServerLimits(batch_max_inflight_per_stream=2, batch_max_msgs=2, batch_timeout_ns=50_000_000)
     async with Inside(JetStreamSettings(server=limits)) as broker:
-        told = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.S")
+        advisories = await broker.client.subscribe("$JS.EVENT.ADVISORY.STREAM.BATCH_ABANDONED.S")
         await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.>"], "allow_atomic": True})
         assert await send(broker, "a", 1) is None
-        event = json.loads((await told.next_msg(timeout=30)).data)
+        event = json.loads((await advisories.next_msg(timeout=30)).data)
         assert (event["type"], event["stream"], event["batch"], event["reason"]) == (
             "io.nats.jetstream.advisory.v1.stream_batch_abandoned", "S", "a", "timeout")
         assert (await send(broker, "a", 3))["error"]["description"] == "atomic publish batch is too large: 2"

@@ -199,12 +199,12 @@ async def test_buckets_fed_by_another_one(server: ServerProcess, js: JetStreamCo
                                 subject_transforms=[api.SubjectTransform(src="$KV.B.>", dest=f"$KV.{name}.>")])
 
     listener = await nats.connect(server.url)
-    heard = await listener.subscribe("heard.>")
+    republished = await listener.subscribe("again.>")
     await listener.flush()
-    origin = await js.create_key_value(bucket="B", republish=api.RePublish(src="$KV.B.>", dest="heard.>"))
+    origin = await js.create_key_value(bucket="B", republish=api.RePublish(src="$KV.B.>", dest="again.>"))
     await origin.put("a", b"1")
-    message = await heard.next_msg(SECONDS)
-    assert (message.subject, message.data, message.headers["Nats-Sequence"]) == ("heard.a", b"1", "1")
+    message = await republished.next_msg(SECONDS)
+    assert (message.subject, message.data, message.headers["Nats-Sequence"]) == ("again.a", b"1", "1")
     await listener.close()
 
     await js.add_stream(api.StreamConfig(name="KV_M", mirror=of_b("M"), max_msgs_per_subject=1, allow_direct=True))

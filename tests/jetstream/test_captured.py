@@ -167,9 +167,9 @@ async def test_a_stream_captures_its_own_advisories(client: Client, config: dict
     state = (await api(client, "STREAM.INFO.E"))["state"]
     assert (state["messages"], state["last_seq"], ack["seq"]) == (count, 2 * count + 2, 2 * count + 2)
     assert await stored(client, "E", ack["seq"]) == (f"{subject}test", b"and another")
-    name, told = await stored(client, "E", ack["seq"] - 1)
+    name, body = await stored(client, "E", ack["seq"] - 1)
     assert name == f"{subject}MSG_TERMINATED.E.C"
-    assert json.loads(told)["stream_seq"] <= count
+    assert json.loads(body)["stream_seq"] <= count
 
 
 @every_storage
@@ -183,8 +183,8 @@ async def test_a_stream_captures_an_inbox(client: Client, config: dict[str, Any]
         assert await stored(client, "P", acks[n]["seq"]) == (f"p.{n % 7}", b"%d" % n)
     # There are answers to the two creations, to the publishes, to the gets, and to the creation of the consumer.
     kept = await everything(client, "I", "_INBOX.*.*", 2 + 500 + 3 + 1)
-    told = [json.loads(msg.data) for msg in kept]
-    assert sorted(one["seq"] for one in told if one.get("stream") == "P" and "seq" in one) == list(range(1, 501))
+    bodies = [json.loads(msg.data) for msg in kept]
+    assert sorted(one["seq"] for one in bodies if one.get("stream") == "P" and "seq" in one) == list(range(1, 501))
 
 
 async def test_a_stream_of_everything(client: Client) -> None:

@@ -43,27 +43,27 @@ async def test_requests_past_the_limits_are_dropped() -> None:
 
 async def test_counts() -> None:
     """Each kind has a limit of its own; without one for info requests, the other limit is for both."""
-    told: list[int] = []
-    waiting = Waiting(JetStreamSettings(request_queue_limit=1), told.append)
+    reported: list[int] = []
+    waiting = Waiting(JetStreamSettings(request_queue_limit=1), reported.append)
     assert [waiting.admit(asks) for asks in (True, False, True, False)] == [True, True, False, False]
     waiting.done(True)
     assert [waiting.admit(asks) for asks in (False, True)] == [False, True]
     assert [is_info_request(words.split(".")) for words in ("INFO", "STREAM.INFO.S", "STREAM.CREATE.S",
                                                             "CONSUMER.LIST.S")] == [
         True, True, False, True]
-    assert told == [1]
+    assert reported == [1]
     waiting.close()
 
 
 def test_each_dropped_request_is_reported() -> None:
     """The first is reported at once, the others of a burst after a second, by kind; after a quiet second,
     the next at once."""
-    told: list[tuple[float, int]] = []
+    reported: list[tuple[float, int]] = []
     loop = SimLoop(ManualClock())
 
     async def drop() -> None:
         waiting = Waiting(JetStreamSettings(request_queue_limit=1, info_queue_limit=1),
-                          lambda n: told.append((loop.time(), n)))
+                          lambda n: reported.append((loop.time(), n)))
         began = loop.time()
         for asks in (True, False):
             waiting.admit(asks)
@@ -74,11 +74,11 @@ def test_each_dropped_request_is_reported() -> None:
         waiting.admit(True)
         waiting.close()
         await asyncio.sleep(5)
-        told[:] = [(round(at - began, 6), count) for at, count in told]
+        reported[:] = [(round(at - began, 6), count) for at, count in reported]
 
     loop.run_until_complete(drop())
     loop.close()
-    assert told == [(0, 1), (1, 4), (1, 2), (5, 1)]
+    assert reported == [(0, 1), (1, 4), (1, 2), (5, 1)]
 
 
 @pytest.mark.parametrize("process", [BrokerProcess, NatsServerProcess], ids=["jetblock", "nats-server"])

@@ -55,8 +55,8 @@ async def commit(broker: Inside, rows: Sequence[Row], batch: str = "b") -> dict[
     subject, headers = rows[-1]
     given = {"Nats-Batch-Id": batch, "Nats-Batch-Sequence": str(len(rows)), "Nats-Batch-Commit": "1", **headers}
     answer = await broker.client.request(subject, payload(batch, len(rows)), timeout=30, headers=given)
-    said: dict[str, Any] = json.loads(answer.data)
-    return said
+    answered: dict[str, Any] = json.loads(answer.data)
+    return answered
 
 
 async def create(broker: Inside, **config: Any) -> None:
@@ -403,8 +403,8 @@ async def test_open_batches_take_no_more_of_the_store_than_the_limit(whose: str,
                 assert json.loads(answer.data)["error"]["err_code"] == 10176  # not a batch any more
                 refused.append(batch)
         assert 5 < len(refused) < 18
-        told = [json.loads((await advisories.next_msg(timeout=30)).data) for _ in refused]
-        assert [(one["batch"], one["reason"]) for one in told] == [(batch, "large") for batch in refused]
+        abandoned = [json.loads((await advisories.next_msg(timeout=30)).data) for _ in refused]
+        assert [(one["batch"], one["reason"]) for one in abandoned] == [(batch, "large") for batch in refused]
         body = bytes(1800)
         last = await broker.client.subscribe(inbox := broker.client.new_inbox())
         for place in range(1, 15):

@@ -42,15 +42,15 @@ async def fill(peer: Peer, storage: str) -> list[Any]:
     def stream(name: str, **config: Any) -> tuple[str, dict[str, Any]]:
         return name, {"name": name, "subjects": [f"{name}.>"], "storage": storage, **config}
 
-    told: list[Any] = []
+    answers: list[Any] = []
 
     async def create(name: str, config: dict[str, Any], verb: str = "CREATE") -> None:
-        told.append((f"{verb} {name}", await peer.api(f"STREAM.{verb}.{name}", config)))
+        answers.append((f"{verb} {name}", await peer.api(f"STREAM.{verb}.{name}", config)))
 
     async def publish(subject: str, size: int, times: int = 1, **headers: str) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()} or None
         for _ in range(times):
-            told.append((subject, size, headers, await peer.publish(subject, size, named)))
+            answers.append((subject, size, headers, await peer.publish(subject, size, named)))
 
     # Reservations count against the bound, and nothing else does.
     await create(*stream("BIG", max_bytes=2 * BOUND))
@@ -74,18 +74,18 @@ async def fill(peer: Peer, storage: str) -> list[Any]:
     await publish("M.a", 10, Nats_Rollup="sub")
     await publish("M.a", 10, Padding="x" * 66_000)
     # Removals free room: by request, by limits, with the stream.
-    told.append(await peer.api("STREAM.PURGE.M", {"keep": 4}))
+    answers.append(await peer.api("STREAM.PURGE.M", {"keep": 4}))
     await publish("M.a", 100_000, 8)
     await create(*stream("M", max_msgs=3), verb="UPDATE")
     await publish("M.a", 100_000, 20)
-    told.append(await peer.api("STREAM.DELETE.M"))
+    answers.append(await peer.api("STREAM.DELETE.M"))
     await create(*stream("O", max_msgs_per_subject=1))
     await publish("O.a", 400_000, 5)
     for n in range(5):
         await publish(f"O.{n}", 400_000)
-    told.append(await peer.api("STREAM.MSG.DELETE.O", {"seq": 5}))
+    answers.append(await peer.api("STREAM.MSG.DELETE.O", {"seq": 5}))
     await publish("O.a", 10, 2)
-    return told
+    return answers
 
 
 @pytest.mark.shows("operation.store_limits")
@@ -150,7 +150,7 @@ async def test_stored_bytes_count_after_a_restart_too(caplog: pytest.LogCaptureF
         await broker.ok("STREAM.DELETE.file")
         await broker.ok("STREAM.CREATE.file", {"name": "file"})
         assert await broker.publish("file") == 1
-    told = [record.message for record in caplog.records if "limits exceeded" in record.message]
+    answers = [record.message for record in caplog.records if "limits exceeded" in record.message]
     # The limit is logged once for each kind, not once for each message.
-    assert told == ["JetStream memory resource limits exceeded for server",
+    assert answers == ["JetStream memory resource limits exceeded for server",
                     "JetStream file resource limits exceeded for server"]

@@ -686,7 +686,7 @@ PUSHING: dict[str, str] = {
         sub d
         get d 1
         info C""",
-    "looked on with wildcards": _push(', "ack_policy": "none"') + """sub all >
+    "with wildcard subscribers": _push(', "ack_policy": "none"') + """sub all >
         sub others d w
         drop all
         api CONSUMER.INFO.S.C
@@ -696,7 +696,7 @@ PUSHING: dict[str, str] = {
         get all 5
         rest others
         info C""",
-    "a group looked on with wildcards": _push(', "deliver_group": "g"') + """sub all > g
+    "a group with wildcard subscribers": _push(', "deliver_group": "g"') + """sub all > g
         drop all
         info C
         sub d d g
@@ -1200,8 +1200,8 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "deliver.pull_bytes": ("pulling: max_bytes*", "pulling: expires with bytes"),
     "deliver.pull_heartbeat": ("pulling: heartbeats*",),
     "deliver.push": ("pushing: to a subject", "pushing: without acks", "pushing: interest goes and comes",
-                     "pushing: looked on with wildcards", "pushing: redelivery"),
-    "deliver.push_group": ("pushing: to a group*", "pushing: a group looked on with wildcards"),
+                     "pushing: with wildcard subscribers", "pushing: redelivery"),
+    "deliver.push_group": ("pushing: to a group*", "pushing: a group with wildcard subscribers"),
     "deliver.redelivery": ("redelivery: several times", "redelivery: order", "redelivery: nobody to take it",
                            "redelivery: ack after expiry"),
     "deliver.removed": ("life: messages deleted under it", "life: purged*", "life: limits * under it",

@@ -496,7 +496,7 @@ def normal(given: Any, key: str = "") -> Any:
         return normal(json.loads(given))
     if isinstance(given, dict):
         if "active" in given and "lag" in given:
-            given = given | {"active": "heard of" if given["active"] >= 0 else "never"}
+            given = given | {"active": "active" if given["active"] >= 0 else "never"}
         # A round trip is shown once it was measured: when the server's first PING, two seconds after CONNECT, was
         # answered.
         return {name: normal(inner, name) for name, inner in given.items() if name != "rtt"}

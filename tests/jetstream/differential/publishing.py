@@ -298,7 +298,7 @@ SCENARIOS: dict[str, str] = {
         pull C p {"batch": 9, "no_wait": true}
         until p 404
         info C""",
-    "odd headers": """stream
+    "unusual headers": """stream
         pub[a: b] s.a
         pub[a:] s.a x
         pub[: x] s.a x
@@ -368,7 +368,7 @@ SHOWS: dict[str, tuple[str, ...]] = {
     "publish.expected_stream": ("expected stream",),
     "publish.full": ("max_msgs, discard new", "max_bytes, discard new", "discard_new_per_subject"),
     "publish.header_limit": ("headers too large, and another fault",),
-    "publish.headers_kept": ("headers are kept as they are", "odd headers"),
+    "publish.headers_kept": ("headers are kept as they are", "unusual headers"),
     "publish.max_size": ("max_msg_size",),
     "publish.msg_id": ("message ids*", "message id of what was refused"),
     "publish.order": ("what comes first", "two faults*", "headers too large, and another fault",

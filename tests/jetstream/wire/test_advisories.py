@@ -27,7 +27,7 @@ NANOSECOND_TIME = re.compile(r"20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,9})?Z")
 async def test_advisories_come_in_order(broker: BrokerProcess) -> None:
     """Shows a client's ordinary calls, and the messages of another one on $JS.EVENT.ADVISORY.>."""
     watcher, client = await nats.connect(broker.url), await nats.connect(broker.url, name="worker")
-    heard = await watcher.subscribe("$JS.EVENT.ADVISORY.>")
+    advisories = await watcher.subscribe("$JS.EVENT.ADVISORY.>")
     for _ in range(2):  # the first PING may go out before the SUB
         await watcher.flush()
     js = client.jetstream()
@@ -43,9 +43,9 @@ async def test_advisories_come_in_order(broker: BrokerProcess) -> None:
     await message.term()
     await js.delete_consumer("S", "C")
     await js.delete_stream("S")
-    told, asked = [], []
-    while not told or told[-1][0] != "API STREAM.DELETE.S":
-        message = await heard.next_msg(timeout=30)
+    events, asked = [], []
+    while not events or events[-1][0] != "API STREAM.DELETE.S":
+        message = await advisories.next_msg(timeout=30)
         event = json.loads(message.data)
         assert re.fullmatch(r"[0-9A-Za-z]{22}", event["id"])
         assert NANOSECOND_TIME.fullmatch(event["timestamp"])
@@ -53,8 +53,8 @@ async def test_advisories_come_in_order(broker: BrokerProcess) -> None:
         if what == "API":
             asked.append(event)
             what += " " + event["subject"].removeprefix("$JS.API.")
-        told.append((what, event["type"].removeprefix("io.nats.jetstream.advisory.v1."), event.get("action")))
-    assert [row for row in told if not row[0].startswith(("API STREAM.INFO", "API CONSUMER.INFO"))] == [
+        events.append((what, event["type"].removeprefix("io.nats.jetstream.advisory.v1."), event.get("action")))
+    assert [row for row in events if not row[0].startswith(("API STREAM.INFO", "API CONSUMER.INFO"))] == [
         ("STREAM.CREATED.S", "stream_action", "create"), ("API STREAM.CREATE.S", "api_audit", None),
         ("STREAM.UPDATED.S", "stream_action", "modify"), ("API STREAM.UPDATE.S", "api_audit", None),
         ("CONSUMER.CREATED.S.C", "consumer_action", "create"), ("API CONSUMER.DURABLE.CREATE.S.C", "api_audit", None),
@@ -82,13 +82,13 @@ CONFIGURED: dict[str, tuple[str, dict[str, Any]]] = {
 async def _advisories(server: ServerProcess, connect: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the advisories of ``server`` for a new stream, by subject; ids and times by their types."""
     watcher, client = await nats.connect(server.url, **connect), await nats.connect(server.url, **connect)
-    heard = await watcher.subscribe("$JS.EVENT.ADVISORY.>")
+    advisories = await watcher.subscribe("$JS.EVENT.ADVISORY.>")
     for _ in range(2):  # the first PING may go out before the SUB
         await watcher.flush()
     await client.request("$JS.API.STREAM.CREATE.S", b'{"name": "S"}')
     events = {}
     for _ in range(2):
-        message = await heard.next_msg(timeout=30)
+        message = await advisories.next_msg(timeout=30)
         event = json.loads(message.data)
         if who := event.get("client"):
             event |= {"response": "", "client": {name: _shape(name, value) for name, value in who.items()}}

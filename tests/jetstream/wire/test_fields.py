@@ -48,7 +48,7 @@ def complaint(text: bytes, of: type[Any] = StreamConfigRequest) -> str:
 
 
 @pytest.mark.shows("api.strict_json")
-@pytest.mark.parametrize("text, said", [
+@pytest.mark.parametrize("text, expected", [
     (b'{"max_msgs":"x"}',
      "json: cannot unmarshal string into Go struct field StreamConfigRequest.max_msgs of type int64"),
     (b'{"max_age":1.5}',
@@ -77,8 +77,8 @@ def complaint(text: bytes, of: type[Any] = StreamConfigRequest) -> str:
     (b'{"name":Infinity}', "invalid character 'I' looking for beginning of value at offset 9"),
     (b"[" * 100_000, "exceeded max depth"),
 ])
-def test_errors_have_the_decoders_words(text: bytes, said: str) -> None:
-    assert complaint(text) == said
+def test_errors_have_the_decoders_words(text: bytes, expected: str) -> None:
+    assert complaint(text) == expected
 
 
 def test_names_match_without_case_and_null_changes_nothing() -> None:

@@ -18,12 +18,12 @@ MANY = 20_000
 
 class Unwalked(dict[int, int]):
     def __iter__(self) -> Iterator[int]:
-        raise AssertionError(f"all {len(self)} of them were looked at for one message")
+        raise AssertionError(f"all {len(self)} of them were visited for one message")
 
 
 class UnwalkedSet(set[int]):
     def __iter__(self) -> Iterator[int]:
-        raise AssertionError(f"all {len(self)} of them were looked at for one message")
+        raise AssertionError(f"all {len(self)} of them were visited for one message")
 
 
 def test_a_removal_beside_many_exhausted_messages() -> None:

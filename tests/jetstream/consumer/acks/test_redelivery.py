@@ -224,27 +224,27 @@ def test_inactive_pull_consumer_is_given_up() -> None:
     w = World()
     w.stream.add("a")
     consumer = w.consumer(inactive_threshold=5 * SECOND, ack_wait=20 * SECOND)
-    told: list[Consumer] = []
-    consumer.on_inactive = told.append
+    inactive: list[Consumer] = []
+    consumer.on_inactive = inactive.append
     w.pass_time(4 * SECOND)
     w.pull(consumer, b"1")
     w.pass_time(24 * SECOND)
-    assert not told
+    assert not inactive
     w.pass_time(3 * SECOND)
-    assert told == [consumer]
+    assert inactive == [consumer]
 
 
 def test_a_waiting_request_keeps_a_consumer() -> None:
     w = World()
     consumer = w.consumer(inactive_threshold=SECOND)
-    told: list[Consumer] = []
-    consumer.on_inactive = told.append
+    inactive: list[Consumer] = []
+    consumer.on_inactive = inactive.append
     w.pull(consumer, b"1")
     w.pass_time(60 * SECOND)
-    assert not told
+    assert not inactive
     w.bus.deaf.add(b"_INBOX.a")
     w.pass_time(5 * SECOND)
-    assert told == [consumer]
+    assert inactive == [consumer]
 
 
 def test_reset() -> None:

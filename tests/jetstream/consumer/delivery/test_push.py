@@ -226,17 +226,17 @@ def test_inactive_push_consumer_is_given_up() -> None:
     """The threshold counts from when the last subscriber left."""
     w = World()
     consumer = w.consumer(deliver_subject="d", inactive_threshold=5 * SECOND)
-    told: list[object] = []
-    consumer.on_inactive = told.append
+    inactive: list[object] = []
+    consumer.on_inactive = inactive.append
     w.pass_time(4 * SECOND)
     w.bus.listen(b"d")
     w.pass_time(60 * SECOND)
-    assert not told
+    assert not inactive
     w.bus.listen(b"d", False)
     w.pass_time(4 * SECOND)
-    assert not told
+    assert not inactive
     w.pass_time(2 * SECOND)
-    assert told == [consumer]
+    assert inactive == [consumer]
 
 
 def test_nothing_is_delivered_past_the_lease() -> None:
