@@ -7,13 +7,13 @@ PYTHON ?= $(shell for p in python3.14 python3.13 python3.12 python3.11 python3; 
 VENV ?= .venv
 BIN := $(VENV)/bin
 DATA ?= data
-# Whoever reaches the port of `make run` needs no login: only this machine does.
+# A client of `make run` needs no login, so only this machine can connect.
 HOST ?= 127.0.0.1
 PORT ?= 4222
 HTTP_PORT ?= 8222
 ARGS ?=
-# Workers of `make test`: two for each processor, because tests wait for servers, leases and time-outs about half of their
-# time. A file's tests stay on one worker, so that each worker starts few real servers.
+# Workers of `make test`: two for each processor, because tests wait for servers, leases and time-outs for about half of
+# their time. The tests of a file run on one worker, so that each worker starts few real servers.
 JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2) * 2)))
 SEEDS ?= 10000
 
@@ -26,7 +26,7 @@ run: $(VENV)/.run compiled  ## a broker on the directory store in ./data
 	@echo
 	@echo "  nats://$(HOST):$(PORT)   any NATS client; e.g. nats.connect('nats://$(HOST):$(PORT)')"
 	@echo "  http://$(HOST):$(HTTP_PORT)   monitoring: /varz /connz /jsz /healthz"
-	@echo "  streams are kept in $(abspath $(DATA)); Ctrl-C ends the broker, another make run goes on with them"
+	@echo "  streams are kept in $(abspath $(DATA)); Ctrl-C ends the broker, and the next make run continues with them"
 	@echo
 	@$(BIN)/jetblock -a $(HOST) -p $(PORT) -m $(HTTP_PORT) --store "file://$(abspath $(DATA))" $(ARGS)
 
@@ -51,7 +51,7 @@ bench: $(VENV)/.dev compiled  ## measure beside the real nats-server, in one run
 	@$(BIN)/python -m tests.real.parts
 	@$(BIN)/python -m bench $(ARGS)
 
-# Half of a start would be compiling, wherever PYTHONDONTWRITEBYTECODE is set, as in many images.
+# Without compiled files, half of a start would be compiling if PYTHONDONTWRITEBYTECODE is set, as in many images.
 compiled: | $(BIN)/python
 	@$(BIN)/python -m compileall -q broker jetblock
 
@@ -66,7 +66,7 @@ $(BIN)/python:
 	@echo "Making the virtual environment $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV) || { echo "python -m venv failed; on Debian: apt install python3-venv" >&2; exit 1; }
 
-# Stamp files: an unchanged pyproject.toml installs nothing again.
+# Stamp files: nothing is installed again unless pyproject.toml has changed.
 INSTALLING = @echo "Installing $(1) into $(VENV), once: this can take a minute ..."
 
 $(VENV)/.run: pyproject.toml | $(BIN)/python
