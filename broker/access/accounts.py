@@ -13,10 +13,8 @@ from broker.base.value import Value, fields
 from broker.protocol.subject import is_valid
 
 __all__ = ["ANONYMOUS", "CONNECTION_TYPES", "DEFAULT_ACCOUNT", "NO_LIMIT", "NO_LIMITS", "SYSTEM_ACCOUNT",
-           "AccountLimits",
-           "AccountSettings", "NkeyUser", "OuterTrace", "Permissions", "ResponsePermission", "SubjectPermission",
-           "User",
-           "split_pattern"]
+           "AccountLimits", "AccountSettings", "NkeyUser", "OuterTrace", "Permissions", "ResponsePermission",
+           "SubjectPermission", "User", "split_pattern"]
 
 DEFAULT_ACCOUNT = "$G"
 """The account of users without one."""

@@ -19,8 +19,8 @@ from broker.protocol.subject import is_literal, is_valid, subset
 from broker.protocol.subject_transform import SubjectTransform, TransformError, check_mapping, numbered, unnumbered
 
 __all__ = ["Destination", "Export", "Import", "Latency", "SubjectMapping", "export_of", "import_problem",
-           "imports_in_use",
-           "latency_problem", "local_subject", "mapping_problem", "sharing_problems", "without_repetitions"]
+           "imports_in_use", "latency_problem", "local_subject", "mapping_problem", "sharing_problems",
+           "without_repetitions"]
 
 _CYCLE_STEPS_MAX = 20_000
 """The steps of one search for a cycle, past which one counts as found: some accounts have very many paths."""

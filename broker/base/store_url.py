@@ -48,7 +48,7 @@ def parse_store_url(url: str) -> StoreUrl:
     if scheme == "s3":
         if "@" in rest:
             raise ValueError(f"{hidden(url)!r}: no credentials in the URL, they would show in logs; "
-                             f"set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+                             "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
         if "?" in rest or "#" in rest:
             raise ValueError(f"{url!r}: s3:// takes no options; set AWS_ENDPOINT_URL, AWS_REGION and the like")
         bucket, _, prefix = rest.partition("/")

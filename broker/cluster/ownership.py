@@ -45,8 +45,7 @@ from broker.storage.paths import COPYING, ShardPaths, parse
 from broker.storage.put import Fenced, StoreRetry, key_taken_error, put_ours
 
 __all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claim", "newest_claimant", "positions",
-           "seal_at",
-           "sealer_of", "take_shard"]
+           "seal_at", "sealer_of", "take_shard"]
 
 _RACES_LOST = 2
 """The numbers lost to a live owner before a seal is put ahead of it."""

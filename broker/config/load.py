@@ -169,7 +169,7 @@ def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
     if line.store_dir is not None and file.stores:
         [(place, url)] = file.stores.items()
         raise InvalidFile(f"{place}: {_DUPLICATE}: --store_dir names {line.store_dir}, and the file {hidden(url)}; "
-                          f"keep one")
+                          "keep one")
     if "storage.url" in line.values:
         return _store_url(line.values["storage.url"], "--store")
     if line.store_dir is not None:
@@ -250,7 +250,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
         yield ("auth.no_auth_user",), f'no_auth_user: "{auth.no_auth_user}" present, but users/nkeys are not defined'
     elif auth.no_auth_user and auth.no_auth_user not in auth.names:
         yield ("auth.no_auth_user",), (f'no_auth_user: "{auth.no_auth_user}" not present as user or nkey in '
-                                       f"authorization block or account configuration")
+                                       "authorization block or account configuration")
     yield from _accounts_contradictions(settings)
     yield from _domain_contradictions(settings)
     if storage.tail_bytes_max < 2 * storage.segment_bytes:

@@ -60,7 +60,7 @@ def websocket_contradictions(settings: Settings) -> Iterator[Contradiction]:
             yield (f"websocket.{name}",), f"websocket authentication {name} not compatible with presence of users/nkeys"
     if websocket.no_auth_user and websocket.no_auth_user not in auth.names:
         yield ("websocket.no_auth_user",), (f'no_auth_user: "{websocket.no_auth_user}" not present as user or nkey in '
-                                            f"authorization block or account configuration")
+                                            "authorization block or account configuration")
     if websocket.jwt_cookie and not settings.operator.enabled:
         yield ("websocket.jwt_cookie",), ("trusted operators or trusted keys configuration is required for JWT "
                                           f'authentication via cookie "{websocket.jwt_cookie}"')

@@ -28,8 +28,8 @@ from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
 from broker.protocol.framing import MAX_CONTROL_LINE, MAX_PAYLOAD
 
-__all__ = ["MASK", "MASKED", "REMOVED", "AccountsSettings", "AuthSettings", "CertificateFiles",
-           "ClientSettings", "ConfigError", "InvalidFile", "JetStreamSettings", "LoggingSettings", "MonitoringSettings",
+__all__ = ["MASK", "MASKED", "REMOVED", "AccountsSettings", "AuthSettings", "CertificateFiles", "ClientSettings",
+           "ConfigError", "InvalidFile", "JetStreamSettings", "LoggingSettings", "MonitoringSettings",
            "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits", "Setting", "Settings",
            "StorageSettings", "TlsSettings", "WebSocketSettings", "default_store_url", "make_settings", "setting_at",
            "settings_table"]

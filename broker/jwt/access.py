@@ -134,8 +134,7 @@ def _jetstream(claims: AccountClaims) -> AccountLimits | None:
 def _stream_limits(given: JetStreamLimits) -> AccountLimits:
     return AccountLimits(
         max_memory=given.mem_storage, max_storage=given.disk_storage, max_streams=given.streams,
-        max_consumers=given.consumer,
-        max_ack_pending=given.max_ack_pending if given.max_ack_pending > 0 else NO_LIMIT,
+        max_consumers=given.consumer, max_ack_pending=given.max_ack_pending if given.max_ack_pending > 0 else NO_LIMIT,
         memory_max_stream_bytes=given.mem_max_stream_bytes if given.mem_max_stream_bytes > 0 else NO_LIMIT,
         storage_max_stream_bytes=given.disk_max_stream_bytes if given.disk_max_stream_bytes > 0 else NO_LIMIT,
         max_bytes_required=given.max_bytes_required)

@@ -321,7 +321,7 @@ def _mappings(claims: AccountClaims) -> Iterator[str]:
             totals[one.cluster] = totals.get(one.cluster, 0) + weight
             if one.cluster and totals[one.cluster] > 100:
                 yield (f'Mapping "{source}" in cluster "{one.cluster}" exceeds 100% among all of it\'s weighted to '
-                       f"mappings")
+                       "mappings")
         if totals.get("", 0) > 100:
             yield f'Mapping "{source}" exceeds 100% among all of it\'s weighted to mappings'
 

@@ -102,13 +102,11 @@ class App:
             log.info("Using configuration file: %s (%s)", settings.file, settings.digest)
         files = open_files_max()
         log.info("  Files:    at most %d open, the last %d of them kept for the store, the logs and the configuration",
-                 files,
-                 reserved(files))
+                 files, reserved(files))
         connections = settings.clients.max_connections
         if files - reserved(files) < connections != ClientSettings().max_connections:
             log.warning("max_connections is %d, but this process may open only %d files: raise the limit (ulimit -n, "
-                        "or "
-                        "LimitNOFILE of systemd)", connections, files)
+                        "or LimitNOFILE of systemd)", connections, files)
         for notice in (*settings.notices, *server.warnings):
             log.warning("%s", notice)
         try:
@@ -275,8 +273,7 @@ class App:
         for affected in finding.affected:
             if (account := self.jetstream.accounts.get(affected.account)) is not None:
                 account.events.damaged(affected.stream, finding.problem.object, finding.problem.what,
-                                       affected.first_seq,
-                                       affected.last_seq)
+                                       affected.first_seq, affected.last_seq)
 
     async def _serve(self) -> None:
         """Take the shard and listen for clients, again if the shard is lost meanwhile. Raises: StartError."""
@@ -468,7 +465,7 @@ def refuse_nats_server(directory: str) -> None:
     if (theirs := find_store_dir(directory)) is not None:
         raise StartError(f"Can't start JetStream: {theirs}, which jetblock does not read: move them with `jetblock "
                          f"migrate {directory} file://NEW_DIRECTORY` and start on the new directory, or name another "
-                         f"one to begin empty")
+                         "one to begin empty")
 
 
 def _friendly_bytes(size: int) -> str:

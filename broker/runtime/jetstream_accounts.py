@@ -38,8 +38,7 @@ class JetStreamAccounts:
                     await js.add_account(account.name, account.router, account.settings.jetstream)
                 except ApiError as error:
                     raise StartError(f"Can't start JetStream: Error enabling jetstream on configured accounts: Error "
-                                     f"enabling "
-                                     f"jetstream on account {account.name!r}: {error}") from None
+                                     f"enabling jetstream on account {account.name!r}: {error}") from None
         if (system := server.accounts.system) is not None:
             js.serve_system(system.name, system.router)
         server.delegation.on_account = self._account_changed

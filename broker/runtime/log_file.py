@@ -43,7 +43,7 @@ class LogFile(logging.FileHandler):
         except OSError as error:
             # The file was moved, or permission is missing: let it grow, so that no line is lost.
             self._log(record, logging.ERROR, f"Unable to rotate the log file ({error}), will attempt it with the next "
-                                             f"line")
+                                             "line")
             return
         # The next line opens the file again.
         self._log(record, logging.INFO, f'Rotated log, backup saved as "{rotated}"')

@@ -288,7 +288,7 @@ class ShardOwner(LogListener):
     def double(self, fenced: Fenced) -> StartError:
         """Return the error that ends a process which ``is_our_double`` holds for."""
         return StartError(f"{fenced}, under our own name: two copies of one configuration run on this store; give them "
-                          f"different server_names, or stop one")
+                          "different server_names, or stop one")
 
     async def give_back(self) -> None:
         """Release the shard cleanly: commit everything sequenced, write a checkpoint, seal the epoch, release the lock.

@@ -96,7 +96,7 @@ class StoreHost:
             return None
         if not url.startswith("s3:"):
             raise StartError(f"jetblock.cache_directory keeps what is read from a bucket, and the store is {url}: "
-                             f"leave it out")
+                             "leave it out")
         try:
             return DiskCache(self.retrying, folder, self.settings.cache_directory_bytes)
         except OSError as error:

@@ -75,6 +75,5 @@ def test_an_empty_text() -> None:
 def test_commands(command: str, tmp_path: Path) -> None:
     """Each command that takes a store proposes the same."""
     done = subprocess.run([sys.executable, "-m", "broker", *command.replace("URL", "s3:/bucket").split()],
-                          capture_output=True,
-                          text=True, timeout=60, cwd=Path(__file__).parents[2], check=False)
+                          capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2], check=False)
     assert (done.returncode, "try s3://bucket" in done.stderr) == (2, True), done.stderr

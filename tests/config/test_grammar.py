@@ -126,8 +126,7 @@ def checked(path: Path) -> subprocess.CompletedProcess[str]:
     time, twenty times as much as any other file takes.
     """
     return subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True,
-                          timeout=100,
-                          check=False, cwd=path.parent, env={**os.environ, **ENVIRON},
+                          timeout=100, check=False, cwd=path.parent, env={**os.environ, **ENVIRON},
                           preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (1, 2)))
 
 

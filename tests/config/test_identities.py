@@ -310,8 +310,7 @@ def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded(text, tmp_path)
     done = subprocess.run([*NatsServerProcess.command, "-t", "-c", "x.conf"], capture_output=True, text=True,
-                          timeout=100,
-                          check=False, cwd=tmp_path)
+                          timeout=100, check=False, cwd=tmp_path)
     assert done.returncode != 0
     ours = {_without_column(line) for line in str(caught.value).splitlines()}
     theirs = [_without_column(line) for line in done.stderr.splitlines() if line]

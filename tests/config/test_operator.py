@@ -37,7 +37,7 @@ def test_values(tmp_path: Path) -> None:
     """Tokens are read inline and from files, with decoration, too; one operator names system account and account
     server."""
     (tmp_path / "o.jwt").write_text(f"-----BEGIN NATS OPERATOR JWT-----\n{WITH_SYSTEM}\n------END NATS OPERATOR "
-                                    f"JWT------\n")
+                                    "JWT------\n")
     found = loaded(f'operator: "{tmp_path}/o.jwt"\nresolver: URL(https://x.example/jwt/v1/accounts/)\n'
                    f"resolver_pinned_accounts: [ {A} ]", tmp_path)
     assert found.operator.tokens == (WITH_SYSTEM,)
@@ -133,8 +133,7 @@ def test_refused_as_by_the_real_server(text: str, tmp_path: Path) -> None:
         loaded(text, tmp_path)
     # nats-server checks contradicting settings only without -t.
     done = subprocess.run([*NatsServerProcess.command, "-a", "127.0.0.1", "-p", "-1", "-c", "x.conf"],
-                          capture_output=True,
-                          text=True, timeout=100, check=False, cwd=tmp_path)
+                          capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert done.returncode != 0, done.stderr
     theirs = [re.sub(r"^(nats-server: )?(\S*x\.conf:\d+:\d+: )?", "", line) for line in done.stderr.splitlines()
               if line]

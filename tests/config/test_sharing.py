@@ -28,8 +28,7 @@ def ours(path: Path) -> str:
 
 def real(path: Path) -> str:
     done = subprocess.run([*NatsServerProcess.command, "-t", "-c", str(path)], capture_output=True, text=True,
-                          timeout=100,
-                          check=False)
+                          timeout=100, check=False)
     return done.stderr if done.returncode else ""
 
 

@@ -238,8 +238,7 @@ async def test_no_message_is_larger_than_max_payload(tmp_path: Path, capsys: pyt
         body = json.dumps({"request": f"{request_id_of('large'):016x}"}).encode()
         error = json.loads((await client.request("$JS.API.JETBLOCK.ADOPT.S", body, timeout=30)).data)["error"]
         assert error["description"] == ("it has a message of 2000000 bytes, and max_payload is 1999999: raise that, or "
-                                        "stage "
-                                        "smaller messages")
+                                        "stage smaller messages")
         await client.close()
         assert await held(broker, "S") == []
     await asked(tmp_path, "S", "large", rows=large)

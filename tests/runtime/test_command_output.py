@@ -28,8 +28,7 @@ async def made(tmp_path: Path) -> dict[str, str]:
 def run(command: str, urls: dict[str, str], stdout: int, **environ: str) -> subprocess.CompletedProcess[str]:
     words = [urls.get(word, word) for word in command.split()]
     return subprocess.run([sys.executable, "-m", "broker", *words], stdout=stdout, stderr=subprocess.PIPE, text=True,
-                          timeout=180,
-                          cwd=ROOT, env={**os.environ, **environ}, check=False)
+                          timeout=180, cwd=ROOT, env={**os.environ, **environ}, check=False)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -255,8 +255,7 @@ def test_a_directory_named_twice(tmp_path: Path) -> None:
                         (f'store_dir: "{tmp_path / "a"}"\njetstream {{ store_dir: "{tmp_path / "b"}" }}', [])):
         path.write_text(text)
         theirs = subprocess.run([*NatsServerProcess.command, "-p", "-1", "-c", str(path), *words], capture_output=True,
-                                text=True,
-                                timeout=60, check=False)
+                                text=True, timeout=60, check=False)
         ours = run("-p", "-1", "-c", str(path), *words)
         assert (theirs.returncode, ours.returncode) == (1, 1)
         assert ours.stderr.startswith(theirs.stderr.strip()), ours.stderr
@@ -281,8 +280,7 @@ class Interrupting:
 sys.meta_path.insert(0, Interrupting())
 """)
     done = subprocess.run([sys.executable, "-m", "broker", command], capture_output=True, text=True, check=False,
-                          timeout=60,
-                          env={**os.environ, "PYTHONPATH": str(tmp_path)})
+                          timeout=60, env={**os.environ, "PYTHONPATH": str(tmp_path)})
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"jetblock {command}: interrupted\n")
 
 

@@ -32,8 +32,7 @@ from typing import Any, Final
 from broker.base.gojson.messages import syntax_error, unmarshal_error
 
 __all__ = ["JsonError", "Number", "Repeated", "after_blanks", "assigned", "combined", "decode_all", "folded", "generic",
-           "kind_of",
-           "members", "unmarshal", "value_at"]
+           "kind_of", "members", "unmarshal", "value_at"]
 
 _INTEGER_CHARS_MAX: Final = 20
 _SPACES: Final = re.compile("[ \t\r\n]*")

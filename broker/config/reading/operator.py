@@ -253,7 +253,7 @@ def _version_problem(claims: OperatorClaims) -> str:
         wanted = ()
     if len(wanted) != 3:
         return (f"operator {claims.subject} expects version {claims.assert_server_version} got error instead: asserted "
-                f"server version must be of the form <major>.<minor>.<update>")
+                "server version must be of the form <major>.<minor>.<update>")
     own = tuple(map(int, NATS_SERVER_VERSION.split(".")))
     for one, other, name in zip(wanted, own, ("major", "minor", "update"), strict=True):
         if one != other:
