@@ -212,7 +212,7 @@ def latency_problem(exports: Sequence[Export], export: Export) -> str:
         return ""
     results = export.latency.subject
     if not (is_valid(results.encode()) and is_literal(results.encode())) or is_covered(exports, export, results):
-        # Results that were requests to a service would be measured in turn: nats-server looks at the services so far.
+        # Results that are requests to a service would be measured, too: nats-server checks the services so far.
         return "invalid publish subject"
     return "bad service response type" if export.response_type != "singleton" else ""
 
@@ -306,10 +306,10 @@ def _forms_cycle(account: Sharer, one: Import, accounts: Mapping[str, Sharer],
 
 def _cycle(account: Sharer, wanted: bytes, kind: str, visited: set[str], accounts: Mapping[str, Sharer],
            added: Mapping[str, ImportList[Import]]) -> bool:
-    """Return whether ``account`` imports what collides with ``wanted`` from one of ``visited``, itself or further on.
+    """Return whether ``account`` has a colliding import from one of ``visited``, directly or through other accounts.
 
-    A search in depth, in which ``visited`` has the accounts on the way. nats-server goes on with those of other
-    branches, too, so that it refuses accounts that share with one another in several ways now and then.
+    The search is depth-first, and ``visited`` has the accounts on the way. nats-server's search keeps the accounts of
+    other branches, too, so it sometimes refuses accounts that share with one another in several ways.
     """
     path: list[str] = []
     branches = [_leading_on(account, wanted, kind, added)]

@@ -33,7 +33,7 @@ class StoreUrl(NamedTuple):
 
 
 def parse_store_url(url: str) -> StoreUrl:
-    """Parse a store's URL. Raises: ValueError that says what is wrong and how to write it, without secrets."""
+    """Parse a store's URL. Raises: ValueError with the mistake and the right form, without secrets."""
     if not url:
         raise ValueError(f"the URL of the store is empty: write {_FORMS}")
     scheme, colon, rest = url.partition("://")

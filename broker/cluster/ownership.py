@@ -226,8 +226,8 @@ async def _expect_end(store: ObjectStore, paths: ShardPaths, end: Position, retr
     later = await proof_of(store, paths, end, retry)
     if later is None:
         return
-    [landed] = await entries(store, paths, end.epoch, [end.number], retry)
-    if landed is None and await newest_checkpoint(store, paths, retry) < end and not await _is_being_copied(
+    [entry] = await entries(store, paths, end.epoch, [end.number], retry)
+    if entry is None and await newest_checkpoint(store, paths, retry) < end and not await _is_being_copied(
             store, end.epoch, retry):
         raise Corrupt(paths.log(end), "entry", 0, f"it is missing, and {later} shows that it was there")
 

@@ -81,7 +81,7 @@ def test_a_leap_that_the_store_confirms(leap: int) -> None:
     machine = Machine(has_witness=True)
     assert machine.clock.trusted
     machine.true_ns += leap
-    machine.witness_off_ns = -leap  # as the last answer says, until the next one comes
+    machine.witness_off_ns = -leap  # by the last response, until the next one comes
     machine.advance(SECOND)
     assert machine.clock.now_ns() == machine.true_ns - leap
     assert not machine.clock.trusted

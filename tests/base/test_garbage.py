@@ -32,7 +32,7 @@ def collected() -> Iterator[None]:
 
 async def all_collected(collector: Collector) -> None:
     async with asyncio.timeout(60):
-        while not collector.full:  # noqa: ASYNC110 (a collector tells nobody)
+        while not collector.full:  # noqa: ASYNC110 (a collector has no event)
             await asyncio.sleep(0.005)
 
 

@@ -154,7 +154,7 @@ def test_a_seal_at_a_swept_number_is_not_the_end() -> None:
         swept = False
 
         async def outrun(operation: str, key: str) -> None:
-            # New looks for the first number after the checkpoint that it knows.
+            # The new broker reads the first number after the checkpoint that it knows.
             nonlocal swept
             if not swept and operation == "get" and key == PATHS.log(Position(1, stale.number + 1)):
                 swept = True
@@ -300,7 +300,7 @@ def test_one_warning_for_many_concurrent_calls(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_claim_whose_answer_was_lost_is_ours() -> None:
-    """The put is tried again and refused; the nonce in the claim's header says that the epoch is ours."""
+    """The put is retried and refused; the nonce in the claim's header shows that the epoch is ours."""
     async def main(clock: ManualClock) -> None:
         a = Rig(MemoryStore(), clock, "a", 1)
         lost = 0

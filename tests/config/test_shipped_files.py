@@ -71,7 +71,7 @@ def test_what_is_commented_out_is_the_default() -> None:
 
 
 def test_every_commented_setting_is_valid() -> None:
-    """With every commented setting uncommented, the file is still accepted (except for the two stores)."""
+    """The file is accepted with every commented setting uncommented, except for the two stores."""
     lines = []
     for line in CONF.read_text().splitlines():
         opened = re.sub(r"^(\s*)# ((?:  )?(?:\w+: \S|\w+ \{|\}).*)", r"\1\2", line)

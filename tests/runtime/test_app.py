@@ -37,7 +37,7 @@ async def test_an_unforeseen_error_on_the_way_to_standby_ends_the_process(
     assert app.shard_owner is not None
     assert app.shard_owner.shard is not None
 
-    async def broken(*, tell: bool = False) -> None:
+    async def broken(*, notify: bool = False) -> None:
         raise RuntimeError("nobody foresaw this")
 
     with monkeypatch.context() as patch:

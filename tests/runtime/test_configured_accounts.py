@@ -137,8 +137,10 @@ async def test_limits_of_an_account(process: type[ServerProcess], tmp_path: Path
 
 
 async def limits(broker: ServerProcess, user: str) -> tuple[int, int]:
-    """What INFO says once the client has logged in (a message longer by one byte is refused), and subscriptions of
-    three."""
+    """Return max_payload in INFO after the login, and the subscriptions of three that the account permits.
+
+    A message that is longer by one byte must be refused.
+    """
     host, _, port = broker.url.removeprefix("nats://").rpartition(":")
     async with asyncio.timeout(30):
         reader, writer = await asyncio.open_connection(host, int(port))

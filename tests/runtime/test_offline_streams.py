@@ -35,17 +35,17 @@ class FromTheFuture(RecordBody):
 
 
 def stored(path: Path) -> int:
-    """How many segments and runs there are."""
+    """Return the number of segments and runs."""
     return sum(1 for file in path.rglob("*") if file.is_file() and file.parent.name in ("log", "runs"))
 
 
 async def no_checkpoint(_: Checkpointer) -> bool:
-    """What ``Checkpointer.cut`` comes to when the process is killed before it."""
+    """Replace ``Checkpointer.cut`` as if the process were killed before it."""
     return False
 
 
 async def read(js: JetStreamContext, stream: str) -> dict[int, bytes]:
-    """Every message of a stream, by sequence."""
+    """Return every message of a stream, by sequence."""
     state = (await js.stream_info(stream)).state
     found = {}
     for seq in range(state.first_seq, state.last_seq + 1):

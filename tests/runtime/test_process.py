@@ -328,18 +328,18 @@ async def test_lame_duck(process: type[ServerProcess], tmp_path: Path) -> None:
     """After SIGUSR2 a connected client is notified, new clients are refused, and without clients the broker ends with
     0."""
     config = tmp_path / "x.conf"
-    for grace_s in (3, 12):  # on a busy machine it may be over when the client looks
+    for grace_s in (3, 12):  # on a busy machine it may be over when the client connects
         config.write_text(f'lame_duck_duration: "60s"\nlame_duck_grace_period: "{grace_s}s"\n')
         async with process("-c", str(config)) as server:
-            told = asyncio.Event()
+            notified = asyncio.Event()
 
-            async def on_lame_duck(told: asyncio.Event = told) -> None:
-                told.set()
+            async def on_lame_duck(notified: asyncio.Event = notified) -> None:
+                notified.set()
 
             client = await nats.connect(server.url, lame_duck_mode_cb=on_lame_duck, allow_reconnect=False)
             server.send_signal(signal.SIGUSR2)
             async with asyncio.timeout(30):
-                await told.wait()
+                await notified.wait()
             stayed = client.is_connected
             with pytest.raises(OSError):
                 await asyncio.open_connection("127.0.0.1", server.port)

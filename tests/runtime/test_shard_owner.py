@@ -340,9 +340,9 @@ def test_an_empty_store_claimed_by_another_broker_is_waited_for(operation: str) 
 
 
 def test_the_lease_of_an_owner_that_woke_after_the_last_look_is_waited_out() -> None:
-    """It was silent for T, so the standby takes over; between last look and seal one of its puts lands and renews its
-    lease. It may answer from memory until that is over, so the taker, which sends heartbeats meanwhile, serves only
-    after that."""
+    """An owner was silent for T, so the standby takes over. Between the last poll and the seal, one of the owner's puts
+    is stored and renews its lease. The owner may answer from memory until the lease ends, so the taker, which sends
+    heartbeats meanwhile, serves only after that."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         owner = Broker("owner", shared, clock)
@@ -363,8 +363,8 @@ def test_the_lease_of_an_owner_that_woke_after_the_last_look_is_waited_out() -> 
         shard = owner.shard_owner.shard
         assert shard is not None
         wakes.set()
-        await shard.log.persisted()  # a put that began after it woke has landed
-        wakes.clear()  # its later puts hear of no seal
+        await shard.log.persisted()  # a put that began after it woke is stored
+        wakes.clear()  # its later puts get no answer
         assert owner.serves
         woke_ns = clock.monotonic_ns()
         seals.set()
@@ -393,7 +393,7 @@ def test_an_abandoned_claim_hides_no_live_owner(name: str) -> None:
         async def note(called: str, about: str) -> None:
             if (called, about) == ("put", PATHS.log(Position(3, 0))):
                 opening.set()
-                owner.store.before = pause  # what it would hear of the seal comes late
+                owner.store.before = pause  # the answer about the seal comes late
 
         async def pause(called: str, about: str) -> None:
             await asyncio.Event().wait()
@@ -440,7 +440,7 @@ def test_a_stop_ends_though_deletes_are_refused_for_ever() -> None:
                 raise StoreRefused(f"{called} {about}: read-only")
 
         owner.store.before = refuse
-        for _ in range(4):  # rounds, so that segments are let go of
+        for _ in range(4):  # rounds, so that segments are released
             stream.publish()
             stream.remove(stream.first_seq, stream.last_seq)
             await shard.log.persisted()

@@ -228,7 +228,7 @@ async def test_a_disk_that_went_without_the_machine(left: str, tmp_path: Path,
     else:
         torn.unlink()
     if left == "known to be there":
-        segments[-1].unlink()  # the one before it says that all before had landed
+        segments[-1].unlink()  # the segment before it shows that all earlier ones were stored
     store = FileStore(copy, read_only=True)
     tail = hide_torn(store, 0)
     assert tail is not None

@@ -223,15 +223,15 @@ async def test_same_silence(brokers: tuple[Broker, Broker], subject: str, reques
 @pytest.mark.parametrize("user", ["a", "sys"])
 async def test_info_of_a_connection(brokers: tuple[Broker, Broker], user: str) -> None:
     """After the first PING, INFO has a member for the system account."""
-    told = []
+    infos = []
     for broker in brokers:
         async with Wire(broker.process.port) as wire:
             connect = {"user": user, "pass": "p", "verbose": False, "protocol": 1}
             wire.send(b"CONNECT %b\r\nPING\r\n" % json.dumps(connect).encode())
             await wire.until(b"PONG\r\n")
             info = json.loads((await wire.until(b"\r\n"))[len(b"INFO "):])
-            told.append({name: info.get(name) for name in ("remote_account", "acc_is_sys", "connect_info")})
-    ours, real = told
+            infos.append({name: info.get(name) for name in ("remote_account", "acc_is_sys", "connect_info")})
+    ours, real = infos
     assert ours == real
     assert ours["acc_is_sys"] is (True if user == "sys" else None)
 
