@@ -497,8 +497,9 @@ def test_what_is_shown_masks_secrets(load_with: Load) -> None:
 def test_versions_have_one_source() -> None:
     """The version sent to clients is defined in one place, so that a new version is one edit."""
     root = Path(broker.__file__).parent
-    versioned = [str(path.relative_to(root)) for path in root.rglob("*.py")
-            if f'"{broker.NATS_SERVER_VERSION}"' in path.read_text() or f'"{broker.__version__}"' in path.read_text()]
+    versioned = [
+        str(path.relative_to(root)) for path in root.rglob("*.py")
+        if f'"{broker.NATS_SERVER_VERSION}"' in path.read_text() or f'"{broker.__version__}"' in path.read_text()]
     assert versioned == ["__init__.py"]
 
 
