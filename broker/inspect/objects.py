@@ -25,7 +25,7 @@ from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import NotFound, ObjectInfo
 from broker.storage.paths import Key
 
-__all__ = ["Checked", "Fault", "OnBlock", "check_object", "read_head", "records_of"]
+__all__ = ["Checked", "Fault", "OnBlock", "check_object", "check_records", "read_head"]
 
 OnBlock = Callable[[BlockRef, BlockCore, Head], None]
 """A function that is called with each block whose core and index are undamaged."""
@@ -151,7 +151,7 @@ async def read_head(read: Callable[[int, int], Awaitable[bytes]], info: ObjectIn
         asked = min(info.size, head)
 
 
-def records_of(core: BlockCore) -> None:
+def check_records(core: BlockCore) -> None:
     """Decode the bodies of a core's records. Raises: Corrupt."""
     for record in core.records:
         record.decode()
@@ -168,7 +168,7 @@ async def _check_blocks(window: Window, checked: Checked, on_block: OnBlock) -> 
         core: BlockCore | None = None
         try:
             core = head.core(i)
-            records_of(core)
+            check_records(core)
         except FormatError as error:
             if isinstance(error, Corrupt) and error.name == "record":
                 error = Corrupt(name, error.section, row.core_offset, error.why)

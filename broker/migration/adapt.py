@@ -43,7 +43,7 @@ class Adapted:
         self.numbers: Numbers | None = None
         self.consumers: list[ArchivedConsumer] = []
 
-    async def of(self, archive: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    async def rewrite(self, archive: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
         """Yield the archive for the target. Raises: StreamFailed; the errors of ``archive``."""
         reader, held, head = ArchiveReader(), list[bytes](), None
         writer = ArchiveWriter(self._now_ns)
@@ -74,17 +74,17 @@ class Adapted:
                     yield writer.consumer(consumer)
                 reader = ArchiveReader()
                 for one in held:
-                    yield self._rewrite(reader, writer, one)
+                    yield self._rewrite_part(reader, writer, one)
                 held.clear()
                 async for data in archive:
-                    yield self._rewrite(reader, writer, data)
+                    yield self._rewrite_part(reader, writer, data)
                 reader.finish()
                 return
             reader.finish()
         except ArchiveError as error:
             raise StreamFailed(f"its archive cannot be used: {error}") from None
 
-    def _rewrite(self, reader: ArchiveReader, writer: ArchiveWriter, data: bytes) -> bytes:
+    def _rewrite_part(self, reader: ArchiveReader, writer: ArchiveWriter, data: bytes) -> bytes:
         parts = []
         for item in reader.feed(data):
             if isinstance(item, list):

@@ -202,7 +202,7 @@ class _Move:
 
         any_origin = bool(origins := origins_of(stream.config)) and origins <= self._names
         async with aclosing(self._origin.archive(stream, consumers=self._choice.consumers)) as archive:
-            done.numbers = await self._target.restore(stream, config, adapted.of(archive), any_origin=any_origin,
+            done.numbers = await self._target.restore(stream, config, adapted.rewrite(archive), any_origin=any_origin,
                                                       sent=sent)
         wanted = adapted.numbers or stream.numbers
         different = differences(stream.config, wanted, done.numbers)

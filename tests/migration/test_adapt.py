@@ -53,7 +53,7 @@ async def test_an_archive_is_passed_on_as_it_is() -> None:
     afterwards."""
     data = archive([ArchivedConsumer("c", {"durable_name": "c", "num_replicas": 0}, (3, 3), (1, 1), {2: (2, 5)})])
     adapted = Adapted(stream("S"), 1, lasting=True)
-    assert b"".join([part async for part in adapted.of(pieces(data))]) == data
+    assert b"".join([part async for part in adapted.rewrite(pieces(data))]) == data
     assert adapted.numbers == Numbers(2000, 1, 1, 2000)
     assert [(one.name, one.pending) for one in adapted.consumers] == [("c", {2: (2, 5)})]
 
@@ -64,7 +64,7 @@ async def test_consumers_that_cannot_be_as_they_were() -> None:
     config = {"durable_name": "c", "num_replicas": 3, "mem_storage": True}
     data = archive([ArchivedConsumer("c", config, (3, 3), (1, 1), {2: (2, 5)})])
     adapted = Adapted(given, 1, lasting=True)
-    out = b"".join([part async for part in adapted.of(pieces(data))])
+    out = b"".join([part async for part in adapted.rewrite(pieces(data))])
     found = list(ArchiveReader().feed(out))
     [consumer] = [item for item in found if isinstance(item, ArchivedConsumer)]
     assert consumer == ArchivedConsumer("c", {"durable_name": "c", "num_replicas": 0}, (3, 3), (1, 1), {2: (2, 5)})
@@ -79,7 +79,7 @@ async def test_a_damaged_archive(consumers: int) -> None:
     data = archive([ArchivedConsumer("c", {"durable_name": "c", "num_replicas": 3})] * consumers)
     for cut in (0, 5, 40, len(data) - 1 if consumers else 60):
         with pytest.raises(StreamFailed, match="its archive cannot be used"):
-            async for _ in Adapted(stream("S"), 1, lasting=False).of(pieces(data[:cut])):
+            async for _ in Adapted(stream("S"), 1, lasting=False).rewrite(pieces(data[:cut])):
                 pass
 
 
