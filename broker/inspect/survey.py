@@ -310,7 +310,8 @@ def held_runs(view: ShardView) -> set[str]:
 
 
 def cannot_be_read(stream: StreamState, first_seq: int, last_seq: int, *, perhaps: bool = False) -> str:
-    """Return the consequence of damage to these messages; ``perhaps``: the object is damaged, perhaps elsewhere."""
+    """Return the consequence of damage to these messages; ``perhaps``: the damage may be in other parts of their
+    object."""
     which = f"message {first_seq}" if first_seq == last_seq else f"messages {first_seq} to {last_seq}"
     return f"{which} of stream {stream.account}/{stream.name} {'perhaps ' if perhaps else ''}cannot be read"
 

@@ -256,7 +256,7 @@ class Diagnosis:
                 # Blocks are read by their place, without the damaged directory, so these may be undamaged.
                 found.append(cannot_be_read(stream, max(ref.first_seq, stream.first_seq), ref.last_seq, perhaps=True))
             elif row.core_offset == ref.core_offset and not fault.core:
-                shift = ref.first_seq - row.first_seq  # as in _live
+                shift = ref.first_seq - row.first_seq  # the shift of a staged block, as in _live
                 first, last = max(fault.first_seq + shift, stream.first_seq), fault.last_seq + shift
                 if any(not entry.is_dead(seq) for seq in range(first, last + 1)):
                     found.append(cannot_be_read(stream, first, last))

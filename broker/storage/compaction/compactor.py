@@ -109,7 +109,7 @@ class Compactor(LogListener):
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    # --- when ---------------------------------------------------------------------------------------------------------
+    # --- the times of work --------------------------------------------------------------------------------------------
 
     def segment_persisted(self, segment: Segment) -> None:
         """Count a segment towards the next merge, and keep its bytes for it if it is small."""

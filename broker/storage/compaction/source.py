@@ -72,7 +72,7 @@ class Source:
         """The sizes that the last ``measure`` used, by key."""
 
     async def yield_after(self, weight: int) -> None:
-        """Count work of ``weight`` times some microseconds, and give the loop a turn after each millisecond or two."""
+        """Count work that took ``weight`` times some microseconds; give the loop a turn every millisecond or two."""
         self._weight += weight
         if self._weight >= _TURN_WEIGHT:
             self._weight = 0

@@ -12,7 +12,7 @@ segment is 1 to 255 bytes of UTF-8 without control characters. Three rules keep 
 
 Errors are classified by what the caller does next:
 
-    NotFound             the object does not exist: look it up again, or accept it
+    NotFound             the object does not exist: find the newer object, or accept the loss
     PreconditionFailed   the key exists: read the object's header to learn its writer
     Transient            the outcome is unknown: retry if you like (a put may have taken effect, or may do so later)
     StoreRefused         an immediate retry cannot help (credentials, bucket): report it to the operator, who may solve

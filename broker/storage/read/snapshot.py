@@ -83,7 +83,7 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, 
         again = yield from list_positions(paths.checkpoints)
         end = snapshot.state.position if snapshot is not None else Position(0, 0)
         if again != roots and (snapshot is None or (again and again[-1] > end)):
-            continue  # the missing segment may have been deleted by rule: start again from the newer checkpoint
+            continue  # the newer checkpoint may have released the missing segment: start again from that checkpoint
         if snapshot is None:
             why = ("neither a checkpoint nor the log from its beginning can be read: "
                    + "; ".join(dict.fromkeys(problems)))
