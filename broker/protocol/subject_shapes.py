@@ -5,8 +5,8 @@ Patterns with their wildcards in the same places have the same *shape*; their li
     a.*.1  b.*.2    ->  three tokens, of which the first and the third are  {(a, 1), (b, 2)}
     a.>    b.>      ->  two or more, of which the first is                  {a, b}
 
-Two patterns overlap if they agree in every place where both are literal. These places are the same for all patterns of
-one shape and all patterns of another, so one lookup of these tokens answers for a pair of shapes:
+Two patterns overlap if they agree in every place where both are literal. These places depend on the two shapes only, so
+one lookup of these tokens answers for a pair of shapes:
 
     a.*.1  b.*.2    and    c.x.*  b.y.*    ->  the first place is literal in both:  {a, b} and {c, b} have b in common
 

@@ -1,7 +1,7 @@
 """Every text that nats-server 2.15 sends to a client as -ERR, found by the calls of ``sendErr`` and the like in its
 sources.
 
-For each text there is a dialogue that shows it, or the name of its test, or the reason why no client of a server
+Each text has a dialogue that shows it, or the name of its test. Otherwise it has the reason why no client of a server
 without a cluster can get it.
 """
 

@@ -4,9 +4,13 @@
                 └───────────── pending_bytes, bounded by max_pending ─────┘
 
 Everything that one turn of the loop queues for a client is sent in one write. A client is a slow consumer, and is
-closed, if more than ``max_pending`` bytes are queued, or if it does not receive the bytes given to the transport
-within ``write_deadline_ns``. With ``write_timeout: retry`` it is not closed while it receives anything. Above three
-quarters of the bound it is ``stalled``, and its publishers are slowed down (stalling).
+closed, in two cases:
+
+* More than ``max_pending`` bytes are queued.
+* It does not receive the bytes given to the transport within ``write_deadline_ns``. With ``write_timeout: retry`` it is
+  not closed while it receives anything.
+
+Above three quarters of the bound a client is ``stalled``, and its publishers are slowed down (stalling).
 
 Source: nats-server, server/client.go (queueOutbound, flushOutbound).
 """

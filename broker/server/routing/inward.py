@@ -1,7 +1,7 @@
 """A queue from the broker's own publishes to handlers within the broker, emptied on later turns of the loop.
 
-A PubAck, a refusal, an advisory or a delivery may go to a subject that a stream stores, even the same stream that is
-deciding what to answer. If that stream were called recursively, the answer would take the sequence that the decision
+A PubAck, a refusal, an advisory or a delivery may go to a subject that a stream stores. It may even be the stream that
+is deciding what to answer. If that stream were called recursively, the answer would take the sequence that the decision
 has already assigned. So a publish by the broker never calls a handler: it queues its messages here.
 
     client's read ──> stream: decision ──> publish ──┬──> clients: bytes, at once

@@ -8,9 +8,9 @@ messages of many subjects still travel as one run:
 
 Routes are cached until a subscription that may match is added or removed (routes.py).
 
-This is the ``Bus`` that JetStream asks for (broker/jetstream/bus.py); connections are ``Peer``s. A message that the
-broker publishes through the router reaches clients at once. It reaches handlers, such as streams, on a later turn of
-the loop (inward.py).
+The router is the ``Bus`` that JetStream requires (broker/jetstream/bus.py); connections are ``Peer``s. A message that
+the broker publishes through the router reaches clients at once. It reaches handlers, such as streams, on a later turn
+of the loop (inward.py).
 
 Source: nats-server, server/client.go (processMsgResults, deliverMsg, processInboundClientMsg).
 """
