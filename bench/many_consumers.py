@@ -60,10 +60,10 @@ class _Bench:
 
     async def ask(self, subject: str, **body: Any) -> dict[str, Any]:
         answer = await self.client.request(f"$JS.API.{subject}", json.dumps(body).encode() if body else b"", timeout=60)
-        said: dict[str, Any] = json.loads(answer.data)
-        if "error" in said:
-            raise RuntimeError(f"{subject}: {said['error']}")
-        return said
+        answered: dict[str, Any] = json.loads(answer.data)
+        if "error" in answered:
+            raise RuntimeError(f"{subject}: {answered['error']}")
+        return answered
 
     def note(self, what: str) -> None:
         """Record the turns since the last record, once ``what`` is done."""

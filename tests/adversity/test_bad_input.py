@@ -128,7 +128,7 @@ def dice() -> random.Random:
 async def throw(port: int, data: bytes, *, connected: bool) -> bytes:
     """Send these bytes on a new connection; return the broker's output until it closed or sent nothing more."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    said = b""
+    received = b""
     try:
         if connected:
             data = b'CONNECT {"verbose":false,"headers":true,"no_responders":true}\r\n' + data
@@ -136,14 +136,14 @@ async def throw(port: int, data: bytes, *, connected: bool) -> bytes:
         writer.write(b"\r\nPING\r\n")
         async with asyncio.timeout(0.3):
             while part := await reader.read(65536):
-                said += part
-                if b"PONG" in said or b"-ERR" in said:
+                received += part
+                if b"PONG" in received or b"-ERR" in received:
                     break
     except (OSError, TimeoutError):
         pass
     finally:
         writer.transport.abort()
-    return said
+    return received
 
 
 async def test_bytes_of_any_kind_on_the_socket(tmp_path: Path) -> None:

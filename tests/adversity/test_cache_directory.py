@@ -61,11 +61,11 @@ async def test_a_stream_is_got_once(minio: S3Server, tmp_path: Path) -> None:
         assert (await broker.monitor("/varz"))["jetblock"]["cache"]["directory"]["off"] == ""
 
 
-@pytest.mark.parametrize(("kind", "said"), [
+@pytest.mark.parametrize(("kind", "error"), [
     ("directory", "jetblock.cache_directory keeps what is read from a bucket, and the store is file://"),
     ("folder", "jetblock.cache_directory: no file can be made in "),
 ])
-async def test_an_unusable_cache_directory_is_refused(kind: str, said: str, tmp_path: Path) -> None:
+async def test_an_unusable_cache_directory_is_refused(kind: str, error: str, tmp_path: Path) -> None:
     """The broker does not start on a store that is a directory, or if the folder cannot be made; the error names the
     setting."""
     (tmp_path / "file").write_text("")
@@ -75,5 +75,5 @@ async def test_an_unusable_cache_directory_is_refused(kind: str, said: str, tmp_
     broker = BrokerProcess("--store", url, environ=environ)
     await broker.start(ready=False)
     assert await broker.wait_end() == 1
-    assert said in broker.tail()
+    assert error in broker.tail()
     await broker.close()

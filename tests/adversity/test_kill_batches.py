@@ -38,8 +38,8 @@ async def send(client: Client, name: str) -> dict[str, object]:
         if place == COUNT:
             answer = await client.request("S", body(name, place), headers={**headers, "Nats-Batch-Commit": "1"},
                                           timeout=30)
-            said: dict[str, object] = json.loads(answer.data)
-            return said
+            found: dict[str, object] = json.loads(answer.data)
+            return found
         await client.publish("S", body(name, place), headers=headers)
         if place % 8 == 0:
             await client.flush()

@@ -36,18 +36,18 @@ async def refusal(store: str, environ: dict[str, str] | None = None, seconds: fl
 
 
 async def test_a_missing_bucket(minio: S3Server) -> None:
-    said = await refusal("s3://no-such-bucket-here/x", minio.env)
-    assert "no-such-bucket-here" in said
-    assert "create the bucket" in said
+    error = await refusal("s3://no-such-bucket-here/x", minio.env)
+    assert "no-such-bucket-here" in error
+    assert "create the bucket" in error
 
 
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
 async def test_wrong_credentials(minio: S3Server, name: str) -> None:
     """The error shows neither key nor secret."""
-    said = await refusal(minio.new_url(), {**minio.env, name: "wrong-and-secret"})
-    assert f"check {name}" in said or name in said
-    assert "wrong-and-secret" not in said
-    assert minio.env["AWS_SECRET_ACCESS_KEY"] not in said
+    error = await refusal(minio.new_url(), {**minio.env, name: "wrong-and-secret"})
+    assert f"check {name}" in error or name in error
+    assert "wrong-and-secret" not in error
+    assert minio.env["AWS_SECRET_ACCESS_KEY"] not in error
 
 
 @pytest.mark.parametrize("put_timeout", ["500ms", "50ms"])
@@ -64,9 +64,9 @@ async def test_an_endpoint_that_does_not_answer(minio: S3Server, put_timeout: st
             try:
                 await broker.start(ready=False)
                 assert await broker.wait_end(90) == 1
-                [said] = [line for line in broker.stderr if "[FTL]" in line]
-                assert endpoint in said or "s3://bucket/x" in said
-                assert "check that it is up, its address (AWS_ENDPOINT_URL)" in said
+                [error] = [line for line in broker.stderr if "[FTL]" in line]
+                assert endpoint in error or "s3://bucket/x" in error
+                assert "check that it is up, its address (AWS_ENDPOINT_URL)" in error
                 assert sum("has not answered yet" in line for line in broker.stderr) == 1
                 assert not unexpected(broker)
             finally:
@@ -75,16 +75,16 @@ async def test_an_endpoint_that_does_not_answer(minio: S3Server, put_timeout: st
 
 async def test_a_file_where_the_directory_should_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    said = await refusal(f"file://{tmp_path / 'file'}")
-    assert f"storage directory is not a directory: {tmp_path / 'file'}" in said
+    error = await refusal(f"file://{tmp_path / 'file'}")
+    assert f"storage directory is not a directory: {tmp_path / 'file'}" in error
 
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="no /proc")
 async def test_a_directory_that_cannot_be_written() -> None:
     """/proc cannot be written, not even by root."""
-    said = await refusal("file:///proc/jetblock/store")
-    assert "/proc/jetblock" in said
-    assert "could not create storage directory" in said
+    error = await refusal("file:///proc/jetblock/store")
+    assert "/proc/jetblock" in error
+    assert "could not create storage directory" in error
 
 
 def sealed(data: bytearray) -> bytes:
@@ -111,9 +111,9 @@ async def test_a_store_of_a_newer_version(tmp_path: Path) -> None:
     data[10] += 1  # the header's version
     path.chmod(0o640)
     path.write_bytes(sealed(data))
-    said = await refusal(f"file://{tmp_path / 'store'}")
-    assert "v1/format" in said
-    assert "newer" in said
+    error = await refusal(f"file://{tmp_path / 'store'}")
+    assert "v1/format" in error
+    assert "newer" in error
 
 
 @pytest.mark.parametrize("garbage", [b"", b"garbage", b"\0" * 64, os.urandom(200)],
@@ -124,8 +124,8 @@ async def test_garbage_where_the_format_should_be(tmp_path: Path, garbage: bytes
     path.chmod(0o640)
     path.write_bytes(garbage)
     before = everything_below(tmp_path)
-    said = await refusal(f"file://{tmp_path / 'store'}")
-    assert "v1/format" in said
+    error = await refusal(f"file://{tmp_path / 'store'}")
+    assert "v1/format" in error
     assert path.read_bytes() == garbage
     assert everything_below(tmp_path) == before
 
@@ -134,14 +134,14 @@ async def test_a_store_that_ignores_if_none_match() -> None:
     """Such a store would not keep two brokers apart."""
     async with fake_s3() as fake:
         fake.honours_if_none_match = False
-        said = await refusal("s3://bucket/x", {**KEYS, "AWS_ENDPOINT_URL": fake.endpoint})
-    assert "overwrites objects" in said
-    assert "Use one that honours conditional puts" in said
+        error = await refusal("s3://bucket/x", {**KEYS, "AWS_ENDPOINT_URL": fake.endpoint})
+    assert "overwrites objects" in error
+    assert "Use one that honours conditional puts" in error
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3://b", "ftp://x/y", "nonsense", "s3://key:secret@bucket/x", "memory://x",
                                  "s3://bucket/../up"])
 async def test_a_url_that_names_no_store(url: str) -> None:
-    said = await refusal(url, KEYS)
-    assert "secret" not in said or "AWS_SECRET" in said
-    assert any(word in said for word in ("write ", "set AWS", "takes nothing", "may not have", "try ")), said
+    error = await refusal(url, KEYS)
+    assert "secret" not in error or "AWS_SECRET" in error
+    assert any(word in error for word in ("write ", "set AWS", "takes nothing", "may not have", "try ")), error

@@ -223,9 +223,9 @@ async def test_one_command_twice(kind: str, name: tuple[str, ...], minio: S3Serv
             try:
                 await two.start(ready=False)
                 assert await two.wait_end() == 1
-                [said] = [line for line in two.stderr if "[FTL]" in line]
+                [line] = [line for line in two.stderr if "[FTL]" in line]
                 taken = port if port == one.port else monitor_port
-                assert f'{words}127.0.0.1:{taken}, "listen tcp 127.0.0.1:{taken}: bind: address already in use"' in said
+                assert f'{words}127.0.0.1:{taken}, "listen tcp 127.0.0.1:{taken}: bind: address already in use"' in line
             finally:
                 await two.close()
         await nc.jetstream().publish("s.x", b"still here")

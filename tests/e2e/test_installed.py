@@ -131,7 +131,7 @@ def test_the_command_runs_in_a_folder_with_a_package_broker(installed: Installed
 def test_a_program_with_a_package_broker_embeds_one(installed: Installed) -> None:
     """A program embeds the broker, creates its first stream, which loads modules by their names, and uses monitoring,
     staging and the store."""
-    said = installed.python("""
+    printed = installed.python("""
 import asyncio, json, sys, tempfile, time, urllib.request
 import nats
 from jetblock import Broker, ConfigError
@@ -171,7 +171,7 @@ with tempfile.TemporaryDirectory() as folder:
     asyncio.run(main(folder))
 assert "broker" not in sys.modules
 """)
-    assert said.splitlines() == ["[b'published', b'staged']", "jetblock._broker.config.settings"]
+    assert printed.splitlines() == ["[b'published', b'staged']", "jetblock._broker.config.settings"]
 
 
 @pytest.mark.timeout(600)
@@ -216,7 +216,7 @@ def test_spark_reads_a_stream_beside_a_package_broker(installed: Installed, tmp_
     except parts.PartMissing as error:
         pytest.skip(f"{MISSING}java: {error}")
     python = str(installed.bin / "python")
-    said = installed.python("""
+    printed = installed.python("""
 import asyncio, sys, tempfile
 import nats
 from pyspark.sql import SparkSession
@@ -243,7 +243,7 @@ with tempfile.TemporaryDirectory() as folder:
     print(sorted(row.token for row in rows))
 assert "broker" not in sys.modules
 """, {"JAVA_HOME": str(java), "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"})
-    assert said.splitlines() == ["3", "['0', '1', '2']"]
+    assert printed.splitlines() == ["3", "['0', '1', '2']"]
     installed.run(installed.bin / "jetblock", "pipeline", "zip", tmp_path / "jetblock.zip")
     names = zipfile.ZipFile(tmp_path / "jetblock.zip").namelist()
     assert {"jetblock/__init__.py", "jetblock/spark.py", "jetblock/_broker/pipeline/spark/source.py"} <= set(names)

@@ -72,8 +72,8 @@ async def test_published_again_after_the_duplicate_window(broker: BrokerProcess,
     assert min(again.values()) > max(first.values())
     state = (await js.stream_info(library.STREAM, subjects_filter=">")).state
     assert state.subjects == dict.fromkeys(first, 1)
-    status, said, _ = await script("read", "--url", broker.url)
-    assert (status, "5 messages read" in said, "all as their checksums say" in said) == (0, True, True), said
+    status, printed, _ = await script("read", "--url", broker.url)
+    assert (status, "5 messages read" in printed, "all as their checksums say" in printed) == (0, True, True), printed
 
 
 async def test_reading_distinguishes_damage_from_files_published_again(client: Client, tmp_path: Path) -> None:
@@ -93,13 +93,13 @@ async def test_filters(broker: BrokerProcess, client: Client, tmp_path: Path) ->
     await library.make_stream(client.jetstream())
     await library.publish(client, some_files(tmp_path / "library"))
     for filters, count in ((["lib.asyncio.*"], 2), (["lib.asyncio.>"], 3), (["lib.asyncio.*", "lib.a"], 3)):
-        status, said, err = await script("--url", broker.url, "read", "--filter", *filters)
+        status, printed, err = await script("--url", broker.url, "read", "--filter", *filters)
         assert (status, err) == (0, "")
-        assert said.startswith(f"{count} messages read")
+        assert printed.startswith(f"{count} messages read")
     for filters, why in ((["lib.none.*"], "no subject of the stream LIBRARY matches lib.none.*\n"),
                          (["lib.>", "lib.asyncio.*"], "consumer subject filters cannot overlap")):
-        status, said, err = await script("read", "--url", broker.url, "--filter", *filters)
-        assert (status, said) == (1, "")
+        status, printed, err = await script("read", "--url", broker.url, "--filter", *filters)
+        assert (status, printed) == (1, "")
         assert why in err
         assert err.count("\n") == 1
 
@@ -107,8 +107,8 @@ async def test_filters(broker: BrokerProcess, client: Client, tmp_path: Path) ->
 async def test_missing_streams_subjects_and_brokers(broker: BrokerProcess, client: Client) -> None:
     """A missing stream, subject or broker gives one line on standard error and status 1, without waiting."""
     for words in (["read"], ["show", "lib.a"]):
-        status, said, err = await script(*words, "--url", broker.url)
-        assert (status, said, err) == (1, "", f"the broker at {broker.url} has no stream LIBRARY: publish first "
+        status, printed, err = await script(*words, "--url", broker.url)
+        assert (status, printed, err) == (1, "", f"the broker at {broker.url} has no stream LIBRARY: publish first "
                                               f"(stream not found)\n")
     await library.make_stream(client.jetstream())
     for words, why in ((["read"], "the stream LIBRARY is empty\n"),
@@ -118,8 +118,8 @@ async def test_missing_streams_subjects_and_brokers(broker: BrokerProcess, clien
         unused.bind(("127.0.0.1", 0))
         nowhere = f"nats://127.0.0.1:{unused.getsockname()[1]}"
         for words in (["publish"], ["read"], ["show", "lib.a"]):
-            status, said, err = await script(*words, "--url", nowhere)
-            assert (status, said, err.count("\n")) == (1, "", 1)
+            status, printed, err = await script(*words, "--url", nowhere)
+            assert (status, printed, err.count("\n")) == (1, "", 1)
             assert err.startswith(f"no broker at {nowhere}: ")
             assert "make run" in err
 

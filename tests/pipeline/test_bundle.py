@@ -86,7 +86,7 @@ print([name for name in sys.modules if name.split(".")[0] in ("pyspark", "pandas
     assert out.strip() == "[]"
 
 
-def test_what_every_spark_session_imports_is_light(archive: Path, tmp_path: Path) -> None:
+def test_the_module_of_every_spark_session_imports_little(archive: Path, tmp_path: Path) -> None:
     """Spark imports pyspark_jetblock in each session, even if it never reads a stream."""
     out = python("""
 import pyspark.sql.datasource

@@ -89,7 +89,7 @@ def test_a_subject_that_nothing_has(store: str, capsys: pytest.CaptureFixture[st
     (["A", "--subjects", "a..b"], "'a..b' is no NATS subject"),
     (["A", "--asOf", "yesterday"], "asOf"),
 ])
-def test_what_cannot_be_planned(store: str, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_plans(store: str, arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Status 2 and one line on standard error, with nothing on standard output."""
     assert main(["plan", store, *arguments]) == 2
     shown = capsys.readouterr()

@@ -167,8 +167,8 @@ def _make_environment(interpreter: Path, venv: Path) -> None:
 
 
 def _reason(error: Exception) -> str:
-    said = (getattr(error, "stderr", None) or "").strip().splitlines()
-    return said[-1] if said else str(error)
+    lines = (getattr(error, "stderr", None) or "").strip().splitlines()
+    return lines[-1] if lines else str(error)
 
 
 def main(venv: str) -> int:

@@ -88,7 +88,7 @@ def test_wrong_offsets_are_refused(value: Any, reason: str) -> None:
     ("time:2023-11-14T22:13:20.5Z", Start(time_ns=1_700_000_000_500_000_000)),
     (json.dumps({"v": 1, "streams": ORDERS}), Start(offsets=Offsets.of({"$G/ORDERS": Place(255, 17)}))),
 ])
-def test_where_a_query_may_start(text: str, start: Start) -> None:
+def test_starting_positions(text: str, start: Start) -> None:
     assert Start.parse(text) == start
     assert start.latest == (text == "LATEST")
 

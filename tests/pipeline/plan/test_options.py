@@ -43,7 +43,7 @@ def test_names_in_any_case() -> None:
             options.asof) == ("s3://bkt", "S", 5, 9, "seq:7")
 
 
-def test_what_is_selected() -> None:
+def test_the_selection_by_options() -> None:
     """Bounds of sequences are inclusive; of the bounds of times, only the first one."""
     options = Options.parse({**BASE, "subjects": r"orders.*.created, alarm.>,with\,comma", "startSeq": "10",
                              "endSeq": "20", "startTime": "2026-11-21T14:00:00Z", "endTime": "1795269600000001000"})
@@ -183,7 +183,7 @@ def test_streaming_options() -> None:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_which_streams_a_view_is_of(view: str) -> None:
+def test_the_streams_of_a_view(view: str) -> None:
     """The views of streams and consumers cover all streams unless some are named; the others require the option."""
     given = {"store": "s3://bkt", "view": view}
     if view in ("streams", "consumers"):

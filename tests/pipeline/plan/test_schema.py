@@ -62,7 +62,7 @@ def test_a_struct_type_of_any_make() -> None:
     ("blocks", [("live", "int")], "'live' of the view blocks is BIGINT, not INT"),
     ("streams", [("data", "binary")], "view streams has no column 'data'"),
 ])
-def test_what_is_refused(view: str, wanted: list[tuple[str, str]], reason: str) -> None:
+def test_refused_columns(view: str, wanted: list[tuple[str, str]], reason: str) -> None:
     """The text names the column, and the nearest existing one or its type."""
     with pytest.raises(BadOption, match=reason):
         requested(view, wanted)

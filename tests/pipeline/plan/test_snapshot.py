@@ -377,8 +377,8 @@ async def test_sequences_by_time(seed: int) -> None:
     await owner.kill()
 
 
-async def test_an_object_that_goes_while_a_time_is_looked_up() -> None:
-    """The sequence is then looked up in a newer state; a deleted stream is reported as such."""
+async def test_an_object_that_is_deleted_while_a_time_is_searched() -> None:
+    """The sequence is then searched in a newer state; a deleted stream is reported as such."""
     store = MemoryStore()
     owner = Owner(store)
     await owner.start()

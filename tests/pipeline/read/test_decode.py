@@ -250,7 +250,7 @@ def test_blocks_together_as_each_alone(seed: int) -> None:
     assert together.to_pylist() == [row for one in slices for row in MESSAGES.make([one]).to_pylist()]
 
 
-def test_which_of_many_frames_is_damaged() -> None:
+def test_the_damaged_one_of_many_frames_is_named() -> None:
     """The error names frame and offset, whichever of several blocks made together has the damage."""
     rows = [(b"s.a", HEADERS, b"%06d" % i * 200) for i in range(300)]
     sound = [encoded([(1, rows, T0)], UNCOMPRESSED) for _ in range(3)]

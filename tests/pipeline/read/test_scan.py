@@ -226,7 +226,7 @@ async def one_stream(store: ObjectStore, codec: SectionCodec = SECTIONS) -> tupl
     return owner, await owner.make("s")
 
 
-async def test_what_is_fetched() -> None:
+async def test_only_needed_ranges_are_fetched() -> None:
     """Nothing is fetched for sequences alone, and no frame without payloads. Of payloads only the frames that hold a
     wanted row are fetched, neighbours by one get."""
     store = MemoryStore()

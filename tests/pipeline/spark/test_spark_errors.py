@@ -47,7 +47,7 @@ def load(spark: Any, url: str, **options: Any) -> Any:
     return spark.read.format("jetblock").options(store=url, **options).load()
 
 
-def test_what_is_not_there(spark: Any, store: Published, tmp_path: Path) -> None:
+def test_missing_things_are_named(spark: Any, store: Published, tmp_path: Path) -> None:
     """A missing store, stream, column or option is named, with the existing ones."""
     text = error_of(load(spark, store.url, stream="ORDER"))
     assert "NoStream" in text

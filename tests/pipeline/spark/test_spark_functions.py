@@ -83,7 +83,7 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode(errors="replace")
 
 
-def test_what_is_null_stays_null_and_token_0_is_none(spark: Any) -> None:
+def test_null_stays_null_and_token_0_is_an_error(spark: Any) -> None:
     functions.register_functions(spark)
     [row] = spark.sql("SELECT subject_matches(NULL, 'a'), subject_matches('a', NULL), subject_token('a.b', 3), "
                       "header(NULL, 'X'), header(CAST('NATS/1.0' AS BINARY), NULL)").collect()

@@ -232,7 +232,7 @@ async def test_several_streams_share_a_limit(owner: Owner, objects: MemoryObject
 
 
 @pytest.mark.parametrize(("text", "first"), [("earliest", 3), ("latest", 21), ("seq:7", 7), ("7", 7), ("21", 21)])
-async def test_where_a_query_starts(owner: Owner, objects: MemoryObjectClient, text: str, first: int) -> None:
+async def test_the_start_of_a_query(owner: Owner, objects: MemoryObjectClient, text: str, first: int) -> None:
     s = await owner.make("S")
     await add(s, 10)
     await add(s, 10)
@@ -379,14 +379,14 @@ async def test_a_loss_is_only_logged_on_request(owner: Owner, objects: MemoryObj
     query.batch()
     on_record = query.plan()
     await _lose(owner, how)
-    said, rows = LOSSES[how]
+    reason, rows = LOSSES[how]
     before = len(query.rows)
     with caplog.at_level(logging.WARNING):
         query.batches()
     assert query.rows[before:] == rows
     [record] = caplog.records
     assert record.levelno == logging.WARNING
-    assert re.search(said, record.getMessage())
+    assert re.search(reason, record.getMessage())
     again = Query(objects, stream="S*", failOnDataLoss="false")
     again.committed = json.dumps({"v": 1, "streams": {}})
     assert again.read(on_record) == (rows if how == "purge" else [])
