@@ -161,6 +161,10 @@ class ReplyPermissions:
                 break
             del left[oldest]
 
+    def clear(self) -> None:
+        """End the permission to respond to the messages delivered until now."""
+        self._left.clear()
+
     def permits(self, reply: bytes) -> bool:
         """Return whether ``reply`` may be published to now."""
         known = self._left.get(reply)

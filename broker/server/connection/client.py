@@ -265,6 +265,9 @@ class Client(Connection):
         if not self.closed and _permissions(login) != rules_before:
             self._apply_rules(login)
             self._subscribing.reconsider(login.user)
+        elif self._publishing.replies is not None:
+            # As in nats-server, the client may no longer respond to messages that it received before.
+            self._publishing.replies.clear()
 
     def settings_changed(self) -> None:
         super().settings_changed()
