@@ -31,7 +31,7 @@ def page() -> str:
 def _options() -> str:
     rows = "".join(f"| `{option.name}` | {option.about} | {_KINDS[option.kind]} | {_views(option)} |\n"
                    for option in OPTIONS.values())
-    return "| option | what it says | queries | views |\n|---|---|---|---|\n" + rows
+    return "| option | meaning | queries | views |\n|---|---|---|---|\n" + rows
 
 
 def _views(option: Option) -> str:
