@@ -1,8 +1,8 @@
 """A dialogue over raw connections, and the bytes that a server answers in it.
 
 A dialogue is a list of steps (connection, bytes). After each step every open connection sends PING and is read up to
-the PONG, so a step's transcript has all of its effects. A step marked with ``END`` ends its connection, which is then read
-to its end. A step marked ``PARTIAL`` leaves its connection in the middle of an operation.
+the PONG, so a step's transcript has all of its effects. A step marked with ``END`` ends its connection, which is then
+read to its end. A step marked ``PARTIAL`` leaves its connection in the middle of an operation.
 """
 
 from __future__ import annotations
