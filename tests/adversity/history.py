@@ -52,7 +52,7 @@ class History:
     """Sequences of which another delivery had arrived, unread, when their double ack was answered: a kill in between
     made the broker forget the first delivery. Later deliveries arrive after the answer, on one connection."""
     plain_acked: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By sequence: the earliest time of its delivery, and the time of its plain ack."""
+    """Times by sequence: the earliest time of its delivery, and the time of its plain ack."""
     kills: list[float] = field(default_factory=list)
     arrivals: list[float] = field(default_factory=list)
     """Times of PubAcks and deliveries, in order."""

@@ -103,7 +103,7 @@ class QueueLoad:
                 if under_way[message.data]:
                     under_way[message.data] -= 1
                 else:
-                    assert message.data not in acked, f"{message.data!r} of {name} was acked by {who}, and is delivered again"
+                    assert message.data not in acked, f"{message.data!r} of {name} was acked by {who}, and repeated"
                 seen.add(message.data)
             answers = await asyncio.gather(*(message.ack_sync(timeout=1) for message in messages),
                                            return_exceptions=True)

@@ -1,9 +1,9 @@
-"""A new owner is stopped between each two steps of its way: from its first call of the store to its first checkpoint.
+"""A new owner is stopped between each two of its steps: from its first call of the store to its first checkpoint.
 
-The random histories of ``test_simulation`` stop brokers anywhere, so a stop between two given steps is rare in them. Here
-every step is tried in order. A first broker serves and is killed. A second one claims the shard, recovers, publishes and
-cuts a checkpoint. At its call number k of the store, counted from its claim, one of these happens, before or after the
-store has acted:
+The random histories of ``test_simulation`` stop brokers anywhere, so a stop between two given steps is rare in them.
+Here every step is tried in order. A first broker serves and is killed. A second one claims the shard, recovers,
+publishes and cuts a checkpoint. At its call number k of the store, counted from its claim, one of these happens, before
+or after the store has acted:
 
     killed      the second broker is killed, and a third one takes over
     paused      the second broker is paused until a third one has taken over, and wakes up deposed
@@ -132,7 +132,7 @@ def test_a_new_owner_is_stopped_at_each_step(event: str, side: str) -> None:
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_new_owner_is_stopped_at_each_step_soak(event: str, side: str, seed: int) -> None:
-    """The same with every step, of several histories: with compaction and without."""
+    """A new owner is stopped at every step of several histories, with compaction and without."""
     assert play(seed, event, side, 0, 1)
 
 
@@ -158,7 +158,7 @@ async def _claims(brokers: int, store: MemoryStore, clock: ManualClock) -> list[
 
 
 def test_fifty_brokers_claim_at_once() -> None:
-    """Of fifty brokers that claim at the same time, each gets an epoch of its own or is fenced; the newest is not."""
+    """Each of fifty brokers that claim at the same time gets its own epoch or is fenced; the newest is not."""
     clock, store = ManualClock(), MemoryStore()
     loop = SimLoop(clock)
     try:

@@ -83,7 +83,7 @@ def detected(mutation: str, seed: int) -> bool:
     pytest.param(mutation, marks=pytest.mark.soak if mutation in RARE else ())
     for mutation in sorted(MUTATIONS.keys() - STEP_BY_STEP.keys())])
 def test_the_oracle_detects(mutation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One planted bug breaks some promise, and the oracle reports it."""
+    """A planted bug breaks some promise, and the oracle reports it."""
     MUTATIONS[mutation](monkeypatch)
     if not any(detected(mutation, seed) for seed in [*KNOWN.get(mutation, ()), *range(300)]):
         pytest.fail(f"{mutation} was not detected")

@@ -87,7 +87,7 @@ its own scripted test: ``tests/cluster/test_ownership.py`` and ``tests/storage/c
 @pytest.mark.parametrize("rule", [
     pytest.param(rule, marks=pytest.mark.soak if rule in KNOWN else ()) for rule in sorted(RULES)])
 def test_the_oracle_detects(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some seed loses a message without one rule of the protocol, and the oracle reports it."""
+    """A seed loses a message without one rule of the protocol, and the oracle reports it."""
     RULES[rule](monkeypatch)
     for seed in (*KNOWN.get(rule, ()), *range(300)):
         try:

@@ -33,7 +33,7 @@ _READ_LATE_NS = 60 * SECOND
 """Time after its end within which a message may be read: an owner may have to read the store first, with slow and
 failing answers."""
 _LATE_NS = 10 * SECOND
-"""The same bound after all faults have ended."""
+"""Upper bound of that time after all faults have ended."""
 _MARKER_NS = 3600 * SECOND
 _TTLS = ("1", "2s", "5", "30s", "1h", "never")
 

@@ -1,4 +1,4 @@
-"""One process's connection to the store, over a malicious network: late puts take effect at the worst time.
+"""The connection of one process to the store, over a malicious network: late puts take effect at the worst time.
 
 A late put takes effect when its time has come, or, at random, right before another process's put of the same key. Such
 a conflict of two writers would hardly ever happen by chance.

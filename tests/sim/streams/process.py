@@ -1,4 +1,4 @@
-"""One process run of a broker: the real JetStream on the real router, over a shard that it takes, loses and takes
+"""A process run of a broker: the real JetStream on the real router, over a shard that it takes, loses and takes
 again."""
 
 from __future__ import annotations

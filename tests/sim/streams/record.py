@@ -99,7 +99,7 @@ class ConsumerRecord:
         """Sequence to the number of deliveries that the client saw from the owner of ``epoch``."""
         self.epoch = 0
         self.kept_counts: dict[int, int] = {}
-        """The same numbers, as of the last answer that waited for their storage."""
+        """These numbers as of the last answer that waited for their storage."""
         self.kept_delivered = 0
         self.acked: set[int] = set()
         """Sequences whose acks were answered: never again pending, never delivered again."""

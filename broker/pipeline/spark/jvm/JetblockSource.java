@@ -23,17 +23,22 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * The Python source {@code jetblock}, planned once for each scan: with the columns and under the filters of that scan alone.
+ * The Python source {@code jetblock}, planned once for each scan, with the columns and under the filters of only that
+ * scan.
  *
- * <p>Spark's own wrapper of a Python source reads all columns, keeps the plan made under one scan's filters for all scans of
- * the relation, and refuses tables of a catalogue. This one hands Spark's wrapper the columns that are wanted, and a new
- * wrapper for each scan. Rows still come from Python; only the driver needs this class. docs/adr/0005 has the reasons.
+ * <p>Spark's own wrapper of a Python source reads all columns, keeps the plan made under one scan's filters for all
+ * scans of the relation, and refuses tables of a catalogue. This class passes the wanted columns to Spark's wrapper,
+ * and makes a new wrapper for each scan. Rows come from Python as before; only the driver needs this class. docs/adr/0005
+ * has the reasons.
  */
 public final class JetblockSource implements TableProvider, DataSourceRegister {
   /** How the Python source is registered. */
   private static final String NAME = "jetblock";
 
-  /** How queries ask for this one; {@code jetblock pipeline jar --name} replaces it. The same name: Spark prefers this class. */
+  /**
+   * The source's name in queries; {@code jetblock pipeline jar --name} replaces it. If Python's source has the same name,
+   * Spark prefers this class.
+   */
   private static final String SHORT_NAME = "jetblock";
 
   /** What catalogues and Spark itself put among a table's properties. */
@@ -130,7 +135,8 @@ public final class JetblockSource implements TableProvider, DataSourceRegister {
       if (off || filters.length == 0 || !SQLConf.get().pythonFilterPushDown()) {
         return filters;
       }
-      // Which filters Python applies must be known now, the columns come later: so it is asked twice, and plans once.
+      // Spark asks now which filters Python applies, and gives the columns later: so Python is called twice
+      // and plans once.
       PythonScanBuilder trial = scanBuilder(schema, Map.of("pushdown", "true", "planned", "false"));
       Filter[] left = trial.pushFilters(filters);
       asked = filters;
@@ -157,7 +163,7 @@ public final class JetblockSource implements TableProvider, DataSourceRegister {
       if (asked.length == 0) {
         return scanBuilder(wanted, Map.of()).build();
       }
-      // Python knows filters by columns of the schema that it reads.
+      // Python recognises filters only by columns of the schema that it reads.
       for (Filter filter : asked) {
         for (String name : filter.references()) {
           if (names.contains(name) && !Arrays.asList(wanted.fieldNames()).contains(name)) {
