@@ -23,7 +23,7 @@ pytestmark = pytest.mark.shows("operation.queue_limits")
 
 @pytest.mark.asyncio
 async def test_requests_past_the_limits_are_dropped() -> None:
-    """As many requests of each kind in one read are answered as may wait; afterwards all are."""
+    """Shows that as many requests of each kind in one read are answered as may wait; afterwards all are."""
     async with Inside(JetStreamSettings(request_queue_limit=3,
                                         info_queue_limit=2)) as broker, Wire(broker.server.port) as wire:
         wire.send(b'CONNECT {"verbose":false}\r\nSUB answers.* 1\r\n' + b"".join(

@@ -68,10 +68,8 @@ _UNSTORED_MAX = 65_536
 """Pending messages, not yet stored, that are stored at once instead of within a second: this takes some 10 ms."""
 
 _COUNT_LAG = 16_384
-"""The uncounted messages that an idle consumer counts, while their chunks are cached.
-
-Its name adds up to as many again, so that a thousand consumers do not count at once.
-"""
+"""Uncounted messages that an idle consumer counts, while their chunks are cached. Its name adds up to as many again,
+so that a thousand consumers do not count at once."""
 
 
 class Consumer(Notified):

@@ -225,7 +225,8 @@ async def test_advisories(clients: tuple[Client, Client]) -> None:
             events.append((msg.subject, plain(event.pop("state", None)), event, broken(msg.data)))
             arrived.set()
 
-        async def events_arrived(count: int, events: list[tuple[Any, ...]] = events, arrived: asyncio.Event = arrived) -> None:
+        async def events_arrived(count: int, events: list[tuple[Any, ...]] = events,
+                                 arrived: asyncio.Event = arrived) -> None:
             while len(events) < count:
                 arrived.clear()
                 await asyncio.wait_for(arrived.wait(), 30)

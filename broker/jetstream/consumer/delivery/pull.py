@@ -92,8 +92,8 @@ class Waiting:
               persisted_seq: int, heartbeat: bytes | None = None) -> list[tuple[bytes, bytes]]:
         """Remove requests that have ended, and send heartbeats to the others.
 
-        Args: at_end: no message up to ``persisted_seq`` is left to deliver. This ends one-shots without ``expires``, and
-                those that got a message, unless a message published before their arrival may be delivered later.
+        Args: at_end: no message up to ``persisted_seq`` is left to deliver. This ends one-shots that have no
+                ``expires`` or got a message, unless a message published before their arrival may be delivered later.
             heartbeat: the status to send if one is due; None leaves them for later.
         Returns: (inbox, status) to send, in order. Requests whose inbox has no subscriber are dropped silently.
         """
