@@ -22,7 +22,7 @@ __all__ = ["known_ends"]
 
 
 async def known_ends(store: ObjectStore, paths: ShardPaths, epochs: Sequence[int], retry: StoreRetry) -> dict[int, int]:
-    """Return the ends that the openings of ``epochs`` name, by epoch; 0: the epoch was never opened.
+    """Return the ends of earlier epochs that the openings of ``epochs`` name, by epoch; 0: it was never opened.
 
     Raises: Corrupt for an opening that cannot be read; VersionUnknown; StoreError.
     """

@@ -116,7 +116,7 @@ def _zone(name: str) -> tzinfo | None:
 
 
 def _limit(value: int) -> int:
-    """Return the limit: -1 is none, and any other number below 0 allows nothing, as on nats-server."""
+    """Bound a limit's size. -1 means no limit, and any other negative number allows nothing, as on nats-server."""
     return max(-_LIMIT_MAX - 1, min(value, _LIMIT_MAX))
 
 

@@ -39,10 +39,9 @@ class Expected:
 
 def request_token(subject: str, user: str, parts: Mapping[str, Any], keys: KeyPair, now: int, expires: int) -> str:
     """Return a request about one client. ``parts``: server_id, client_info, connect_opts, and perhaps client_tls."""
-    return encode_token({"aud": _AUDIENCE, "exp": expires, "sub": subject, "nats": {
-        **{name: _without_unknown(part) for name, part in parts.items()}, "user_nkey": user,
-        "type": "authorization_request"}},
-                        keys, now)
+    nats = {**{name: _without_unknown(part) for name, part in parts.items()}, "user_nkey": user,
+            "type": "authorization_request"}
+    return encode_token({"aud": _AUDIENCE, "exp": expires, "sub": subject, "nats": nats}, keys, now)
 
 
 def read_response(text: str, expected: Expected, now: int) -> tuple[ResponseClaims, UserClaims]:

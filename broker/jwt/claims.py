@@ -226,7 +226,7 @@ class ResponseClaims(Claims):
 
 
 def operator_claims(text: str) -> OperatorClaims:
-    """Decode a token of this kind. Raises: TokenError."""
+    """Decode an operator's token. Raises: TokenError."""
     token, nats, common = _decoded(text, "operator", "not operator claim")
     return OperatorClaims(
         **common, signing_keys=nats.texts("signing_keys"), account_server_url=nats.text("account_server_url"),
@@ -236,7 +236,7 @@ def operator_claims(text: str) -> OperatorClaims:
 
 
 def user_claims(text: str) -> UserClaims:
-    """Decode a token of this kind. Raises: TokenError."""
+    """Decode a user's token. Raises: TokenError."""
     token, nats, common = _decoded(text, "user", "not user claim")
     old = token.version == 1
     account = nats.text("issuer_account") if not old else token.fields.text("issuer_account")
@@ -246,7 +246,7 @@ def user_claims(text: str) -> UserClaims:
 
 
 def account_claims(text: str) -> AccountClaims:
-    """Decode a token of this kind. Raises: TokenError."""
+    """Decode an account's token. Raises: TokenError."""
     token, nats, common = _decoded(text, "account", "not account claim")
     old = token.version == 1
     limits = _account_limits(nats.inner("limits"))
@@ -268,7 +268,7 @@ def account_claims(text: str) -> AccountClaims:
 
 
 def activation_claims(text: str) -> ActivationClaims:
-    """Decode a token of this kind. Raises: TokenError."""
+    """Decode an activation token. Raises: TokenError."""
     token, nats, common = _decoded(text, "activation", "not activation claim")
     old = token.version == 1
     kind = _kind(nats, "type" if old else "kind")
@@ -277,7 +277,7 @@ def activation_claims(text: str) -> ActivationClaims:
 
 
 def response_claims(text: str) -> ResponseClaims:
-    """Decode a token of this kind. Raises: TokenError."""
+    """Decode an authorization service's response. Raises: TokenError."""
     _, nats, common = _decoded(text, "authorization_response", "not an authorization request claim")
     return ResponseClaims(**common, jwt=nats.text("jwt"), error=nats.text("error"),
                           issuer_account=nats.text("issuer_account"))

@@ -80,7 +80,7 @@ def _activated(one: ImportClaim, importer: str, exporter: AccountClaims, signs: 
 
 
 def _has_expired(activation: ActivationClaims, now: int) -> bool:
-    """Return whether ``token`` has expired. A time before 1970 has, too, although validation does not report it."""
+    """Return whether a token has expired. A time before 1970 has, too, although validation does not report it."""
     return activation.expires != 0 and activation.expires <= now
 
 

@@ -51,12 +51,12 @@ class Issue:
 
 
 def blocking(issues: Iterable[Issue], *, of_time: bool = True) -> bool:
-    """Return whether the claims may not be used; ``of_time`` False: those for another time may."""
+    """Return whether issues forbid to use the claims; with ``of_time`` False, issues of time do not."""
     return any(of_time or not issue.of_time for issue in issues)
 
 
 def operator_issues(claims: OperatorClaims, now: int) -> list[Issue]:
-    """Return the issues of the times in claims; ``now`` is in seconds since 1970."""
+    """Return the issues of an operator's claims; ``now`` is in seconds since 1970."""
     return [*_times(claims, now), *map(Issue, _operator(claims))]
 
 
@@ -458,7 +458,7 @@ def _pattern(local_subject: str) -> str:
 
 
 def _reference(token: str) -> int | None:
-    """Return the number in ``$1``."""
+    """Return the number in ``$1``; None if the token is no reference."""
     found = re.fullmatch(r"\$([+-]?[0-9]{1,18})", token)
     return int(found[1]) if found else None
 
