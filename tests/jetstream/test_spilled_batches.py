@@ -212,8 +212,13 @@ async def test_a_commit_decides_as_for_a_small_batch(name: str, monkeypatch: pyt
             nothing_is_left(broker)
             spilled = spill_bytes == 2000 and not {"storage", "republish", "subject_transform", "allow_msg_schedules",
                                                    "allow_msg_counter"} & config.keys()
-            assert bool(runs(broker.store)) == spilled
-            assert sorted(deleted) == sorted(runs(broker.store) if "error" in answer else [])
+            if "error" in answer:
+                # A put that was in flight when the batch was refused may have stored its run or not.
+                assert set(runs(broker.store)) <= set(deleted)
+                assert bool(deleted) == spilled
+            else:
+                assert bool(runs(broker.store)) == spilled
+                assert deleted == []
     assert outcomes[0] == outcomes[1]
 
 
