@@ -27,7 +27,7 @@ from broker.storage.paths import parse
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.state.pages import StreamCopy
 from tests.manual_clock import ManualClock
-from tests.storage.checkpoint.test_checkpointer import NEVER, Crowd
+from tests.storage.checkpoint.test_checkpointer import NEVER, ChangingStreams
 from tests.storage.rig import PATHS, Rig, dump, in_virtual_time
 
 MUTANTS = 40
@@ -92,10 +92,10 @@ def sample() -> Sample:
         shared = MemoryStore()
         rig = Rig(shared, clock, "a", 0, settings=NEVER)
         shard = await rig.open()
-        crowd = Crowd(rig, random.Random(3))
+        streams = ChangingStreams(rig, random.Random(3))
         for steps in (300, 10):
             for _ in range(steps):
-                crowd.step()
+                streams.step()
                 await asyncio.sleep(0.001)
             await rig.log.persisted()
             if steps == 300:
