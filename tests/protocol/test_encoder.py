@@ -80,9 +80,8 @@ def test_deliveries(batch: list[Msg], sid: bytes, prefix: bytes, with_headers: b
     numbers = [list(range(at, at + count)) for at in (1, 90, 9, 10**18, 0)]
     hlens = [msg[2] for msg in batch] if with_headers else None
     wanted = b"".join(
-        one((msg[0], b"%b%d.%d.%d.%d.%d" % (prefix, *(column[i] for column in numbers)) if prefix
-             else b"",  # type: ignore[str-format]
-             hlens[i] if hlens else 0, msg[3]), sid) for i, msg in enumerate(batch))
+        one((msg[0], b"%b%d.%d.%d.%d.%d" % (prefix, *(column[i] for column in numbers))  # type: ignore[str-format]
+             if prefix else b"", hlens[i] if hlens else 0, msg[3]), sid) for i, msg in enumerate(batch))
     run = DeliveryRun(prefix, [msg[0] for msg in batch], hlens, [msg[3] for msg in batch], numbers)
     assert b"".join(encoder.encode(run, sid)) == b"".join(one(msg, sid) for msg in run.msgs) == wanted
     plain = run.without_headers()

@@ -249,8 +249,8 @@ async def test_a_stream_that_does_not_change_keeps_its_pages(monkeypatch: pytest
         await world.settle(other)
         assert await world.shard.checkpointer.cut()
     [page] = _pages(world, stream)
-    assert all(page.place.position in root.objects
-               for root in world.shard.checkpointer.roots)  # type: ignore[attr-defined]
+    assert all(page.place.position in root.objects  # type: ignore[attr-defined]
+               for root in world.shard.checkpointer.roots)
     other.close()
     await world.stop(stream)
 
@@ -496,6 +496,6 @@ async def test_a_page_that_was_put_too_late_is_released() -> None:
     assert _pages(world, stream)
     released = {SHARD.pages(position) for one in world.log.state.released.values() for position in one.pages}
     assert store.late in released or store.late not in world.store.objects
-    assert not {SHARD.pages(page.place.position)
-                for page in _pages(world, stream)} & released  # type: ignore[attr-defined]
+    assert not {SHARD.pages(page.place.position)  # type: ignore[attr-defined]
+                for page in _pages(world, stream)} & released
     await world.stop(stream)
