@@ -29,5 +29,5 @@ def test_an_ack_may_be_forgotten_before_it_was_to_be_stored(monkeypatch: pytest.
         record.deliver(1, b"a", b"body")
         assert record.redelivered == 1
     else:
-        with pytest.raises(Violation, match="came again"):
+        with pytest.raises(Violation, match="was delivered again"):
             record.deliver(1, b"a", b"body")
