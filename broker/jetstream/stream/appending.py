@@ -4,9 +4,9 @@
          └── publishes wait                                                           │ persisted: ``joined``
                                               the messages are in the stream, as if published; limits are applied
 
-Their sequences follow the stream's last one. Until the record is persisted they are invisible: the live state does not
-have them, only the outcome of the stream's blocks (``Live.joining``) does. Messages that are removed meanwhile are in
-neither.
+The sequences of the messages follow the stream's last one. Until the record is persisted, the messages are invisible:
+the outcome of the stream's blocks includes them (``Live.joining``), and the live state does not. Messages of the stream
+that are removed meanwhile are in neither.
 
 Owns: the refusal of requests, the detection of duplicates, and the order of the steps. Does not own: reading the runs
 (storage.staging.check), the origin of requests (jetstream.inbox), the enforcement of limits (retention).
@@ -57,7 +57,7 @@ _AT_ONCE: Final = 2048
 """Ids or subjects compared in one turn of the loop: about 2 ms."""
 
 _ONE_TIME_NS: Final = 100_000_000
-"""Ids within this time stay in the window together, as long as the last one of them."""
+"""Ids whose messages are at most this far apart get one time in the duplicate window: that of the last message."""
 
 
 class Appending:
@@ -68,7 +68,7 @@ class Appending:
         self.requests = Requests(stored)
         self._parts, self._context = parts, context
         self._interest_sweep: asyncio.Task[None] | None = None
-        """The task that removes, of the messages that joined last, those that no consumer waits for."""
+        """The task that removes unneeded messages, which no consumer waits for, from the messages that joined last."""
 
     def append(self, request_id: int, staged: Staged,
                check_allowed: Callable[[], object] = lambda: None) -> asyncio.Task[Answer]:

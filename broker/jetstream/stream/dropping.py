@@ -62,7 +62,8 @@ class BlockBudget:
         self._streams = streams
         self._clock = clock
         self._dropped_ns: dict[int, int] = {}
-        """Stream id → time of the last unloading; kept for a minute at least, and until the blocks are loaded again."""
+        """Maps a stream_id to the time of its last unloading. An entry is kept for at least a minute, and until the
+        blocks are loaded again."""
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -122,20 +123,20 @@ class BlockBudget:
 
         Otherwise the next access would load them all at once.
         """
-        now_ns, gone = self._clock.now_ns(), set(self._dropped_ns)
+        now_ns, obsolete = self._clock.now_ns(), set(self._dropped_ns)
         async for stream in self._each():
-            if (stream_id := stream.stream_id) not in gone:
+            if (stream_id := stream.stream_id) not in obsolete:
                 continue
             if not stream.live.blocks_loaded:
-                gone.remove(stream_id)
+                obsolete.remove(stream_id)
                 if (state := stream.applied()) is not None and len(state.blocks) > _MANY:
                     try:
                         await stream.load_blocks()
                     except FormatError as error:
                         stream.tasks.warn("its blocks cannot be loaded: %s", error)
             elif now_ns - self._dropped_ns[stream_id] < _IDLE_NS:
-                gone.remove(stream_id)
-        for stream_id in gone:
+                obsolete.remove(stream_id)
+        for stream_id in obsolete:
             del self._dropped_ns[stream_id]
 
     async def _each(self) -> AsyncIterator[Stream]:

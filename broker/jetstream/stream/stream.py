@@ -193,7 +193,7 @@ class Stream:
         live.usage.size_bytes += state.bytes
         live.first_time_ns, live.last_time_ns = state.first_time_ns, state.last_time_ns
         if state.ceiling > live.last_seq + 1 and self.config.mirror is None:
-            # After a crash, sequences up to the ceiling may have been seen: the last one becomes the one below it.
+            # After a crash, clients may know sequences below the ceiling: the next message gets the ceiling.
             live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
         live.persisted_seq = live.last_seq
         if live.ahead.restore():
@@ -349,7 +349,8 @@ class Stream:
 
     # --- start and stop of async streams ------------------------------------------------------------------------------
 
-    def _asynchronous(self) -> bool:  # a mirror is not: it assigns no sequences, and a gap would never be filled
+    def _asynchronous(self) -> bool:
+        # A mirror has its origin's sequences. If it continued at a ceiling, it would never get the messages below that.
         return self.config.persist_mode == "async" and self.stored and self.config.mirror is None
 
     def prepare_shutdown(self) -> None:
@@ -376,7 +377,7 @@ class Stream:
         return self.live.find(seq) is not None
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
-        """Return the number of persisted live matches (None: all) at or after ``seq``, and up to which sequence."""
+        """Return the number of persisted live matches (None: all) from ``seq`` on, and the last sequence counted."""
         await self.load_blocks()
         return await self.queries.count_from(seq, filters)
 
@@ -511,7 +512,7 @@ class Stream:
         return self.enforcement.updated()
 
     def removed(self, gone: Sequence[Removal], subject: bytes | None, purged: bool, *, notify: bool = True) -> None:
-        """Handle removed messages, all of ``subject`` if it is given; ``notify``: notify the consumers."""
+        """Handle removed messages, which all have ``subject`` if it is given; ``notify``: notify the consumers."""
         if self.memory_blocks is not None:
             self.memory_blocks.removed(gone)
         if notify and (self.listeners.by_name or self.ttls.expiries or self.scheduler.schedules):
@@ -543,7 +544,7 @@ class Stream:
     def close(self) -> None:
         """Stop at once: nothing more is written or answered.
 
-        Only the queue of a stream that went offline is refused.
+        Queued publishes are dropped without an answer; if the stream went offline, they are refused.
         """
         if self.offline is not None:
             error = ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=self.offline)

@@ -43,14 +43,14 @@ class RecoveryHeartbeat:
         self._clock = clock
         self._lease_ns = settings.lease_ns
         self._putter = Putter(store, key_of, nonce, clock, rng, settings, None, lambda: None, _fail)
-        self._enough = asyncio.Event()
+        self._work_done = asyncio.Event()
 
     async def renew_during(self, work: Coroutine[Any, Any, T]) -> T:
         """Await ``work``, a recovery, and renew the lease until it is done.
 
         Raises: Fenced, as soon as a seal is found; Corrupt if another writer's object has our key; otherwise the error
-            of ``work``, once it is certain that the shard is still ours: objects that another owner swept are no
-            damage.
+            of ``work``. Before an error of damaged or missing objects is raised, one more put proves that the shard is
+            still ours: another owner may have deleted these objects.
         """
         if self._lease_ns is None:
             return await work
@@ -58,7 +58,7 @@ class RecoveryHeartbeat:
         beating = asyncio.create_task(self._beat(self._lease_ns // 3), name="heartbeat")
         try:
             await asyncio.wait((working, beating), return_when=asyncio.FIRST_COMPLETED)
-            self._enough.set()
+            self._work_done.set()
             error = working.exception() if working.done() else None
             damaged = isinstance(error, FormatError | CutOff)
             if error is None or damaged:
@@ -73,14 +73,14 @@ class RecoveryHeartbeat:
             await asyncio.gather(working, beating, return_exceptions=True)
 
     async def _beat(self, interval_ns: int) -> None:
-        while not self._enough.is_set():
+        while not self._work_done.is_set():
             wait_ns = self.proved_ns + interval_ns - self._clock.outside_ns()
             if wait_ns <= 0:
                 await self._put()
                 continue
             try:
                 async with asyncio.timeout(wait_ns / 1e9):
-                    await self._enough.wait()
+                    await self._work_done.wait()
             except TimeoutError:
                 continue
 

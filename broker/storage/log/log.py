@@ -8,11 +8,11 @@
 
 Owns the order of everything that depends on a commit. Does not own when a commit begins (``commit_schedule``), the
 order of segments (``segment_queue``), the contents of blocks (their owners), nor the ownership of the shard
-(``cluster``). The epoch is passed in; an owner that loses the shard learns it here, from a seal in the place of one of
-its own puts.
+(``cluster``). The epoch is passed in. A process that has lost the shard learns it here: its next put finds a seal under
+its key.
 
-A sequenced segment is put until it is stored: only fencing ends the attempts. Its bytes and key are fixed before the
-first put and are the same in each attempt.
+A closed segment is put until it is stored. The attempts end early only if its key holds a seal or another writer's
+object, or if the log is closed. Its bytes and key are fixed before the first put and are the same in each attempt.
 
 A stream that cannot give its outcome, or whose block cannot be encoded, goes offline alone: nothing of it is stored or
 answered from that segment on. Other streams continue; a restart recovers this stream as of its last stored block.
@@ -58,7 +58,7 @@ class Log:
                  state: ShardState, clock: Clock, rng: random.Random, settings: LogSettings | None = None, *,
                  executor: Executor | None = None, began_ns: int | None = None,
                  clock_trusted: Callable[[], bool] = lambda: True) -> None:
-        """Continue the log after ``state.position``, which is in ``epoch``: after the opening, at least.
+        """Continue the log after ``state.position``, which is the opening of ``epoch`` or a later segment of it.
 
         Args: key_of returns a segment's key. executor encodes large segments; None: the loop encodes all of them.
             began_ns is when, by the outside clock, the put of the opening began: the lease counts from then.
@@ -111,7 +111,7 @@ class Log:
     # Methods for streams.
 
     def block(self, owner: BlockOwner) -> OpenBlock[Any]:
-        """Return the owner's block in the open segment. Call this before each addition: the segment may be closed."""
+        """Return the owner's block in the open segment. Call this before each addition: the last one may be closed."""
         block = self._open.blocks.get(owner.stream_id)
         if block is None:
             block = self._open.add_block(owner)
@@ -123,8 +123,8 @@ class Log:
     def urgent(self) -> None:
         """Commit what is sequenced so far as soon as the schedule allows: something waits for it.
 
-        Call this only while the stream's state is consistent: at twice a segment's bounds the segment is cut at once,
-        and owners give their outcomes.
+        Call this only while the stream's state is consistent: a segment of twice its bounds is closed within this call,
+        and its owners give their outcomes.
         """
         opened, settings = self._open, self.settings
         if not opened.urgent:
@@ -250,7 +250,7 @@ class Log:
         return self._waiters.bytes
 
     def when_room(self, fn: Callable[[], object]) -> None:
-        """Call ``fn`` once there is room; at once if there is. Never after a failure."""
+        """Call ``fn`` once there is room; at once if there is. After a failure of the log, ``fn`` is never called."""
         if self.room():
             fn()
         else:
@@ -286,12 +286,12 @@ class Log:
 
     @property
     def commit_count(self) -> int:
-        """Segments put so far."""
+        """Number of segments stored so far."""
         return self._putter.count
 
     @property
     def commit_bytes(self) -> int:
-        """Bytes of the segments put so far."""
+        """Bytes of the segments stored so far."""
         return self._putter.bytes
 
     # Methods for the shard.
@@ -302,7 +302,7 @@ class Log:
         await self.persisted()
 
     def stop(self) -> Position:
-        """Begin no further segment. Returns: the first number that was never used, for the seal.
+        """Close no further segment. Returns: the first position that no segment has used; the seal goes there.
 
         Call ``drain`` first: the rest of the tail is dropped, and its pending calls are never made.
         """
@@ -346,9 +346,9 @@ class Log:
         if self._stopped or self.failure is not None:
             return
         now_ns = self._clock.monotonic_ns()
-        ask = True
+        may_close = True
         while True:
-            action, until_ns = self._schedule.decide(self._facts(ask), now_ns)
+            action, until_ns = self._schedule.decide(self._facts(may_close), now_ns)
             if action is Action.WAIT:
                 break
             if action is Action.BEGIN:
@@ -357,16 +357,16 @@ class Log:
             self._cut(action is Action.HEARTBEAT)
             if self.failure is not None:
                 return
-            ask = bool(self._segments.closed)  # False: the lazy owners had no changes after all
+            may_close = bool(self._segments.closed)  # False: the lazy owners had no changes, so no segment was made
         if until_ns is not None:
             self._timers.set_in(until_ns - now_ns)
 
-    def _facts(self, ask: bool) -> Facts:
+    def _facts(self, may_close: bool) -> Facts:
         opened, segments = self._open, self._segments
         last = segments.in_flight[-1] if segments.in_flight else None
         return Facts(segments.began_ns, len(segments.in_flight),
                      last is not None and last.encoded and len(last.sealed) < BLOCKS_MANY, bool(segments.closed),
-                     opened.full(self.settings), ask and opened.asked,
+                     opened.full(self.settings), may_close and opened.asked,
                      any(listener.commits_paused() for listener in self._listeners), len(opened.blocks),
                      opened.tally.count, opened.tally.bytes)
 
@@ -407,7 +407,7 @@ class Log:
         if first:
             owner.failed(error)
             self._failed.add(stream_id)
-        # An earlier segment may fail later: it is encoded and put while later segments are cut.
+        # An earlier segment may fail after a later one was closed: segments are encoded while later ones are closed.
         number = self._putter.leave_out(stream_id, number)
         self._open.lazy.pop(stream_id, None)
         for segment in self._segments:

@@ -1,7 +1,7 @@
 """The log of streams with ``storage: memory``: the same interface as ``Log``, without a store.
 
-A segment is cut once in each turn of the loop and counts as persisted at once. Its blocks get no BlockRef: a stream
-keeps its messages by keeping the chunks of its blocks.
+Each turn of the loop closes one segment with what was added since the last turn; it counts as persisted at once. Its
+blocks get no BlockRef: a stream keeps its messages by keeping the chunks of its blocks.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class MemoryLog:
         self._lazy: dict[int, BlockOwner] = {}
         self._waiters: list[tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]] = []
         self._answers = Waiters()
-        """Its ``due`` calls are those whose commit is done."""
+        """Its ``due`` has the calls whose commit is done; its other fields are not used."""
         self._answering = False
         self._failed: set[int] = set()
         self._number = 0
@@ -108,7 +108,7 @@ class MemoryLog:
             fn()
 
     def fail(self, error: BaseException) -> None:
-        """Accept nothing more: what is sequenced cannot be relied on."""
+        """Accept nothing more, because the state of a stream may be wrong."""
         self.failure = error
         self.stop()
 

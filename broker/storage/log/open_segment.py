@@ -20,9 +20,8 @@ class OpenSegment:
 
     Attributes:
         blocks: by stream_id. ``tally`` counts their bytes and messages.
-        lazy: owners with lazy changes, which nothing waits for, by stream_id. Owners that become lazy while this
-        segment
-            closes belong to the next one.
+        lazy: owners with lazy changes, which nothing waits for, by stream_id. Owners that get lazy changes while this
+            segment is being closed belong to the next one.
         content: True if there is something to put although every block is empty: lazy changes that were made urgent, or
             a proof of the lease.
         urgent: True if something has waited for this segment since ``urgent_ns``.
@@ -69,7 +68,7 @@ class OpenSegment:
 
     def finish(self, failed: Collection[int], on_error: Callable[[BlockOwner, Exception], None]
                ) -> list[OpenBlock[Any]]:
-        """Call ``sealing`` of every owner with changes, and then of the owners that these calls have changed.
+        """Call ``sealing`` of every owner with changes, then of other owners whose blocks have grown by these calls.
 
         Args: failed are streams that are offline; it may grow meanwhile. on_error is called for an owner that cannot
             give its outcome.
@@ -80,11 +79,11 @@ class OpenSegment:
         for owner in lazy.values():
             if owner.stream_id not in blocks:
                 self.add_block(owner)
-        asked = set(failed)
-        while asking := [block for stream_id, block in blocks.items()
-                         if stream_id not in asked and (stream_id in lazy or not block.empty)]:
-            for block in asking:
-                asked.add(block.stream_id)
+        called = set(failed)
+        while to_call := [block for stream_id, block in blocks.items()
+                          if stream_id not in called and (stream_id in lazy or not block.empty)]:
+            for block in to_call:
+                called.add(block.stream_id)
                 try:
                     block.owner.sealing(block)
                 except Exception as error:

@@ -1,4 +1,4 @@
-"""Brings a closed segment into the store: seals it on the loop, encodes it and puts it until it is stored.
+"""Brings a closed segment into the store: seals its blocks on the loop, encodes it and puts it until it is stored.
 
 Owns the attempts of one put and the meaning of their results: lost, refused, stored by an earlier attempt, taken by
 another writer. Does not own when a put begins, nor what follows once the segment is stored (``log``).
@@ -154,8 +154,9 @@ class Putter:
     async def put(self, segment: Segment) -> int:
         """Encode the segment and put it until it is stored.
 
-        Returns: when, by the outside clock, the first attempt began. The shard was certainly ours at that time only: a
-            later attempt may succeed after an earlier one did, another owner took the shard and swept the segment.
+        Returns: when, by the outside clock, the first attempt began. The put proves our ownership for that time only.
+            An earlier attempt may have stored the segment unnoticed; then another owner may have taken the shard and
+            deleted the segment, so that a later attempt succeeds, too.
         Raises: Fenced if a seal has its key; Corrupt if any other object of another writer has it.
         """
         store, key, settings = self._store, self._key_of(segment.position), self._settings
@@ -197,7 +198,8 @@ class Putter:
                 taken = False
             except StoreRefused as refused:
                 failed = refused
-            # Log each type once: a store that was unreachable and is back may refuse what only an operator can repair.
+            # Log each type of error once: after an outage, the store may refuse the put for a reason that only an
+            # operator can remove.
             if type(failed) not in self._logged:
                 self._logged.add(type(failed))
                 _log.warning("segment %s is not in the store yet: %s", segment.position, failed)
@@ -222,7 +224,7 @@ class Putter:
         if segment.failures:
             for block, error in segment.failures:
                 if not block.stream_id:
-                    raise error  # of the shard's own block: the log cannot continue without it
+                    raise error  # the log cannot continue without the shard's own block
                 self.leave_out(block.stream_id, number)
             segment.sealed = [block for block in segment.sealed if block.stream_id not in self.broken]
         for block in segment.sealed:
@@ -240,7 +242,7 @@ class Putter:
         return data
 
     def _blocking_put(self, position: Position) -> Callable[[str, Any], None] | None:
-        """Return the store's blocking put of this segment for a thread; None: it has none, or there are no threads."""
+        """Return a blocking function that puts this segment; None: use the store's asynchronous ``put``."""
         put_unsynced = self._store.put_unsynced
         if put_unsynced is None:
             return self._store.put_sync if self._executor is not None else None
@@ -250,16 +252,16 @@ class Putter:
         return lambda key, data: put_unsynced(key, data, first_key)
 
     def _encode_and_put(self, segment: Segment, put_sync: Callable[[str, Any], None], key: str) -> None:
-        """Encode and put in one call of a thread."""
+        """Encode the segment if it is not encoded yet, and put it: one call of a thread does both."""
         if segment.data is None:
             segment.data = self._encode(segment)
         put_sync(key, segment.data)
 
     async def _fenced(self, position: Position, key: str) -> Fenced:
         """Return the error to stop with after a seal was found under our key."""
-        by = ""
+        sealer = ""
         try:
-            by = Seal.decode(await self._store.get(key), position).sealer
+            sealer = Seal.decode(await self._store.get(key), position).sealer
         except (StoreError, FormatError) as error:  # Only the message needs the name: we are fenced in any case.
             _log.info("the seal at %s does not name its sealer: %s", key, error)
-        return Fenced(f"{by or 'another broker'} has taken the shard: {key} is a seal", by)
+        return Fenced(f"{sealer or 'another broker'} has taken the shard: {key} is a seal", sealer)

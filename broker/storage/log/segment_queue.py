@@ -37,6 +37,7 @@ class SegmentQueue:
         self.closed: deque[Segment] = deque()
         self.in_flight: deque[Segment] = deque()
         self._last: Segment | None = None
+        """The segment closed last, until it is stored: the next one must not be encoded before it."""
 
     def __iter__(self) -> Iterator[Segment]:
         """Iterate over all segments, in log order."""

@@ -14,8 +14,8 @@ _DEFAULTS = StorageSettings()
 class LogSettings:
     """Bounds and intervals of one log.
 
-    Args: commit_interval_ns is the least time between the beginnings of two puts, 0: none. lease_ns is the period of
-        the lease, None: a lock is the lease.
+    Args: commit_interval_ns is the least time between the beginnings of two puts; 0: no minimum. lease_ns is the period
+        of the lease; None: a lock is the lease.
     """
 
     def __init__(self, *, segment_bytes: int = _DEFAULTS.segment_bytes, segment_count: int = 20_000,

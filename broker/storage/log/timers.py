@@ -11,8 +11,8 @@ __all__ = ["CommitTimers"]
 class CommitTimers:
     """Three timers: the next turn of the loop, the delay of lazy changes, and the instant that the schedule returned.
 
-    Each of them is set at most once. ``due`` is called when one of them fires. ``lazy_due`` is called before it when
-    the delay of lazy changes is over.
+    Each of them is pending at most once. ``due`` is called when one of them fires. When the delay of lazy changes is
+    over, ``lazy_due`` is called before ``due``.
 
     Attributes: ``soon`` is set if ``due`` is to be called in this turn of the loop or the next.
     """

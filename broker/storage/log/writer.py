@@ -1,11 +1,12 @@
 """Turns messages and records into the bytes of a segment, in three steps: gather, seal, encode. No I/O.
 
     OpenBlock        on the loop, as messages are sequenced: lists grow, nothing else happens
-    seal_block       on the loop, when the segment is cut: columns, and frames joined (some 100 ns a message)
-    encode_segment   in a thread: compression and checksums, which release the GIL; then the object is put together
+    seal_block       on the loop, when the segment's put begins: columns, and frames joined (some 100 ns a message)
+    encode_segment   in a thread, or on the loop if the segment is small: compression and checksums, which release the
+                     GIL; then the parts of the object are joined
 
-Owns the contents of one block and how it is cut into frames. Owns neither when a segment is cut, nor where it is put
-(``storage.log``), nor the meaning of an outcome or a record (its owner).
+Owns the contents of one block and how it is cut into frames. Does not own when a segment is closed (``log``), how it is
+put (``putter``), nor the meaning of an outcome or a record (the block's owner).
 """
 
 from __future__ import annotations
@@ -404,7 +405,7 @@ def _encode_small(block: SealedBlock[Any], opened: OpenBlock[Any], small: SmallE
 
 def _encode(block: SealedBlock[Any], codec: SectionCodec, compressed: Sequence[Compressed],
             frames: list[bytes]) -> tuple[bytes, bytes, RowValues, tuple[Any, ...]]:
-    """Encode any other block, as ``_encode_small`` does a small one; ``compressed`` are its frames."""
+    """Encode a block that is not small, and return the same values as ``_encode_small``; ``compressed``: its frames."""
     head, core = block.head, block.core
     core.codec = codec.compression
     index = b""

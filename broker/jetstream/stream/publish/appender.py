@@ -3,8 +3,8 @@
 Owns: the order in which block, counts, ids, answers and removals are updated, and the state after an unexpected error.
 Does not own: the decisions (sequencer, checks), the accepted messages (pending), the bytes of replies (replies).
 
-An unexpected error refuses the message that caused it. Messages that are appended already keep their PubAcks; all state
-drops the others. If that cannot be ensured, the log stops.
+An unexpected error refuses the message that caused it, and those that were to be appended together with it. Messages
+appended before keep their PubAcks. If the stream's numbers then do not match its messages, the log stops.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOG_INTERVAL_NS = 1_000_000_000
 
 
 class Appender:
-    """The end of one stream, where messages are appended.
+    """Appends accepted messages to one stream.
 
     Args: ``lost`` is called if an unexpected error kept accepted messages out of the stream.
     """

@@ -5,15 +5,15 @@ Owns: the order of a run, its sequences, and which of its messages are appended 
 removal by limits afterwards (retention), waiting for a turn (queue), the bytes of replies (replies).
 
     run of publishes ─┬─ no check concerns one message ──> one append, one waiter for all its PubAcks    (``_bulk``)
-                      ├─ the same, and a single message ─> the shortest way: many streams in turn        (``run_one``)
+                      ├─ the same, and a single message ─> a faster ``_bulk`` for one message            (``run_one``)
                       └─ headers or limits that decide ──> message by message, appended as runs       (``_one_by_one``)
                                                             └──> members of batches                      (batching)
     messages copied from another stream ─────────────────> message by message, or all at once            (``copy``)
 
 Refusals come before sequencing, never after: an appended message gets a PubAck or no answer. A decision that needs data
 that is not in memory raises ``NotLoaded`` before changing anything; the rest of the run then waits at the head of the
-queue. Nothing else enters the stream during a decision (see bus). The appender restores a right state after an
-unexpected error.
+queue. Nothing else enters the stream during a decision (see bus). The appender makes the state consistent again after
+an unexpected error.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ class Sequencer:
         return None
 
     def run_one(self, msg: Msg, now_ns: int) -> bool:
-        """Sequence a single message that needs no checks, as publishes to many streams in turn arrive.
+        """Sequence a single message that needs no checks.
+
+        Runs have one message if clients publish to many streams in turn, so this path is fast.
 
         Returns: False if the message needs ``run``.
         """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunks", "Loading"]
 
-_PICKS_MAX = 64
+_MATCHES_MAX = 64
 """Maximum number of blocks whose matches are cached, for all filtered readers of a stream together."""
 
 
@@ -71,15 +71,15 @@ class Chunks:
         self._reader = reader
         self._tasks = tasks
         self._ahead = ReadAhead(live, reader, listed_match)
-        self._picks: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
+        self._matches: OrderedDict[tuple[Filters, LiveBlock], Sequence[int]] = OrderedDict()
 
     def blocks_unloaded(self) -> None:
         """Drop the cached matches, because the stream unloads its blocks."""
-        self._picks.clear()
+        self._matches.clear()
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, LiveBlock, int] | Loading | None:
         """Return the chunk with the first persisted live match at or after ``seq``, its block, and the match's place in
-        it.
+        the chunk.
 
         Returns a Loading if something must be loaded first; None if there is no match up to ``persisted_seq``. Later
         messages of the chunk may be dead (``block.dead``) or not match.
@@ -123,7 +123,7 @@ class Chunks:
 
     def known_seqs(self, filters: Filters, seq: int, most: int) -> Sequence[int] | None:
         """Return the first ``most`` persisted live matches at or after ``seq``; None: they are not known without
-        blocks."""
+        the heads of blocks."""
         return self._subjects.seqs(filters, seq, most)
 
     def chunk_of(self, seq: int) -> tuple[Chunk, LiveBlock, int] | None:
@@ -146,27 +146,27 @@ class Chunks:
             return None
         assert isinstance(rows, Head)
         start = rows.ordinal_of(seq)
-        picks: Sequence[int] = range(block.count) if filters is None else self.picked(block, rows, filters)
+        ordinals: Sequence[int] = range(block.count) if filters is None else self.matches_in(block, rows, filters)
         dead = block.dead
-        for at in range(bisect_left(picks, start), len(picks)):
-            ordinal = picks[at]
+        for at in range(bisect_left(ordinals, start), len(ordinals)):
+            ordinal = ordinals[at]
             if dead is None or rows.seq_of(ordinal) not in dead:
                 return ordinal
         return -1
 
-    def picked(self, block: LiveBlock, head: Head, filters: Filters) -> Sequence[int]:
+    def matches_in(self, block: LiveBlock, head: Head, filters: Filters) -> Sequence[int]:
         """Return the ordinals of the matching messages of ``block``; cached, because a reader calls again for each
         chunk."""
         key = filters, block
-        picks = self._picks.get(key)
-        if picks is not None:
-            self._picks.move_to_end(key)
-            return picks
-        picks = matching_ordinals(head, filters)
-        self._picks[key] = picks
-        if len(self._picks) > _PICKS_MAX:
-            self._picks.popitem(last=False)
-        return picks
+        ordinals = self._matches.get(key)
+        if ordinals is not None:
+            self._matches.move_to_end(key)
+            return ordinals
+        ordinals = matching_ordinals(head, filters)
+        self._matches[key] = ordinals
+        if len(self._matches) > _MATCHES_MAX:
+            self._matches.popitem(last=False)
+        return ordinals
 
     def cached(self, block: LiveBlock, ordinal: int) -> Chunk | None:
         """Return the chunk with message ``ordinal`` of a persisted block if it is in memory."""
@@ -193,7 +193,7 @@ class Chunks:
             if ordinal is None or ordinal < 0:
                 return head, None
             # Frames that are loaded ahead are decoded, too. That pays only if each of them has matching messages.
-            sparse = filters is not None and len(self.picked(block, head, filters)) < len(head.frames)
+            sparse = filters is not None and len(self.matches_in(block, head, filters)) < len(head.frames)
             return head, await reader.chunk(block, ordinal, None if sparse else begun)
         except NotFound:
             if self._live.holds(block):

@@ -88,7 +88,8 @@ class Listeners:
     def __init__(self, stream: str, by_name: Mapping[str, Listener]) -> None:
         self.by_name = by_name
         self.followers: dict[Callable[[], None], None] = {}
-        """Streams that copy from this one, in order: notified when ``persisted_seq`` moves."""
+        """A function of each stream that copies from this one, called in this order when
+        ``persisted_seq`` moves."""
         self._to_wake: dict[Callable[[], None], None] = {}
         self._stream = stream
         self._dirty: dict[str, Changed] = {}
@@ -204,7 +205,8 @@ class Listeners:
         Args: ``next_seq``: the first remaining message that matches, or else the next to be stored; ``front_seq``: the
             stream's first remaining message.
 
-        A consumer that receives only purged subjects continues at ``next_seq``; any other moves with the front.
+        A consumer that receives only purged subjects continues at ``next_seq``. A consumer that receives all purged
+        subjects and others moves with the front. The others are not notified.
         nats-server skips everything before ``next_seq`` even if only one of several filters was purged; that is not
         done here, since messages of the other filters would be lost.
         """

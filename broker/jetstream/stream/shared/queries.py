@@ -3,8 +3,8 @@
 Owns: finding the messages of a query in the live state. Does not own: chunks and the matches of their blocks (chunks),
 loading and caching (storage.read), the subjects (subject_state).
 
-Queries see the whole live stream, including the acknowledged tail; only ``count_from``, for consumers, is limited to
-persisted messages.
+Queries see the whole live stream, including the tail that is not persisted yet. Only ``count_from``, for consumers, is
+limited to persisted messages.
 
 If a block's object is deleted during a query, the reader raises NotFound. The block's messages have left the stream
 then, so the query is repeated on the current state.
@@ -214,7 +214,7 @@ class Queries:
             end = chunk.start + len(chunk)
             places: Sequence[int] = range(ordinal, end)
             if not filters.all and isinstance(head, Head):
-                places = self._chunks.picked(block, head, filters)
+                places = self._chunks.matches_in(block, head, filters)
                 places = places[bisect_left(places, ordinal):bisect_left(places, end)]
             if block.dead is not None or chunk.first_seq < live.first_seq:
                 places = [at for at in places if live.is_live(block, chunk.seq(at - chunk.start))]
@@ -237,7 +237,7 @@ class Queries:
         return 0
 
     async def _next_cold(self, filters: Filters, seq: int) -> int:
-        """Return ``next_seq``, starting with a block whose head is not in memory."""
+        """Do the same as ``next_seq``, and load the heads of blocks, which are not in memory."""
         live = self._live
         blocks = candidates(blocks_from(live, seq, live.last_seq), filters)
         async with aclosing(self._heads.walk(blocks, slow_start=True)) as walk:
@@ -309,7 +309,7 @@ class Queries:
         return found[bisect_left(found, live.first_seq):]
 
     async def _last_below(self, subjects: frozenset[bytes], up_to_seq: int) -> list[int]:
-        """Return, for subjects whose last message is later, the last one at or below ``up_to_seq``, from the blocks."""
+        """Return the last message at or below ``up_to_seq`` of each of ``subjects``, found by reading the blocks."""
         live, found = self._live, []
         wanted = Filters(subjects)
         left = set(subjects)
@@ -340,7 +340,7 @@ class Queries:
             if block.first_time_ns < time_ns:
                 rows = live.resident(block)
                 if rows is None:
-                    # ``rows`` keeps them in memory until the next iteration, which finds them.
+                    # The variable ``rows`` keeps the head in memory until the next iteration, which finds it there.
                     rows = await self._heads.load(block)
                     continue
                 at = rows.ordinal_at(time_ns)

@@ -5,7 +5,7 @@ Does not own: the effects of a publish (sequencer), the room in the log (log).
 
 A stream is usually *open*: publishes pass straight through. It is
 
-    busy    while an operation loads heads that it needs: later publishes and mutations queue behind it
+    busy    while an operation waits for data from the store: later publishes and mutations queue behind it
     full    while the log has no room: publishes queue
 
 Queued bytes are bounded; publishes beyond that are refused. Sources of queued publishes are held (their reads pause)
@@ -39,7 +39,7 @@ _WORK_AT_ONCE = 5000
 """Work in one turn of the loop when a queue drains, in messages of a run that is sequenced whole: some milliseconds."""
 
 _RUN_MAX = 512
-"""Maximum number of messages in one call of ``sequence``, which returns the work that they were."""
+"""Maximum number of messages in one call of ``sequence``."""
 
 Run = tuple["Sequence[Msg]", int, int, "Source | None", int]
 """ops, start, end, source, now_ns: as the bus passes them on."""
@@ -72,8 +72,8 @@ class PublishQueue:
                 refuse: Callable[[Source | None, Sequence[Msg]], None]) -> None:
         """Set the functions for runs that leave the queue.
 
-        Args: ``sequence`` decides a run when its turn comes, and returns the work that this was. ``refuse`` answers a
-            run that is not accepted.
+        Args: ``sequence`` decides a run when its turn comes, and returns the cost of that (see ``_WORK_AT_ONCE``).
+            ``refuse`` answers a run that is not accepted.
         """
         self._sequence, self._refuse = sequence, refuse
 
@@ -123,7 +123,7 @@ class PublishQueue:
         return False
 
     async def quiet(self) -> None:
-        """Wait until nothing that was queued before this call is waiting."""
+        """Wait until everything that was queued before this call has been handled."""
         if self.busy or self._queue:
             async with self.turn():
                 pass
@@ -131,7 +131,10 @@ class PublishQueue:
     # --- busy ---------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Queue everything until ``end``, because the current operation waits for the store. Only if not busy."""
+        """Queue everything until ``end``, because the current operation waits for the store.
+
+        Raises: RuntimeError if an operation is waiting already.
+        """
         if self.busy:
             raise RuntimeError("one operation at a time waits for the store")
         self.busy = self.closed = True

@@ -24,7 +24,7 @@ class LiveBlock:
     Attributes:
         open: the writer's block until it is persisted, then None.
         ref: the block's place in the store once it is persisted; None before, and always None in a memory stream.
-        chunks: the messages while the block itself keeps them, outside the cache (memory streams: always).
+        chunks: the messages of a persisted block of a memory stream; None in a stored stream, which uses the cache.
         starts: the first ordinal of each frame, once known; with it the reader finds a chunk in the cache.
         head: the block's head while it is pinned: always in memory streams, otherwise during an operation.
         dead: sequences removed one by one; those below the stream's first_seq may be missing.

@@ -4,9 +4,9 @@
                            └ heads: kept in this object, so that they stay in memory
                            └ work:  leaves its result in the stream's own state
 
-Each round must load something new. If a decision asks again for heads that are kept, or for work that was done while
-the stream has not changed since, it would never end. That is a bug and raises ``Stuck``; the caller logs it and answers
-it like a store that cannot be read.
+Each round must load something new. A decision that asks again for heads that are kept would never end. Nor would one
+that asks again for work that is done, if the stream has not changed since. That is a bug and raises ``Stuck``; the
+caller logs it, and answers as it does when the store cannot be read.
 
 Does not own: the requests that wait for a decision, and their time limit (publish.blocked, or the operation's own
 caller).
@@ -46,19 +46,20 @@ class Decision:
         self._heads = heads
         self._held: dict[LiveBlock, Rows | None] = {}
         self._done: tuple[object, ...] | None = None
+        """The last work that was done, and the stream's numbers after it."""
 
     async def load_missing(self, not_loaded: NotLoaded) -> None:
         """Load the data that the decision lacks. Raises: Stuck; StoreError; FormatError."""
         if not_loaded.work is not None:
             if (not_loaded.what, not_loaded.mark, *self._state()) == self._done:
-                raise Stuck(f"{not_loaded.what} was brought in, and is missing again")
+                raise Stuck(f"{not_loaded.what} was loaded, and is missing again")
             await not_loaded.work()
             # Compare with the state after the work: the work itself handles changes that happen while it runs.
             self._done = not_loaded.what, not_loaded.mark, *self._state()
             return
         missing = [block for block in not_loaded.blocks if block not in self._held]
         if not missing:
-            raise Stuck(f"{not_loaded.what} was brought in, and is missing again")
+            raise Stuck(f"{not_loaded.what} was loaded, and is missing again")
         if len(self._held) + len(missing) > HEADS_AT_ONCE:
             # Release the heads of blocks that have left the stream or were replaced by a larger block.
             self._held = {block: rows for block, rows in self._held.items() if self._live.holds(block)}

@@ -1,10 +1,10 @@
 """Loads the heads of one stream's blocks, for work that needs some or all of them.
 
-Owns: the limits on loads side by side, in number and in bytes, and the handling of blocks that leave in the meantime.
-Does not own: the cache and the loads (storage.reader), and the use of the rows.
+Owns: the limits on concurrent loads, in number and in bytes, and the handling of blocks that leave in the meantime.
+Does not own: the cache and the loads (storage.read.reader), and the use of the rows.
 
     load(block)        loads one head
-    load_all(blocks)   loads a few side by side; the caller passes at most ``HEADS_AT_ONCE`` (see ``at_once``)
+    load_all(blocks)   loads a few concurrently; the caller passes at most ``HEADS_AT_ONCE`` (see ``at_once``)
     walk(blocks)       loads any number, one after the other, ahead of their use and within the same limits
 
 Rows that a caller holds stay valid: the cache frees nothing that is still in use.
@@ -72,7 +72,7 @@ class Heads:
         return loading
 
     async def load_all(self, blocks: Iterable[LiveBlock]) -> list[Rows | None]:
-        """Return ``load`` for each of a few blocks, loaded side by side."""
+        """Return ``load`` for each of a few blocks, loaded concurrently."""
         self.walks += 1
         try:
             return list(await asyncio.gather(*map(self.load, blocks)))
@@ -102,11 +102,11 @@ class Heads:
                     ahead.append((block, live.resident(block) or self._begin(block), bytes_of))
                 if not ahead:
                     return
-                block, coming, bytes_of = ahead[0]
-                if isinstance(coming, asyncio.Task):
-                    rows, passed = await coming, 0
+                block, load, bytes_of = ahead[0]
+                if isinstance(load, asyncio.Task):
+                    rows, passed = await load, 0
                 else:
-                    rows, passed = coming, passed + block.count
+                    rows, passed = load, passed + block.count
                     if passed >= _ROWS_AT_ONCE:
                         passed = 0
                         await asyncio.sleep(0)
@@ -117,9 +117,9 @@ class Heads:
                     yield block, rows
         finally:
             self.walks -= 1
-            for _, coming, _ in ahead:
-                if isinstance(coming, asyncio.Task):
-                    coming.cancel()
+            for _, load, _ in ahead:
+                if isinstance(load, asyncio.Task):
+                    load.cancel()
 
 
 def _retrieve_exception(loading: asyncio.Task[Rows | None]) -> None:
@@ -129,7 +129,7 @@ def _retrieve_exception(loading: asyncio.Task[Rows | None]) -> None:
 
 
 def at_once(blocks: Iterable[LiveBlock]) -> list[LiveBlock]:
-    """Return as many of ``blocks``, from the first on, as may be loaded side by side."""
+    """Return as many of ``blocks``, from the first on, as may be loaded concurrently."""
     few: list[LiveBlock] = []
     size = 0
     for block in islice(blocks, HEADS_AT_ONCE):

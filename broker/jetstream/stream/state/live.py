@@ -4,20 +4,20 @@ Owns: the stream's numbers (first and last sequence, messages, bytes), its block
 Does not own: why a message is removed (appender, retention), where the front is cut (front), where blocks come from
 (log) or are read (chunks, queries).
 
-    blocks   …│ persisted │ persisted │ sealed, in flight │ sealed │ open │
-               ^first_seq              ^persisted_seq + 1            last_seq^
+    blocks   …│ persisted │ persisted │ in flight │ in flight │ open │
+               ^first_seq              ^persisted_seq + 1    last_seq^
 
 Invariants: blocks are in order and do not overlap; a message is live when its block has it, ``first_seq <= seq`` and
 its block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the blocks' ``live_msgs`` and
 ``live_bytes``; ``persisted_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before
 its first one.
 
-The blocks are loaded when they are first needed. Until then the stream has publishers only, which need just the
-numbers, and these are known from the applied state and from the blocks in flight. Many blocks are loaded a slice at a
+The blocks are loaded when they are first needed. Publishes alone need only the numbers, which are known from the
+applied state and from the blocks in flight. Many blocks are loaded a slice at a
 time: callers await ``load_blocks``, and a decision that cannot wait raises ``NotLoaded``.
 
-There may be a million blocks. Work on all of them is done in C, or in slices: a purge of all replaces the table and
-frees the old one bit by bit.
+There may be a million blocks. Work on all of them is done in C, or in slices: a purge of all messages replaces the
+table, and frees the old one a slice at a time.
 
 Everything else in this module is synchronous. A method that needs the rows of a block that is not in memory raises
 ``NotLoaded`` before it changes anything.
@@ -96,8 +96,8 @@ class Live:
         self.joining: Joining | None = None
         self._tail: LiveBlock | None = None
         self._in_flight: deque[LiveBlock | OpenBlock[Any] | None] = deque()
-        """An entry for each block that was cut and is not persisted: its live block, or the block until all are
-        loaded."""
+        """An entry for each block that is closed and not persisted: its live block; the closed block itself if the
+        stream's blocks are not loaded; None if it has no messages."""
         self._stored = stored
         self._on_blocks_loaded = on_blocks_loaded
         self._loading: BlockLoading | None = None
@@ -153,7 +153,7 @@ class Live:
         loading = self._loading
         if (loading is None or loading.first_seq != loading.state.first_seq
                 or loading.swaps != loading.state.blocks.swaps):
-            # The applied state has dropped or replaced blocks: begin again. None of the dropped ones had live messages.
+            # The applied state has dropped or replaced blocks: begin again. No dropped block had live messages.
             state = self._stored()
             if state is None:
                 return self._add_in_flight([], [])
@@ -221,8 +221,8 @@ class Live:
             self._begins.append(block.first_seq)
 
     def outcome(self, first_time_ns: int) -> Outcome:
-        """Return the stream's present numbers for the outcome of its block; ``first_time_ns`` is of its first
-        message."""
+        """Return the stream's present numbers for the outcome of its block; ``first_time_ns`` is the time of its
+        first live message."""
         joining = self.joining
         if joining is None:
             return Outcome(self.first_seq, self.last_seq, self.msgs, self.size_bytes, first_time_ns)
@@ -411,7 +411,7 @@ class Live:
         self._seek_first(end_seq)
 
     def remove_whole_front(self, front: Front) -> None:
-        """Remove ``front``, a result of ``whole_front``: cut the blocks off in one piece, and free them bit by bit."""
+        """Remove ``front``, a result of ``whole_front``: remove the blocks at once, and free them a slice at a time."""
         blocks, end_seq = self.blocks, front.end_seq
         whole = self.index_at(end_seq)
         stay = whole
