@@ -1,13 +1,14 @@
-"""Build hook of hatchling. It packs ``broker`` as ``jetblock._broker``; docs/adr/0014-public-package.md has the reasons.
+"""Build hook of hatchling: packs ``broker`` as ``jetblock._broker``. docs/adr/0014-public-package.md has the reasons.
 
     checkout                                      wheel
     jetblock/                                     jetblock/
     broker/                                       jetblock/_broker/
     broker/pipeline/autoload/pyspark_jetblock/    pyspark_jetblock/
 
-In the wheel, imports of ``broker`` name ``jetblock._broker`` instead. Lines keep their numbers, so tracebacks fit the sources.
-An editable install has the folders as they are, and the hook only compiles them: where PYTHONDONTWRITEBYTECODE is set, as in
-many images, each start would otherwise compile all modules, which takes 0.3 s. For other installs, pip compiles.
+In the wheel, imports of ``broker`` name ``jetblock._broker`` instead. Lines keep their numbers, so tracebacks fit the
+sources. An editable install has the folders as they are, and the hook only compiles them: where PYTHONDONTWRITEBYTECODE
+is set, as in many images, each start would otherwise compile all modules, which takes 0.3 s. For other installs, pip
+compiles.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-_PLACES = {"jetblock": "jetblock", "broker": "jetblock/_broker", "broker/pipeline/autoload/pyspark_jetblock": "pyspark_jetblock"}
+_PLACES = {"jetblock": "jetblock", "broker": "jetblock/_broker",
+           "broker/pipeline/autoload/pyspark_jetblock": "pyspark_jetblock"}
 """Folders of the checkout, and where they are in the wheel."""
 _BEFORE, _AFTER = b"from broker", b"from jetblock._broker"
 _MODULE_NAME = re.compile(r"broker(\.\w+)+")
@@ -41,7 +43,8 @@ class PackBroker(BuildHookInterface):  # type: ignore[type-arg]
             return
         self._folder = Path(tempfile.mkdtemp(prefix="jetblock-wheel-"))
         for source, place in _PLACES.items():
-            shutil.copytree(root / source, self._folder / place, ignore=shutil.ignore_patterns("__pycache__", "autoload"))
+            ignored = shutil.ignore_patterns("__pycache__", "autoload")
+            shutil.copytree(root / source, self._folder / place, ignore=ignored)
         for path in self._folder.rglob("*.py"):
             path.write_bytes(in_wheel(path.read_bytes(), str(path.relative_to(self._folder))))
         build_data["force_include"] = {str(path): path.name for path in self._folder.iterdir()}
@@ -52,10 +55,10 @@ class PackBroker(BuildHookInterface):  # type: ignore[type-arg]
 
 
 def in_wheel(source: bytes, name: str) -> bytes:
-    """The source of a module as the wheel has it.
+    """Return the source of a module as the wheel has it.
 
-    Raises: ValueError for the two forms that cannot be rewritten: ``import broker.x``, which binds the name ``broker``, and a
-        module's name in a string, which has to be a relative name.
+    Raises: ValueError for the two forms that cannot be rewritten: ``import broker.x``, which binds the name ``broker``,
+        and a module's name in a string, which has to be a relative name.
     """
     lines = source.splitlines(keepends=True)
     imports = []

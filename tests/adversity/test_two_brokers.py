@@ -237,8 +237,7 @@ async def test_one_command_twice(kind: str, name: tuple[str, ...], minio: S3Serv
 
 
 async def test_a_second_broker_without_a_name_is_a_standby(minio: S3Server) -> None:
-    """A second command with another port starts a standby: on one host and one store, but no configured name makes them one
-    broker."""
+    """A second command with another port starts a standby: no configured name makes them one broker."""
     environ = {"JETBLOCK_LEASE": f"{T}s", "JETBLOCK_PUT_TIMEOUT": "1s", **minio.env}
     store = minio.new_url()
     async with BrokerProcess("--store", store, environ=environ) as one:

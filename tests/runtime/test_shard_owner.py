@@ -118,7 +118,7 @@ def test_from_the_claim_to_the_opening_the_length_of_the_log_does_not_count() ->
 
 
 def test_a_taker_that_keeps_losing_waits_longer() -> None:
-    """Of two takers that are so slow that each fences the other between claim and opening, one succeeds in the end."""
+    """One of two takers succeeds in the end, though both are so slow that each fences the other after its claim."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         await long_log(shared, clock, 10)

@@ -11,8 +11,8 @@ from broker.pipeline.spark import functions
 from broker.protocol import headers as blocks
 from broker.protocol.subject import matches
 
-TOKENS = ["a", "b", "*", ">", "a*", ">a", "", "é", "😀", "(", "[a]", "\\E", "\\Q", "\\", "$", "^", "a\n", "|", "a+", "'",
-          '"', "%", "_", "{2}", "?"]
+TOKENS = ["a", "b", "*", ">", "a*", ">a", "", "é", "😀", "(", "[a]", "\\E", "\\Q", "\\", "$", "^", "a\n", "|", "a+",
+          "'", '"', "%", "_", "{2}", "?"]
 PIECES = [b"NATS/1.0", b"\r\n", b"X: 1\r\n", b"X:2\r\n", b"x: 3\r\n", b"Y:  a: b \r\n", b":e\r\n", b"nocolon\r\n",
           b"\r", b"\n", b"Z:\r\n", "É: ü\r\n".encode(), b"X", b":", b" ", b"\r\n\r\n", b"\x00", b"\xff\xfe", b"\xe4"]
 NAMES = ["X", "x", "Y", "Z", "É", "nocolon", ""]

@@ -43,8 +43,8 @@ class Requests:
         self.process = process
         self.rng: random.Random = world.rng
         self.open: dict[bytes, tuple[Answered, int, int]] = {}
-        """Open requests by reply subject: the callback for the answer; and, at the time of the request, the newest epoch that had
-        rightfully answered anybody, and the newest that had answered at all."""
+        """Open requests by reply subject: the callback for the answer, and two epochs at the time of the request: the
+        newest that had rightfully answered anybody, and the newest that had answered at all."""
         process.router.subscribe(b"_R.>", self._on_answer)
 
     def identity(self) -> dict[str, Any]:
