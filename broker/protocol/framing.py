@@ -4,9 +4,9 @@ r"""Lines and payloads: bytes to values, for every protocol whose messages are a
     <verb> <subject> [<reply>] <header size> <size>\r\n<headers><payload>\r\n
     <verb> [<arguments>]\r\n                                               anything else
 
-A protocol's parser is a subclass that names its verbs and parses the lines that are no messages (``parser`` for
-clients). Messages are parsed here, in one loop for all protocols, since a call for each message would cost a tenth of
-parsing it.
+A protocol's parser is a subclass that names its verbs and parses the lines of other operations (``parser`` for
+clients). Messages are parsed here, in one loop for all protocols, because a method call for each message would make
+parsing a tenth slower.
 
 Verbs are case-insensitive, blanks and tabs separate arguments, and a line ends with LF or CRLF; exactly CRLF must
 follow a payload. Errors are found as early as possible: an unknown verb at its first wrong character, a control line
@@ -21,7 +21,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from broker.protocol.run import Msg
 
-__all__ = ["MAX_CONTROL_LINE", "MAX_PAYLOAD", "Framing", "MessageVerbs", "ProtocolError", "Verb", "number", "silent"]
+__all__ = ["MAX_CONTROL_LINE", "MAX_PAYLOAD", "Framing", "MessageVerbs", "ProtocolError", "Verb", "parse_size",
+           "silent_error"]
 
 MAX_CONTROL_LINE: Final = 4096
 MAX_PAYLOAD: Final = 1024 * 1024
@@ -29,7 +30,7 @@ MAX_PAYLOAD: Final = 1024 * 1024
 _SIZES_KEPT: Final = 4096
 
 _LARGE_BYTES = 16 * 1024
-"""Size from which a payload that comes in several reads is copied once only."""
+"""Minimum size of a payload that is copied only once although it arrives in several reads."""
 
 _LINE_FEED = (b"\n", b"")
 """The rest of a line end after its CR; b"" if it has not arrived."""
@@ -80,7 +81,7 @@ def _unknown() -> ProtocolError:
     return ProtocolError("Protocol Violation", "Unknown Protocol Operation")
 
 
-def silent() -> ProtocolError:
+def silent_error() -> ProtocolError:
     """Return an error that closes the connection without sending anything."""
     return ProtocolError("Protocol Violation", None)
 
@@ -91,7 +92,7 @@ def _too_large(msg: Msg, size: int) -> ProtocolError:
     return error
 
 
-def number(digits: bytes) -> int:
+def parse_size(digits: bytes) -> int:
     """Read a size as nats-server does. Returns: -1 unless ``digits`` is 1 to 9 digits and nothing else."""
     return int(digits) if digits.isdigit() and len(digits) < 10 else -1
 
@@ -110,11 +111,11 @@ class Framing:
     Attributes that describe the batch last returned:
         marks: indexes of the items that are not a Msg.
         payload_bytes: sum of the bodies' lengths.
-        reserved_replies: flag; if false, no reply is one that only servers may use.
+        reserved_replies: flag; if false, no reply subject is reserved for servers.
         traced: flag; if false, no message requests a trace.
         held: flag; an operation ended the batch, and more may follow: serve the batch, then feed b"".
         begun: the subject of the incomplete or wrong message at the end of the input; None if there is none.
-    The caller sets ``headers`` once HPUB is negotiated, and may change the limits with ``limit``.
+    The caller sets ``headers`` once the client may send HPUB, and may change the limits with ``limit``.
     """
 
     __slots__ = ("_chunks", "_have", "_large", "_line", "_need", "_rest", "_sizes", "_values", "begun", "headers",
@@ -160,7 +161,7 @@ class Framing:
 
     @property
     def missing(self) -> int:
-        """Number of bytes that complete the current message; 0 if no message has begun."""
+        """Number of bytes that the parser needs to continue the current message; 0 before its line is complete."""
         return self._need - self._have if self._need else 0
 
     def feed(self, data: bytes) -> list[Any]:
@@ -251,7 +252,7 @@ class Framing:
                     if verb == plain:
                         if len(parts) == 4:
                             _, subject, reply, digits = parts
-                            # Inboxes are not reserved replies; the caller examines replies with another second letter.
+                            # No reply that begins with _I (an inbox) is reserved; the caller examines all others.
                             if reply[:2] != b"_I":
                                 reserved = True
                         elif len(parts) == 3:
@@ -262,7 +263,7 @@ class Framing:
                         hlen = 0
                     else:
                         if not self.headers:
-                            raise silent()
+                            raise silent_error()
                         if len(parts) == 5:
                             _, subject, reply, header_digits, digits = parts
                             if reply[:2] != b"_I":
@@ -272,14 +273,14 @@ class Framing:
                             reply = b""
                         else:
                             raise self._miscounted(line)
-                        hlen = number(header_digits)
+                        hlen = parse_size(header_digits)
                         with_headers = True
                     try:
                         size = sizes[digits]
                     except KeyError:
                         size = self._size(digits)
                     if hlen and not 0 <= hlen <= size:
-                        raise silent()
+                        raise silent_error()
                     if size > self.max_payload:
                         raise _too_large((subject, reply, hlen, data[start:start + hlen]), size)
                     last = line
@@ -316,7 +317,7 @@ class Framing:
         return ops
 
     def _cut_large(self) -> tuple[bytes, bytes, int]:
-        """Return the payload of a large message, copied once; the bytes in which it ends; the position of its end."""
+        """Return a large message's payload, copied once; the bytes that contain its end; the position of the end."""
         data, size = self._chunks[-1], self._values[3]
         end = len(data) - (self._have - size)
         if end < 0:  # an earlier chunk ended with half of the line end
@@ -326,15 +327,15 @@ class Framing:
 
     def _size(self, digits: bytes) -> int:
         """Parse and cache a payload size: few sizes occur, and a lookup is cheaper than checking digits."""
-        size = number(digits)
+        size = parse_size(digits)
         if size < 0:
-            raise silent()
+            raise silent_error()
         if len(self._sizes) >= _SIZES_KEPT:
             self._sizes.clear()
         self._sizes[digits] = size
         return size
 
-    # A protocol overrides these.
+    # A protocol's parser overrides these methods.
 
     def _parse_line(self, verb: bytes, argument: bytes) -> Any:
         """Parse a line that is no message. Returns: its operation; None if there is none. Raises: ProtocolError."""
@@ -359,8 +360,7 @@ class Framing:
         raise _unknown()
 
     def _too_long(self, line: bytes, limit: int) -> bool:
-        """Return whether a complete line exceeds the bound of control lines; arguments of PING and the like do not
-        count."""
+        """Return whether a complete line exceeds the bound of control lines; arguments of ``bare`` verbs are free."""
         verb = self._verb(line)
         return len(_argument(verb, line)) > limit and not any(bare for name, _, bare in self.verbs if name == verb)
 
@@ -370,7 +370,7 @@ class Framing:
         Raises: ProtocolError if no blank follows the verb, which is then unknown.
         """
         self._verb(line)
-        return silent()
+        return silent_error()
 
     def _unfinished(self, line: bytes) -> bytes:
         """Check an incomplete line. Returns: the part of it to keep. Raises: ProtocolError."""

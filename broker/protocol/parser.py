@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from broker.protocol.framing import Framing, MessageVerbs, Verb, number, silent
+from broker.protocol.framing import Framing, MessageVerbs, Verb, parse_size, silent_error
 from broker.protocol.run import Msg
 
 __all__ = ["Connect", "Err", "Op", "Parser", "Ping", "Pong", "Sub", "Unsub"]
@@ -126,14 +126,14 @@ class Parser(Framing):
                 return Sub(parts[0], b"", parts[1])
             if len(parts) == 3:
                 return Sub(*parts)
-            raise silent()
+            raise silent_error()
         if verb == b"UNSUB":
             parts = argument.split()
             if len(parts) == 1:
                 return Unsub(parts[0], -1)
             if len(parts) == 2:
-                return Unsub(parts[0], number(parts[1]))
-            raise silent()
+                return Unsub(parts[0], parse_size(parts[1]))
+            raise silent_error()
         if verb == b"CONNECT":
             return Connect(argument)
         if verb == b"-ERR":

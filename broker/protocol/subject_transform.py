@@ -14,9 +14,9 @@ name may begin in either case:
     {{left(n,size)}} {{right(n,size)}}  the token's first or last characters
     {{random(max)}}                     a random number below ``max``
 
-A destination may repeat a token thousands of times, so a short subject could become one of megabytes. No subject of
-more than 65 535 bytes is made, and none for which partitions hash more than that. nats-server makes it, but its file
-store keeps a subject's length in 16 bits.
+A destination may repeat a token thousands of times, so a short subject could become one of megabytes. A transform makes
+no subject of more than 65 535 bytes, and its partitions hash no more bytes for one subject. nats-server has no such
+bounds, but its file store keeps a subject's length in 16 bits.
 
 All subjects are bytes. Surprising behaviour of nats-server is kept ($0 is the source's first token), because
 configurations depend on it.
@@ -86,7 +86,7 @@ class SubjectTransform:
     """A transform. Immutable.
 
     Args:
-        ``src``: b"" is ``>``;
+        ``src``: b"" means ``>``;
         ``strict``: for imports; the destination uses all wildcards and no other function, so ``reverse`` can undo it.
     Raises: TransformError.
     """
@@ -106,7 +106,7 @@ class SubjectTransform:
         self._tail = len(src_tokens) - 1 if dest_tokens[-1] == _FULL else -1
         self._parts: list[bytes | _Part] = []
         self._hashed: list[int] = []
-        """Places of the subject's tokens that partitions hash, one for each time; -1: all tokens."""
+        """Indexes of the tokens that partitions hash, as often as each is hashed; -1: all tokens."""
         self.repeatable = True
         """Flag: the result depends on the subject alone."""
 
@@ -151,7 +151,7 @@ class SubjectTransform:
         return lambda tokens: cut(tokens[place], size) if 0 < size < len(tokens[place]) else tokens[place]
 
     def _below(self, number: int) -> int:
-        """Return a random number; as in Go, the sign of ``number`` does not matter."""
+        """Return a random number below ``abs(number)``, or 0 if ``number`` is 0, as nats-server does."""
         return self._random.randrange(1 << 31) % abs(number) if number else 0
 
     def match(self, subject: bytes) -> bytes | None:
@@ -195,7 +195,7 @@ class SubjectTransform:
     def reverse(self) -> SubjectTransform:
         """Return the transform that undoes this strict one. Raises: TransformError.
 
-        nats-server's own gives wildcards a wrong order if three or more of them change places; this one is right.
+        nats-server's reverse transform orders wildcards wrongly if three or more change places; this one is right.
         """
         src: list[bytes] = []
         places: dict[int, int] = {}
@@ -365,7 +365,10 @@ def _partition(key: bytes, buckets: int) -> int:
 
 
 def _split(token: bytes, text: bytes) -> bytes:
-    """Return ``token`` with a dot for each ``text``, but with none at its ends, nor two in a row."""
+    """Return ``token`` with a dot for each ``text``; several in a row become one dot, and one at either end none.
+
+    As in nats-server, two or more at the start do become a dot.
+    """
     pieces = token.split(text) if text else [
         one.encode("utf-8", "surrogateescape") for one in token.decode("utf-8", "surrogateescape")]
     made = []
@@ -377,7 +380,7 @@ def _split(token: bytes, text: bytes) -> bytes:
 
 
 def _slices(token: bytes, size: int, first: int) -> bytes:
-    """Return ``token`` in pieces of ``size``, after a first piece of ``first`` bytes if that is not 0."""
+    """Split ``token`` with dots into pieces of ``size`` bytes, after a piece of ``first`` bytes if that is not 0."""
     pieces = [token[:first]] if first else []
     return b".".join(pieces + [token[at:at + size] for at in range(first, len(token), size)])
 
@@ -390,4 +393,4 @@ _CUTS: Final[dict[str, Callable[[bytes, int], bytes]]] = {
     "left": lambda token, size: token[:size],
     "right": lambda token, size: token[-size:],
 }
-"""Functions for a token that is longer than their number; a shorter token does not change."""
+"""Functions that change a token if it is longer than their number argument, and only if that is above 0."""

@@ -183,7 +183,7 @@ class Delegation:
         return self.on_account(account) if self.on_account is not None else None
 
     def recheck_clients(self, name: str) -> None:
-        """Decide again about an account's clients, after its claims have changed."""
+        """Apply an account's changed claims to its clients: close those that the claims no longer admit."""
         from broker.server.auth.tokens import decide_again
 
         known = self.operator.known(name) if self.operator is not None else None

@@ -1,10 +1,11 @@
-"""The server: it listens, keeps the list of clients and counters, and shuts down in order.
+"""The server: it listens, keeps the clients and counters, and shuts down in order.
 
 Owns: the listening sockets, INFO, admission, the server's counters and lame duck mode. Does not own: what a client may
 do (connection), where messages go (routing), who may log in (auth), the counts of an account (accounts).
 
-Shutdown: no new connections, then the lame duck notice (if requested), then clients are closed one by one. The
-counters can be read afterwards. JetStream stops earlier, in ``app``; the router works until the last client is gone.
+A shutdown accepts no more connections, then sends each client its queued bytes and closes it. In lame duck mode it
+notifies the clients first, and closes them one by one. The counters can be read afterwards. JetStream stops earlier, in
+``app``; the router works until the last client is closed.
 
 Source: nats-server, server/server.go (createClientEx, lameDuckMode, Shutdown), server/monitor.go (ConnInfo).
 """
@@ -61,7 +62,7 @@ _CLOSE_SECONDS = 2.0
 
 
 class Server:
-    """Core NATS on one port.
+    """A server of core NATS on one client port, and on a WebSocket port if that is configured.
 
     ``start`` binds the port, unless ``bind`` did, and accepts connections. From then on ``port`` is the actual number.
     """
@@ -92,7 +93,7 @@ class Server:
 
             self.websocket = WebSocketListener(self)
         self.warnings = warnings(settings.auth, by_certificate=settings.tls.verify_and_map)
-        """Texts that are logged at the start."""
+        """Warnings about the settings, which are logged at the start."""
         self.started_at_ns = self.configured_at_ns = self.clock.now_ns()
         self.host = settings.clients.host
         self.port = settings.clients.port
@@ -141,7 +142,7 @@ class Server:
             await self.websocket.bind()
 
     def unbind(self) -> None:
-        """Release a port that was bound but is not listened on."""
+        """Release the port if it is bound and the server does not listen on it yet."""
         if self._bound is not None:
             self._bound.close()
             self._bound = None
@@ -149,7 +150,7 @@ class Server:
             self.websocket.unbind()
 
     async def start(self) -> None:
-        """Listen. A second start uses the same port, which clients know. Raises: OSError if it is not available."""
+        """Listen. A second start uses the same port, which clients know. Raises: OSError if it cannot be bound."""
         self.loop = asyncio.get_running_loop()
         self.flusher = Flusher(self.loop)
         if not self._loaded:
@@ -217,7 +218,7 @@ class Server:
         if not await _within(self._no_clients, grace_s):
             log.info("Closing existing clients")
             clients = list(self.clients.values())
-            # Few clients need not be spread over two minutes.
+            # If there are few clients, closing them need not take the whole time.
             between_s = min(rest_s / len(clients), 1.0)
             for client in clients:
                 client.close("Server Shutdown")
@@ -278,9 +279,9 @@ class Server:
             clients = list(self.clients.values())
             for client in clients:
                 client.settings_changed()
-            # With configured users or accounts, nats-server checks all clients at every reload. Without a change of
-            # access, only a client with a public key can become invalid: without configured keys, its key was not
-            # checked.
+            # With configured users or accounts, nats-server checks all clients at every reload. If the access settings
+            # are the same, the check can only fail for a client that sent an nkey: without configured nkeys, its login
+            # did not check the nkey.
             checked = settings.auth.users or settings.accounts.configured
             for client in clients:
                 if not client.closed and (access_changed or (checked and client.options.get("nkey"))):
@@ -342,7 +343,7 @@ class Server:
         self._silent.clear()
 
     def count_closed(self) -> None:
-        """Count a closed connection, whose output was all written or dropped."""
+        """Count a connection that has ended: its output was written or dropped."""
         self._transports -= 1
         if not self._transports:
             self._silent.set()

@@ -43,7 +43,7 @@ class _Handshake(Protocol):
 
     @property
     def pending(self) -> bool:
-        """Flag: the connection may do nothing but log in."""
+        """Flag: the connection has not logged in, and no other operation is allowed yet."""
 
     @property
     def checking(self) -> bool:
@@ -54,13 +54,13 @@ class _Handshake(Protocol):
 
 
 class _Publishing(Protocol):
-    """The way of a connection's messages to the router."""
+    """The part of a connection that passes its messages to the router."""
 
     def publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> bool:
-        """Route ops[start:end], which are messages. Returns: False if some are left for ``resume``."""
+        """Route ops[start:end], which are messages. Returns: False if ``resume`` must route the last ones."""
 
     def resume(self, now_ns: int) -> bool:
-        """Route the messages that are left. Returns: False if some are left again."""
+        """Route the messages that ``publish`` did not. Returns: False if ``resume`` must be called again."""
 
     def begin(self, subject: bytes) -> None:
         """Check the subject of a message whose line has arrived, because the rest of the message may never come."""
@@ -119,10 +119,10 @@ class Connection(asyncio.Protocol, ABC):
         """Size of the read that is being served, in bytes."""
 
         self._unserved: tuple[list[Any], int, int, ProtocolError | None] | None = None
-        """The part of one read that is served on a later turn, after the messages that ``_publishing`` left.
+        """The rest of one read, which is served on a later turn, after ``_publishing.resume``.
 
-        It has the operations, the index of the next one, the index of the next of the parser's marks, and the error
-        that ends them.
+        Its parts are the operations, the index of the next operation, the index of the next of the parser's marks, and
+        the error after the last operation.
         """
 
         settings = server.settings
@@ -142,7 +142,7 @@ class Connection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def _leave(self) -> None:
-        """Leave the router and the server, after the connection was closed."""
+        """Remove the closing connection and its subscriptions from the server and the router."""
 
     @abstractmethod
     def _execute(self, op: Any, now_ns: int) -> None:
@@ -173,7 +173,7 @@ class Connection(asyncio.Protocol, ABC):
         if isinstance(self._outbound, TracedOutbound) and self._trace is not None:
             self._outbound.trace = self._trace
         self.cid = server.next_cid()
-        self._name()
+        self._set_label()
         self._reading = ReadPacing(self._loop, self._transport, self._receive, lambda: self.parser.missing)
         server.count_opened()
         if greet:
@@ -184,11 +184,11 @@ class Connection(asyncio.Protocol, ABC):
         return not refused
 
     def set_address(self, ip: str, port: int) -> None:
-        """Set the address of the peer itself, which is behind a proxy."""
+        """Set the address of the peer, if it connects through a proxy that sends it."""
         self.ip, self.port = ip, port
-        self._name()
+        self._set_label()
 
-    def _name(self) -> None:
+    def _set_label(self) -> None:
         forwarded = self.forwarded_for and self.forwarded_for + "/"
         self.label = f"{forwarded}{self.ip}:{self.port} - {self.entrance.id_label}:{self.cid}"
 
@@ -199,7 +199,7 @@ class Connection(asyncio.Protocol, ABC):
         self._reading.upgrade(transport)
 
     def begin(self) -> None:
-        """Start pinging: the transport is final now."""
+        """Start pinging; the transport does not change any more."""
         self._keepalive.start()
 
     def eof_received(self) -> bool:
@@ -318,7 +318,7 @@ class Connection(asyncio.Protocol, ABC):
         self._count_slow(SLOW_TIME)
 
     def _end(self, reason: str) -> None:
-        """Stop reading and leave; only the first call has an effect."""
+        """Stop reading and pinging, and call ``_leave``; only the first call has an effect."""
         if self.closed:
             return
         self.closed = True
@@ -373,7 +373,7 @@ class Connection(asyncio.Protocol, ABC):
             data = b""
 
     def _finish_read(self, error: ProtocolError | None, now_ns: int) -> bool:
-        """Finish a read whose operations are all served. ``error`` ended them, if any.
+        """Finish a read whose operations are all served; ``error`` is the parser's error after them, if any.
 
         Returns: whether to feed the parser again at once.
         """
@@ -402,7 +402,7 @@ class Connection(asyncio.Protocol, ABC):
         self.router.outward.hold_back(self)
 
     def _serve(self, ops: list[Any], start: int, number: int, error: ProtocolError | None, now_ns: int) -> bool:
-        """Serve ops[start:], in order. Operations beyond the work of one turn of the loop are left for a later one.
+        """Serve ops[start:], in order. Operations that are too much work for this turn of the loop are served later.
 
         Args: ``number`` counts the parser's marks before ``start``. Returns: whether all are served.
         """
@@ -445,7 +445,7 @@ class Connection(asyncio.Protocol, ABC):
     # Sending
 
     def send_line(self, line: bytes) -> None:
-        """Queue one line of the protocol, or a message without a subscription."""
+        """Queue one line of the protocol, or a message that is for no subscription."""
         self._outbound.write([line], len(line))
 
     def send_error(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""The accounts of trusted operators: each is fetched when first needed, and changes with its token.
+"""The accounts of trusted operators. An account is fetched when it is first needed, and changes with its token.
 
     lookup ──> resolver ──> token checked ──> registered ──> the accounts it imports from ──> ready
                                                   │
@@ -42,10 +42,10 @@ _ASK_AGAIN_NS: Final = _SECOND
 """Minimum time between two lookups of an expired account."""
 
 _FETCHES_AT_ONCE: Final = 64
-"""Number of accounts for which a resolver is asked concurrently."""
+"""Number of accounts that a resolver fetches concurrently."""
 
 _TIMER_SECONDS_MAX: Final = 60.0
-"""Bound on one expiry timer; a later expiry is compared with the clock again, because timers stop during a suspend."""
+"""Maximum duration of an expiry timer. When it ends, the clock is read again, since timers stop during a suspend."""
 
 
 class AccountError(Exception):
@@ -62,7 +62,7 @@ class Host(Protocol):
         """Add the account, or change it. Returns: an awaitable that completes when it can be used; None: at once."""
 
     def recheck_clients(self, name: str) -> None:
-        """Decide again about an account's clients, after its claims have changed."""
+        """Apply an account's changed claims to its clients: close those that the claims no longer admit."""
 
     def check_clients(self, name: str) -> None:
         """Check the logins of all clients of an account again, with the credentials that they sent."""
@@ -83,11 +83,11 @@ class Trust:
 
         self.strict_keys = frozenset(
             key for one in self.operators if one.strict_signing_keys for key in one.signing_keys)
-        """Keys whose accounts must use signing keys, too, instead of their own keys."""
+        """Operators' keys; an account that one of them signed must use signing keys instead of its own key."""
 
 
 class KnownAccount:
-    """An account with its claims; a ``ClaimAccount`` to authenticators."""
+    """An account with its claims; it implements ``ClaimAccount`` for authenticators."""
 
     def __init__(self, token: str, claims: AccountClaims, trust: Trust) -> None:
         self._trust = trust
@@ -95,7 +95,7 @@ class KnownAccount:
         self.claims = claims
         self.expired = False
         self.ready = False
-        """Flag: lookups of the accounts from which it imports have ended."""
+        """Flag: the accounts from which this one imports were looked up."""
 
         self.updated_at_ns = 0
         self._decoded_token = ""
@@ -104,7 +104,7 @@ class KnownAccount:
         self.activation_timer: asyncio.TimerHandle | None = None
 
     def shown(self) -> dict[str, Any]:
-        """Return its token as monitoring shows it."""
+        """Return the account's token as monitoring shows it."""
         claims = self.claims
         shown = {"expired": self.expired, "jwt": self.token, "issuer_key": claims.issuer, "tags": list(claims.tags),
                  "decoded_jwt": self._decoded(),
@@ -163,7 +163,7 @@ class OperatorAccounts:
     # Lookups
 
     def shown(self, name: str) -> dict[str, Any]:
-        """Return the account's token as monitoring shows it; nothing if it has none."""
+        """Return an account's token as monitoring shows it; {} if the account is not known."""
         account = self._known.get(name)
         return account.shown() if account is not None else {}
 
@@ -171,7 +171,7 @@ class OperatorAccounts:
         return self._known.get(name)
 
     def find(self, name: str) -> KnownAccount | None:
-        """Return the account if it need not be fetched."""
+        """Return the account; None if it must be fetched first."""
         account = self._known.get(name)
         return account if account is not None and account.ready and not self._must_fetch_again(account) else None
 
@@ -191,7 +191,7 @@ class OperatorAccounts:
         return cancel
 
     async def get(self, name: str) -> KnownAccount:
-        """Return the account, which may take long. Raises: AccountError."""
+        """Return the account; fetching it may take seconds. Raises: AccountError."""
         account = self.find(name)
         return account if account is not None else await self._await_lookup(name)
 
@@ -203,7 +203,7 @@ class OperatorAccounts:
     def _drop_unless_wanted(self, name: str) -> None:
         """Cancel a lookup for which nobody waits, unless the resolver was already asked.
 
-        Anyone can name accounts that do not exist: otherwise the lookups of disconnected clients would delay others.
+        A client can name accounts that do not exist; without this, lookups for disconnected clients would delay others.
         """
         if not self._waiters[name] and name in self._queued:
             self._lookups.pop(name).cancel()
@@ -221,7 +221,7 @@ class OperatorAccounts:
     def _finish_lookup(self, name: str, task: asyncio.Task[KnownAccount]) -> None:
         if self._lookups.get(name) is task:
             del self._lookups[name], self._waiters[name]
-        # The caller may be gone: the exception is retrieved here, so that the loop does not report it.
+        # The caller may have been cancelled. Retrieve the exception, so that the loop does not report it.
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, AccountError):
             log.error("looking up the account %s failed: %r", name, error)
 

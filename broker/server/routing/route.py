@@ -38,7 +38,7 @@ _PEER = attrgetter("peer")
 _ORIGINAL = attrgetter("original")
 
 _Renamed = dict[Callable[[bytes], bytes], Run]
-"""Runs of the same messages, one for each import: under the subjects of that import."""
+"""Runs of the same messages under the subjects of each import, by the import's rename function."""
 
 
 class Route:
@@ -48,9 +48,9 @@ class Route:
     If there are many receivers, messages reach them on later turns through ``outward``.
     """
 
-    __slots__ = ("__weakref__", "_counts_each", "_first", "_one_by_one", "clients", "groups", "handlers", "inside",
-                 "inward", "limited", "only", "outward", "receivers", "relays", "rng", "shadowed", "shadows", "sole",
-                 "width")
+    __slots__ = ("__weakref__", "_counts_each", "_first", "_one_by_one", "clients", "groups", "handler_subs",
+                 "handlers", "inward", "limited", "only_handler", "only_sub", "outward", "receivers", "relays", "rng",
+                 "shadowed", "shadows", "width")
 
     def __init__(self, match: Match[Subscription], receivers: Sequence[Subscription], rng: random.Random,
                  inward: Inward, outward: Outward) -> None:
@@ -63,14 +63,14 @@ class Route:
         self._first: dict[Peer, Subscription] | None = None
         self.shadows: Sequence[Subscription] = ()
         self.relays: Sequence[Relay] = ()
-        self.inside: Sequence[Subscription] = ()
+        self.handler_subs: Sequence[Subscription] = ()
         self.handlers: Sequence[BatchHandler] = ()
         self.groups: Sequence[list[Subscription]] = ()
         self.shadowed = False
-        self.sole: BatchHandler | None = None
-        """The handler, if it is the only receiver: each run goes to it unchanged."""
-        self.only: Subscription | None = None
-        """The subscription, if it belongs to a client, is the only receiver, and has no limit."""
+        self.only_handler: BatchHandler | None = None
+        """The handler, if it is the only receiver; each run is passed to it unchanged."""
+        self.only_sub: Subscription | None = None
+        """The only receiver, if it is a client's subscription without limit and ``on_delivery``; otherwise None."""
         if len(receivers) == len(match.plain) == 1 and receivers[0].peer is not None and receivers[0].original is None:
             # Fast path for the usual case: if subjects never repeat, each message makes a route.
             self.clients = match.plain
@@ -78,7 +78,7 @@ class Route:
             self._one_by_one = False
             self._counts_each = receivers[0].on_delivery is not None
             if not self.limited and not self._counts_each:
-                self.only = receivers[0]
+                self.only_sub = receivers[0]
             return
         plain = match.plain
         self.groups = list(match.groups.values())
@@ -88,8 +88,8 @@ class Route:
             self.clients = [sub for sub in plain if sub.peer is not None and sub.original is None]
             self.shadows = [sub for sub in plain if sub.original is not None]
             self.relays = [relay for sub in plain if (relay := sub.relay) is not None]
-            self.inside = [sub for sub in plain if sub.handler is not None]
-            self.handlers = [sub.handler for sub in self.inside if sub.handler is not None]
+            self.handler_subs = [sub for sub in plain if sub.handler is not None]
+            self.handlers = [sub.handler for sub in self.handler_subs if sub.handler is not None]
         else:
             self.clients = plain
         # A connection with two matching sids gets its messages one by one. Members of one queue group never get the
@@ -103,20 +103,20 @@ class Route:
         self.limited = any(sub.max for sub in receivers)
         self._counts_each = (bool(self.groups or self.shadows or self.relays) or self._one_by_one
                          or any(sub.on_delivery is not None for sub in receivers))
-        self.sole = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
+        self.only_handler = self.handlers[0] if len(receivers) == len(self.handlers) == 1 else None
 
     def limit(self) -> None:
         """Record that one of the receivers now has a limit of messages."""
         self.limited = True
-        self.only = None
+        self.only_sub = None
 
     def destination(self, account: str, subject: bytes, hops: int) -> tuple[str, bytes] | None:
-        """Return where a handler of the broker receives a message to the literal ``subject`` of ``account``.
+        """Find the handler of the broker that receives a message to the literal ``subject`` of ``account``.
 
         The message may pass through at most ``hops`` other accounts.
         Returns: the receiving account and the subject there; None if no handler receives the message.
         """
-        if self.inside:
+        if self.handler_subs:
             return account, subject
         for relay in self.relays if hops else ():
             hop = relay.hop(subject)
@@ -124,8 +124,8 @@ class Route:
                 return found
         return None
 
-    def shown(self, subject: bytes) -> Match[Subscription]:
-        """Return the receivers whose clients may see ``subject``."""
+    def permitted(self, subject: bytes) -> Match[Subscription]:
+        """Return the receivers whose clients may receive messages with the literal ``subject``."""
         match: Match[Subscription] = Match()
         for sub in self.receivers:
             hides = (sub.original or sub).hides
@@ -135,15 +135,15 @@ class Route:
 
     def deliver(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> int:
         """Deliver ops[start:end] to all receivers. Returns: the number of deliveries."""
-        if ((self.width > 1 or (source is None and self.outward.busy and self._waits(ops[start:end])))
-                and self._postpones(end - start, source)):
+        if ((self.width > 1 or (source is None and self.outward.busy and self._behind_queued(ops[start:end])))
+                and self._must_postpone(end - start, source)):
             return (end - start) * self._postpone(ops[start:end], source, now_ns)
         if self._counts_each or self.limited:
-            taken = self._deliver_now(ops[start:end], source, now_ns)
-            if source is not None and source.wants_no_responders and not all(taken):
-                self._report_no_responders(ops, [start + i for i, count in enumerate(taken) if not count], source)
-            return sum(taken)
-        declined: list[int] = []
+            counts = self._deliver_now(ops[start:end], source, now_ns)
+            if source is not None and source.wants_no_responders and not all(counts):
+                self._report_no_responders(ops, [start + i for i, count in enumerate(counts) if not count], source)
+            return sum(counts)
+        declined_indexes: list[int] = []
         clients = self.clients
         if clients:
             if source is not None and source.no_echo:
@@ -153,27 +153,28 @@ class Route:
                 _deliver(clients, Run(ops[start:end]))
         handlers = self.handlers
         if source is None:
-            for sub in self.inside:
+            for sub in self.handler_subs:
                 self.inward.put(sub, ops, start, end, now_ns)
         else:
             for handler in handlers:
                 refused = handler(ops, start, end, source, now_ns)
                 if refused:
-                    declined += refused
+                    declined_indexes += refused
         count = len(clients) + len(handlers)
         if source is not None and source.wants_no_responders:
             if not count:
                 self._report_no_responders(ops, range(start, end), source)
-            elif declined:
-                self._report_no_responders(ops, [i for i, times in Counter(declined).items() if times == count], source)
-        return count * (end - start) - len(declined)
+            elif declined_indexes:
+                by_all = [i for i, times in Counter(declined_indexes).items() if times == count]
+                self._report_no_responders(ops, by_all, source)
+        return count * (end - start) - len(declined_indexes)
 
     def call_only_handler(self, handler: BatchHandler, ops: Sequence[Msg], start: int, end: int, source: Source,
                           now_ns: int) -> None:
         """Do what ``deliver`` does, for a route whose only receiver is ``handler``."""
-        declined = handler(ops, start, end, source, now_ns)
-        if declined and source.wants_no_responders:
-            self._report_no_responders(ops, declined, source)
+        declined_indexes = handler(ops, start, end, source, now_ns)
+        if declined_indexes and source.wants_no_responders:
+            self._report_no_responders(ops, declined_indexes, source)
 
     @staticmethod
     def _report_no_responders(ops: Sequence[Msg], indexes: Iterable[int], source: Source) -> None:
@@ -189,8 +190,8 @@ class Route:
         message's own subject routes it.
         Returns: the number of receivers of each message.
         """
-        if ((self.width > 1 or (source is None and self.outward.busy and self._waits(msgs, to)))
-                and self._postpones(len(msgs), source)):
+        if ((self.width > 1 or (source is None and self.outward.busy and self._behind_queued(msgs, to)))
+                and self._must_postpone(len(msgs), source)):
             return [self._postpone(msgs, source, now_ns, to)] * len(msgs)
         return self._deliver_now(msgs, source, now_ns, to)
 
@@ -199,17 +200,17 @@ class Route:
         count = len(msgs)
         if self._one_by_one and count > 1:
             return [self._deliver_now([msg], source, now_ns, to)[0] for msg in msgs]
-        taken = [0] * count
+        counts = [0] * count
         silent = source.peer if source is not None and source.no_echo else None
         run = Run(msgs) if self.clients else None
         if run is not None and self._one_by_one:
-            taken[0] = _deliver_to_present(self.clients, run, silent)
+            counts[0] = _deliver_to_present(self.clients, run, silent)
         elif run is not None:
             for sub in self.clients:
                 if (sub.peer is not silent or silent is None) and (room := sub.room(count)):
                     _deliver_limited(sub, run if room == count else Run(msgs[:room]))
                     for i in range(room):
-                        taken[i] += 1
+                        counts[i] += 1
         renamed: _Renamed = {}
         for sub in self.shadows:
             if sub.peer is silent and silent is not None:
@@ -221,13 +222,13 @@ class Route:
                 else:
                     self._deliver_to_shadow(sub, msgs[:room], source, now_ns, to, {})
                 for i in range(room):
-                    taken[i] += 1
+                    counts[i] += 1
         for relay in self.relays:
-            taken = list(map(int.__add__, taken, relay.pass_on(msgs, source, now_ns, to)))
+            counts = list(map(int.__add__, counts, relay.pass_on(msgs, source, now_ns, to)))
         for group in self.groups:
             for sub, indexes in assign(group, count, silent, self.rng):
                 for i in indexes:
-                    taken[i] += 1
+                    counts[i] += 1
                 own = (msgs if len(indexes) == count else msgs[indexes.start:indexes.stop] if isinstance(indexes, range)
                        else [msgs[i] for i in indexes])
                 if sub.original is not None:
@@ -241,20 +242,20 @@ class Route:
                     if own is msgs and run is None:
                         run = Run(msgs)
                     _deliver_limited(sub, run if run is not None and own is msgs else Run(own))
-        for sub in self.inside:
-            declined: Collection[int] | None = None
+        for sub in self.handler_subs:
+            declined_indexes: Collection[int] | None = None
             if source is None:
                 self.inward.put(sub, msgs, 0, count, now_ns)
             elif sub.handler is not None:
-                declined = sub.handler(msgs, 0, count, source, now_ns)
+                declined_indexes = sub.handler(msgs, 0, count, source, now_ns)
             for i in range(count):
-                taken[i] += 1
-            for i in declined or ():
-                taken[i] -= 1
-        return taken
+                counts[i] += 1
+            for i in declined_indexes or ():
+                counts[i] -= 1
+        return counts
 
     def plain_of(self, peer: Peer) -> Subscription | None:
-        """Return the first plain subscription of ``peer``, if it has one."""
+        """Return the first subscription of ``peer`` without a queue group, if there is one."""
         if len(self.clients) <= RECEIVERS_MANY:
             return next((sub for sub in self.clients if sub.peer is peer), None)
         if self._first is None:
@@ -277,7 +278,7 @@ class Route:
         share = max(AT_ONCE // self.width, 1)
         return share if self._one_by_one else _JOINED * share
 
-    def _postpones(self, count: int, source: Source | None) -> bool:
+    def _must_postpone(self, count: int, source: Source | None) -> bool:
         """Return whether ``count`` messages are too much work for the current turn.
 
         Only the broker's own messages may wait because of earlier work in this turn. A client must not publish more
@@ -288,8 +289,8 @@ class Route:
         outward.work += work
         return work > AT_ONCE or (source is None and (outward.busy or outward.work > AT_ONCE))
 
-    def _waits(self, msgs: Sequence[Msg], to: bytes = b"") -> bool:
-        """Return whether earlier messages of the broker to these subjects are queued, so that these must wait, too."""
+    def _behind_queued(self, msgs: Sequence[Msg], to: bytes = b"") -> bool:
+        """Return whether earlier messages of the broker to these subjects are queued: then ``msgs`` must wait, too."""
         return bool(self.receivers) and self.outward.waits_for(_routed_by(msgs, to))
 
     def _postpone(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> int:
@@ -321,20 +322,20 @@ class Route:
             part = self.clients[at:at + size]
             _deliver_to_present(part, run, silent)
             yield each * len(part)
-        rest = [sub for sub in (*self.shadows, *self.inside) if not sub.ended]
+        rest = [sub for sub in (*self.shadows, *self.handler_subs) if not sub.ended]
         for at in range(0, len(rest), size):
-            few: Match[Subscription] = Match()
-            few.plain = rest[at:at + size]
-            self._part(few)._deliver_now(msgs, source, now_ns, to)
-            yield each * len(few.plain)
+            part_match: Match[Subscription] = Match()
+            part_match.plain = rest[at:at + size]
+            self._part(part_match)._deliver_now(msgs, source, now_ns, to)
+            yield each * len(part_match.plain)
         for relay in self.relays:
             relay.pass_on(msgs, source, now_ns, to)
             yield each
         for group in self.groups:
-            few = Match()
-            few.groups = {group[0].queue: [sub for sub in group if not sub.ended]}
-            if few.groups[group[0].queue]:
-                self._part(few)._deliver_now(msgs, source, now_ns, to)
+            part_match = Match()
+            part_match.groups = {group[0].queue: [sub for sub in group if not sub.ended]}
+            if part_match.groups[group[0].queue]:
+                self._part(part_match)._deliver_now(msgs, source, now_ns, to)
             yield each + len(group) // 8
 
     def _part(self, match: Match[Subscription]) -> Route:

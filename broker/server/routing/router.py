@@ -35,15 +35,14 @@ from broker.server.routing.subscription import BatchHandler, Peer, Source, Subsc
 
 __all__ = ["Router"]
 
-_LINE_MAX: Final = 4096
-"""Bytes of a body. Up to this size, copying the body once more is cheaper than a separate write."""
+_JOINED_BODY_BYTES: Final = 4096
+"""Size below which copying a body once more is cheaper than a separate write, in bytes."""
 
 _REPLIES_AT_ONCE: Final = 100_000
-"""Subscriptions that may be visited to find the publishers that need a no-responders reply, before the work is measured
-again."""
+"""Bound on the subscriptions that are visited to send no-responders replies, before the work is measured again."""
 
 _HANDLED_AT_ONCE: Final = 512
-"""Messages in one call of a handler. A stream that decides them one by one needs some milliseconds."""
+"""Maximum number of messages in one call of a handler. A stream that checks them one by one takes some milliseconds."""
 
 _DOT: Final = ord(".")
 _HOPS_MAX: Final = 64
@@ -95,14 +94,14 @@ class Router:
         get = routes.by_subject.get
         resolve = routes.resolve
         waiting = source is None and outward.busy
-        ahead: Route | None = None
+        next_route: Route | None = None  # the route of ops[start], if it was already looked up
         # ``to`` is the only receiver of these single messages, so they are handed over together.
         subs: list[Subscription] = []
         msgs: list[Msg] = []
         to: Peer | None = None
         while start < end:
             subject = ops[start][0]
-            route, ahead = ahead or get(subject), None
+            route, next_route = next_route or get(subject), None
             head = b""
             if route is None:
                 route = resolve(subject)
@@ -111,26 +110,26 @@ class Router:
             while at < end:
                 following = ops[at][0]
                 if following is not subject:
-                    # Acks and replies come in bursts: comparing the head finds a sibling without a lookup.
+                    # Acks and replies come in bursts: comparing the head avoids a lookup for each.
                     if (not (head and following.startswith(head) and following.count(b".") == dots
-                             and following[-1] != _DOT) and (ahead := get(following)) is not route
-                            and (ahead is not None or resolve(following) is not route or outward.work > AT_ONCE)):
+                             and following[-1] != _DOT) and (next_route := get(following)) is not route
+                            and (next_route is not None or resolve(following) is not route or outward.work > AT_ONCE)):
                         break
                     subject = following
                 at += 1
             changes = routes.changes
-            only = route.only
+            only = route.only_sub
             if only is not None and at - start == 1 and not waiting:
                 msg = ops[start]
                 peer = only.peer
                 assert peer is not None
-                if len(msg[3]) < _LINE_MAX and (peer is not source or not peer.no_echo):
+                if len(msg[3]) < _JOINED_BODY_BYTES and (peer is not source or not peer.no_echo):
                     if peer is not to:
                         if to is not None:
                             to.deliver_each(subs, msgs)
                             subs, msgs = [], []
                             if routes.changes != changes:
-                                ahead = None
+                                next_route = None
                         to = peer
                     subs.append(only)
                     msgs.append(msg)
@@ -145,23 +144,23 @@ class Router:
             if at - start > _HANDLED_AT_ONCE and source is not None and route.handlers:
                 # The handler counts its work after the call, so a call must be short enough.
                 at = start + _HANDLED_AT_ONCE
-                ahead = None
-            if route.sole is not None and source is not None:
-                route.call_only_handler(route.sole, ops, start, at, source, now_ns)
+                next_route = None
+            if route.only_handler is not None and source is not None:
+                route.call_only_handler(route.only_handler, ops, start, at, source, now_ns)
             else:
                 if at - start > 1 and source is not None and route.width != 1:
-                    # A message without receivers needs a lookup of its reply subject, to report that.
+                    # Each message without receivers needs a lookup of its reply subject, for the no-responders reply.
                     most = (route.msgs_at_once() if route.width else at - start if not source.wants_no_responders
                             else 1 + _REPLIES_AT_ONCE // (1 + self.subs.count))
                     if at - start > most:
                         at = start + most
-                        ahead = None
+                        next_route = None
                 route.deliver(ops, start, at, source, now_ns)
                 if source is not None and source.fan_outs:
                     start = at
                     break
             if routes.changes != changes:
-                ahead = None
+                next_route = None
             start = at
             if outward.work > AT_ONCE and source is not None:
                 break
@@ -188,7 +187,7 @@ class Router:
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         """Route one message to its subscribers; handlers receive it on a later turn. Returns: the number of
         receivers."""
-        route = self.routes.of(subject)
+        route = self.routes.route_of(subject)
         return route.deliver(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
 
     def respond(self, reply: bytes, hlen: int, body: bytes) -> None:
@@ -210,11 +209,11 @@ class Router:
         All subscribers of ``to`` receive the messages. With ``queue``, messages count as received only if that group
         subscribes. Returns: the number of messages at the front of the batch that had a receiver.
         """
-        route = self.routes.of(to)
+        route = self.routes.route_of(to)
         count = len(batch)
         if not route.receivers or not count:
             return 0
-        sub = route.only
+        sub = route.only_sub
         alone = sub is not None and sub.hides is None and not self.outward.waits_for((to,))
         if queue and (alone or not any(group[0].queue == queue for group in route.groups)):
             return 0
@@ -226,20 +225,20 @@ class Router:
         msgs = run.msgs
         now_ns = self._clock.now_ns()
         hidden = any((sub.original or sub).hides is not None for sub in route.receivers)
-        taken = ([self._show(route, msg, now_ns, to) for msg in msgs] if hidden
+        counts = ([self._deliver_permitted(route, msg, now_ns, to) for msg in msgs] if hidden
                  else route.deliver_counted(msgs, None, now_ns, to))
-        return taken.index(0) if 0 in taken else count
+        return counts.index(0) if 0 in counts else count
 
-    def _show(self, route: Route, msg: Msg, now_ns: int, to: bytes) -> int:
-        """Send a message to the receivers of ``route`` that may see its subject. Returns: the number of receivers.
+    def _deliver_permitted(self, route: Route, msg: Msg, now_ns: int, to: bytes) -> int:
+        """Send a message to the receivers of ``route`` that may receive its subject. Returns: their number.
 
-        If no receiver may see the subject, the message counts as received; otherwise it would block the messages
-        behind it.
+        If no receiver may receive the subject, the message counts as received; otherwise the consumer would send it
+        again for ever.
         """
-        match = route.shown(msg[0])
+        match = route.permitted(msg[0])
         if not match.plain and not match.groups:
             return 1
-        return self.routes.of_match(match).deliver_counted([msg], None, now_ns, to)[0]
+        return self.routes.route_of_match(match).deliver_counted([msg], None, now_ns, to)[0]
 
     def import_msgs(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
         """Deliver messages that came through a service import; stream exports do not pass them on.
@@ -250,25 +249,25 @@ class Router:
         """
         if to or len(msgs) == 1:
             return self._import_route(to or msgs[0][0]).deliver_counted(msgs, source, now_ns, to)
-        taken: list[int] = []
-        while len(taken) < len(msgs):
-            start = end = len(taken)
+        counts: list[int] = []
+        while len(counts) < len(msgs):
+            start = end = len(counts)
             route = self._import_route(msgs[start][0])
             while end < len(msgs) and self._import_route(msgs[end][0]) is route:
                 end += 1
-            # Take at least one message: two lookups may return different route objects if shadows are left out.
-            taken += route.deliver_counted(msgs[start:max(end, start + 1)], source, now_ns)
-        return taken
+            # Deliver at least one message: without shadows, each lookup may return another route object.
+            counts += route.deliver_counted(msgs[start:max(end, start + 1)], source, now_ns)
+        return counts
 
     def _import_route(self, subject: bytes) -> Route:
-        route = self.routes.of(subject)
+        route = self.routes.route_of(subject)
         if not route.shadowed:
             return route
         match: Match[Subscription] = Match()
         for sub in route.receivers:
             if sub.original is None:
                 (match.groups.setdefault(sub.queue, []) if sub.queue else match.plain).append(sub)
-        return self.routes.of_match(match)
+        return self.routes.route_of_match(match)
 
     def pub_acks(self, source: object, replies: Sequence[bytes], prefix: bytes, first_seq: int,
                  suffix: bytes) -> None:
@@ -290,16 +289,17 @@ class Router:
     def _only_receiver(self, replies: Sequence[bytes]) -> Subscription | None:
         """Return the only subscription of all ``replies``, found by the inbox that they share; None if uncertain.
 
-        Publishers wait at one inbox prefix, so one lookup and one formatting call serve a whole batch of PubAcks.
+        A client's reply subjects begin with one inbox prefix, so one lookup and one formatting call serve a whole batch
+        of PubAcks.
         """
         inbox = replies[0].rpartition(b".")[0]
         route = self.routes.inbox(inbox) if inbox and not self.outward.busy else None
-        sub = route.only if route is not None else None
+        sub = route.only_sub if route is not None else None
         if sub is None:
             return None
         count, dotted, joined = len(replies), inbox + b".", b"\n".join(replies)
-        # The first count proves that all replies begin with the prefix; an empty reply fails it. The others prove that
-        # exactly one token follows the prefix.
+        # The first condition proves that all replies begin with the prefix and none is empty. The other conditions
+        # prove that exactly one token follows the prefix.
         if (joined.count(b"\n" + dotted) == count - 1 and joined.count(b".") == count * dotted.count(b".")
                 and b".\n" not in joined and joined[-1] != _DOT):
             return sub
@@ -307,7 +307,7 @@ class Router:
 
     def interest(self, subject: bytes, queue: bytes = b"") -> bool:
         """Return whether the literal ``subject`` has a subscription (in the queue group ``queue``, if given)."""
-        route = self.routes.of(subject)
+        route = self.routes.route_of(subject)
         if not route.receivers:
             return False
         if not queue:
@@ -316,26 +316,27 @@ class Router:
 
     def has_client_interest(self, subject: bytes) -> bool:
         """Return whether a client subscribes to the literal ``subject``."""
-        return any(sub.peer is not None for sub in self.routes.of(subject).receivers)
+        return any(sub.peer is not None for sub in self.routes.route_of(subject).receivers)
 
     def destination(self, subject: bytes) -> tuple[str, bytes] | None:
         return self.arrival(subject if self.mapper is None else self.mapper.map(subject))
 
     def arrival(self, subject: bytes, hops: int = _HOPS_MAX) -> tuple[str, bytes] | None:
-        return (self.routes.of(subject)).destination(self.name, subject, hops)
+        """Return ``destination`` of a subject that is already mapped, through at most ``hops`` accounts."""
+        return self.routes.route_of(subject).destination(self.name, subject, hops)
 
     def receives(self, account: str, subject: bytes) -> bool:
         return account == self.name or (self.shadows is not None and self.shadows.carries(account, subject))
 
     def watch_interest(self, subject: bytes, queue: bytes, changed: Callable[[bool], None]) -> InterestWatch:
-        """Call ``changed(now_interested)`` on a later turn of the loop, after each change from now on."""
+        """Call ``changed(now_interested)`` on a later turn of the loop, after each change of the exact interest."""
         watch = InterestWatch(subject, queue, changed, self._exact_interest(subject, queue), self._unwatch)
         self._watches.setdefault(subject, []).append(watch)
         return watch
 
     def pending_bytes(self, subject: bytes) -> int:
         """Return the unsent bytes to the subscriber of ``subject`` that is furthest behind."""
-        route = self.routes.of(subject)
+        route = self.routes.route_of(subject)
         behind = [sub.peer.pending_bytes for sub in route.receivers if sub.peer is not None]
         return max([*behind, *(relay.pending_bytes(subject) for relay in route.relays)], default=0)
 
@@ -396,8 +397,8 @@ class Router:
         return audience(self.routes.match(subject), subject, source, self._rng)
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
-        """Return the plain subscription of ``peer`` that matches the literal ``subject``, if any."""
-        return self.routes.of(subject).plain_of(peer)
+        """Return a subscription of ``peer`` without a queue group that matches the literal ``subject``, if any."""
+        return self.routes.route_of(subject).plain_of(peer)
 
     # Interest.
 
@@ -416,8 +417,8 @@ class Router:
     def _exact_interest(self, subject: bytes, queue: bytes) -> bool:
         """Return whether a subscription has exactly this subject and queue group.
 
-        Subscriptions with wildcards do not count. A service import counts even if its service has no subscriber,
-        because only a delivery finds that out.
+        Subscriptions with wildcards do not count. A service import counts even if its service has no subscriber, since
+        only a delivery through the import would show that.
 
         Source: nats-server, server/sublist.go (registerNotification).
         """

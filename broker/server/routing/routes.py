@@ -31,14 +31,14 @@ ROUTES_KEPT: Final = 8192
 """Bound on the entries of each cache; beyond it the older half is dropped."""
 
 _SCAN_MAX: Final = 2048
-"""Bound on a search through cached routes for those that a wildcard affects; a larger cache is cleared instead."""
+"""Maximum size of a cache that is searched for the routes that a wildcard affects; a larger one is cleared instead."""
 
 _SCANS_PER_ROUTE: Final = 64
-"""Number of searches that each newly cached route allows, which cost as much as finding the route again. This bounds
-the searches that clients cause by subscribing to wildcards all the time."""
+"""Number of cached keys that searches may compare for each newly cached route; it costs as much as finding the route
+again. This bounds the searches that clients cause by subscribing to wildcards all the time."""
 
 _RECEIVERS_KEPT: Final = 1 << 21
-"""Bound on the receivers of all cached routes, beyond which all are dropped. Few wildcard subscriptions can make
+"""Bound on the receivers of all cached routes; beyond it all routes are dropped. A few wildcard subscriptions can make
 thousands of large routes."""
 
 _INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.", b"$JS.API.CONSUMER.CREATE.",
@@ -71,7 +71,7 @@ class Routes:
         self._outward = outward
         self._refused = refused
         self.by_subject: dict[bytes, Route] = {}
-        # By inbox prefix (None: resolve each subject); by the head of an ack's subject.
+        # The keys of _inboxes are inbox prefixes (None: resolve each subject), those of _acks heads of acks' subjects.
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
         self._heads: set[bytes] = set()
@@ -94,7 +94,7 @@ class Routes:
         """All caches of routes, by subject or by family of subjects."""
         return self.by_subject, self._inboxes, self._acks
 
-    def of(self, subject: bytes) -> Route:
+    def route_of(self, subject: bytes) -> Route:
         """Return the route of a literal subject."""
         return self.by_subject.get(subject) or self.resolve(subject)
 
@@ -144,7 +144,7 @@ class Routes:
             if not cache:
                 continue
             if cache is self._acks and dots >= ACK_TOKENS - 6:
-                cache.pop(prefix, None)  # no key has more tokens
+                cache.pop(prefix, None)  # keys of _acks have no more tokens than this prefix
             elif dots and cache is not self._acks and _root(prefix) not in self._roots:
                 continue  # this is the case for most subjects of a new consumer
             elif not prefix or len(cache) > min(_SCAN_MAX, self._scans_left):
@@ -177,30 +177,30 @@ class Routes:
                 self.family_hits += route is not None
                 if (route is None and subject.count(b".") == ACK_TOKENS - 1
                         and not self._denied_some(match := self.match(subject))):
-                    route = self.of_match(match)
+                    route = self.route_of_match(match)
                     if len(self._acks) >= ROUTES_KEPT:
                         _halve(self._acks)
                     self._acks[head] = route
-                    self._count_cached(route)
+                    self._count_cached()
                 if route is not None:
                     self.family = (head + b".", ACK_TOKENS - 1)
                     return route
         self.family = _NO_FAMILY
         refused = subject.startswith(self._refused)
         if len(self.by_subject) >= ROUTES_KEPT:
-            if not refused and (common := self._common(subject)) is not None:
+            if not refused and (common := self._shared_route(subject)) is not None:
                 return common
             _halve(self.by_subject)
-        route = self._refusal if refused else self.of_match(self._match(subject))
+        route = self._refusal if refused else self.route_of_match(self._match(subject))
         self.by_subject[subject] = route
-        self._cached_at(subject)
-        self._count_cached(route)
+        self._record_root(subject)
+        self._count_cached()
         return route
 
-    def _common(self, subject: bytes) -> Route | None:
-        """Return the route of all subjects that differ from this one in the last token only, or None.
+    def _shared_route(self, subject: bytes) -> Route | None:
+        """Return the route of all subjects that differ from this one in the last token only; None if there is none.
 
-        This serves sets of subjects that exceed the cache, such as the keys of a bucket. A prefix is examined when it
+        This serves sets of subjects that exceed the cache, such as the keys of a bucket. A prefix is looked up when it
         occurs a second time.
         """
         head = subject.rpartition(b".")[0]
@@ -224,23 +224,24 @@ class Routes:
             match = self._subs.match_prefix(prefix)
             if match is not None and self.leaving:
                 _retain(match, _is_active)
-            route = self.of_match(match) if match is not None and not self._denied_some(match) else None
+            route = self.route_of_match(match) if match is not None and not self._denied_some(match) else None
             if len(self._inboxes) >= ROUTES_KEPT:
                 _halve(self._inboxes)
             self._inboxes[prefix] = route
-            self._cached_at(prefix)
-            self._count_cached(route)
+            self._record_root(prefix)
+            self._count_cached()
         else:
             self.family_hits += route is not None
         return route
 
-    def _cached_at(self, key: bytes) -> None:
+    def _record_root(self, key: bytes) -> None:
+        """Record that ``key`` is now in ``by_subject`` or ``_inboxes``."""
         if len(self._roots) >= 4 * ROUTES_KEPT:
             self._roots = {_root(one) for cache in (self.by_subject, self._inboxes) for one in cache}
         self._roots.add(_root(key))
 
-    def _count_cached(self, route: Route | None) -> None:
-        """Record that ``route`` was cached, and clear the caches if their routes have too many receivers."""
+    def _count_cached(self) -> None:
+        """Record that a route was cached, and clear the caches if their routes have too many receivers."""
         self._scans_left = min(self._scans_left + _SCANS_PER_ROUTE, _SCAN_MAX * _SCANS_PER_ROUTE)
         if self._receivers_kept > _RECEIVERS_KEPT:
             self._clear()
@@ -274,7 +275,8 @@ class Routes:
         return bool(self._deniers) and any(
             sub.denies is not None for subs in (match.plain, *match.groups.values()) for sub in subs)
 
-    def of_match(self, match: Match[Subscription]) -> Route:
+    def route_of_match(self, match: Match[Subscription]) -> Route:
+        """Return the route to the subscriptions of ``match``; equal receivers share one route."""
         plain = match.plain
         if not match.groups:
             if len(plain) == 1:
@@ -292,7 +294,7 @@ class Routes:
             receivers = tuple(plain)
         self._outward.work += len(receivers) // 2
         if len(receivers) > RECEIVERS_MANY:
-            # A lookup by so many receivers would cost more than it saves.
+            # Looking up a route by so many receivers would cost more than it saves.
             self._receivers_kept += len(receivers)
             return Route(match, receivers, self._rng, self._inward, self._outward)
         route = self._by_receivers.get(receivers)

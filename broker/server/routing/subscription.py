@@ -20,7 +20,7 @@ __all__ = ["BatchHandler", "Hop", "Peer", "Relay", "Source", "Subjects", "Subscr
 
 
 class Source(Protocol):
-    """The publisher of messages: a connection, or a requester through an import. Compared by identity."""
+    """The publisher of messages: a connection, or a requester through an import. Sources are compared by identity."""
 
     wants_no_responders: bool
 
@@ -34,7 +34,7 @@ class Source(Protocol):
 
     @property
     def fan_outs(self) -> int:
-        """Number of its messages that are not yet sent to all receivers; it must not publish until this is 0."""
+        """Number of messages from this source that are not yet sent to all receivers; it may publish again at 0."""
 
     @property
     def rtt_ns(self) -> int:
@@ -92,9 +92,9 @@ class Subjects(Protocol):
     def name(self) -> str: ...
 
     def audience(self, subject: bytes, source: Source) -> list[tuple[Subscription, str]]:
-        """Return the subscriptions that match a message from ``source``; of each queue group a random member.
+        """Return the subscriptions that match a message from ``source``, with one random member of each queue group.
 
-        Each comes with the reason why it does not receive the message; "" if it does.
+        The text beside a subscription is the reason why it does not receive the message; "" if it does.
         """
 
     def arrival(self, subject: bytes, hops: int) -> tuple[str, bytes] | None:
@@ -102,8 +102,7 @@ class Subjects(Protocol):
 
 
 class Hop(NamedTuple):
-    """The next account of a message: its router, and the subject there. ``traceable``: the message's trace follows
-    it."""
+    """The next account of a message: its router, and the subject there. ``traceable``: a trace continues there."""
 
     router: Subjects
     to: bytes
@@ -149,11 +148,10 @@ class Subscription:
         self.stream = stream
         """The stream that receives through it, for message traces."""
         self.denies: Callable[[bytes], bool] | None = None
-        """Predicate: the subjects of this subscription that the peer may not receive; None: it may receive all."""
+        """Predicate that is true for a subject that the peer may not receive; None: it may receive all subjects."""
 
         self.hides: Callable[[bytes], bool] | None = None
-        """Predicate like ``denies``, for consumers' deliveries: their own subject differs from the one that routes
-        them."""
+        """Predicate like ``denies`` for messages of consumers, which another subject than their own routes."""
 
         self.on_delivery: Callable[[Sequence[Msg]], None] | None = None
         """Observer of the messages that the peer receives through this subscription."""
