@@ -85,7 +85,7 @@ def test_a_subject_that_nothing_has(store: str, capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(("arguments", "why"), [
-    (["B"], "there is: 'A'"),
+    (["B"], "existing streams: 'A'"),
     (["A", "--subjects", "a..b"], "'a..b' is no NATS subject"),
     (["A", "--asOf", "yesterday"], "asOf"),
 ])

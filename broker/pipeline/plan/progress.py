@@ -65,7 +65,7 @@ class Progress:
             if "*" not in pattern and not any(matcher(pattern)(one.state.name) for one in seen.values()):
                 there = ", ".join(seen) or "none that the options name"
                 raise NoStream(f"{self._objects.url}: no stream {pattern!r} in account {self._options.account!r}; "
-                               f"there is: {there}; to follow streams created later, use a name with *")
+                               f"existing streams: {there}; to follow streams created later, use a name with *")
         given = self._start.offsets.streams if self._start.offsets is not None else {}
         for name in given:
             if name not in seen:

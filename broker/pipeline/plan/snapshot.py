@@ -1,14 +1,15 @@
-"""Snapshots of the store's streams, which a query reads, unaffected by what a broker does meanwhile.
+"""Snapshots of the store's streams. A query reads one snapshot, which later changes by a broker do not affect.
 
-All streams of a shard are as of one position in its log. The newest checkpoint and the log after it are replayed on the
-driver (``storage.read.snapshot``); of a checkpoint only the pages of the requested streams are read. Brokers may
+A snapshot has all streams of a shard at one position in its log. The driver replays the newest checkpoint and the log
+after it (``storage.read.snapshot``), and reads only the checkpoint's pages that the requested streams need. Brokers may
 publish, checkpoint and sweep at the same time.
 
 ``asOf`` names another state, or bounds the newest one:
 
-    00000003-00000000002a   a log position, as ``jetblock inspect`` prints it: the streams as they were then, deletions
-                            undone. The store must have a checkpoint from before and the log after it. If it has not,
-                            and messages may have been removed since, the query fails, or reads the remaining ones
+    00000003-00000000002a   a log position, as ``jetblock inspect`` prints it: the streams as they were there, with
+                            messages that were deleted later. The store must have an earlier checkpoint and the log
+                            after it. Otherwise, if messages may have been removed since, the query fails, or reads
+                            the remaining messages
     seq:N                   the newest state's messages up to N
     a time                  the newest state's messages up to and at that time (ISO 8601, or ns)
 """
@@ -101,7 +102,7 @@ class Blocks(Protocol):
 
 @dataclass(slots=True)
 class StreamSnapshot:
-    """A stream as the store has it; counts are as of ``position``, whatever ``end_seq`` is."""
+    """A stream at ``position`` of its shard's log; ``end_seq`` does not change the counts."""
 
     account: str
     name: str
@@ -120,8 +121,8 @@ class StreamSnapshot:
     end_seq: int
     """The last sequence that asOf admits; ``last_seq`` without asOf, or if this is the state at asOf."""
     blocks: Blocks
-    """The live blocks in order, including those beyond ``end_seq``. In a large stream, each access to a ref's
-    ``subjects`` unpacks them again."""
+    """The live blocks in order, including blocks beyond ``end_seq``. In a large stream, each access to
+    ``ref.subjects`` decodes them again."""
     consumers: dict[str, ConsumerState]
     offline: str | None = None
     """The reason why the stream cannot be read; None if it can."""
@@ -160,7 +161,7 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
     bounded: list[StreamSnapshot] = []
     for shard in shards_of(objects):
         state = None if bound is None or bound.position is None else _state_at(objects, shard, wanted, bound.position)
-        is_then = state is not None
+        is_exact = state is not None
         if state is None:
             state = replay_shard(objects, shard, wanted).state
         others += state.unwanted.values()
@@ -168,7 +169,7 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
             # A damaged create record leaves a stream without a name; the others are still read.
             if wanted(one.account, one.name) and not one.restoring:
                 found.append(snapshot_of(one, shard, state.position))
-                if not is_then:
+                if not is_exact:
                     bounded.append(found[-1])
     found.sort(key=lambda snapshot: (snapshot.account, snapshot.name))
     if not none_ok:
@@ -181,16 +182,18 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
             snapshot.end_seq = last_of(objects, snapshot, bound)
             if (bound.position is not None and fail_on_loss and bound.position < snapshot.position
                     and not _is_whole(snapshot)):
-                raise DataLoss(f"{objects.url}: option asOf={as_of}: the store no longer has the state of then, and "
-                               f"messages were removed from stream {snapshot.full_name}, before or since: give a later "
-                               f"position, or read what is left of it with failOnDataLoss=false")
+                raise DataLoss(f"{objects.url}: option asOf={as_of}: the store no longer has that state, and "
+                               f"messages were removed from stream {snapshot.full_name} before or after it: give a "
+                               f"later position, or read the remaining messages with failOnDataLoss=false")
     return found
 
 
 def _state_at(objects: ObjectClient, shard: int, wanted: Callable[[str, str], bool],
            position: Position) -> ShardState | None:
-    """Return a shard's state at a position; None if the store no longer has it. Raises: as ``run_steps``, but for
-    CutOff."""
+    """Return a shard's state at a position; None if the store no longer has it.
+
+    Raises: as ``run_steps``, except CutOff.
+    """
     try:
         with gc_paused():
             return run_steps(objects, shard, replay_to(ShardPaths(shard), position, wanted)).state
@@ -282,8 +285,8 @@ def _no_stream(where: str, account: str, pattern: str, there: list[tuple[str, st
     elsewhere = sorted({owner for owner, name in there if matcher(pattern)(name)})
     more = f" and {len(here) - _NAMES_SHOWN} more" if len(here) > _NAMES_SHOWN else ""
     shown = ", ".join(here[:_NAMES_SHOWN]) + more
-    hint = f"; of that name there is one of account {', '.join(elsewhere)}: set option account" if elsewhere else ""
-    return NoStream(f"{where}: no stream {pattern!r} in account {account!r}{hint}; there is: {shown or 'none'}")
+    hint = f"; account {', '.join(elsewhere)} has a stream of that name: set option account" if elsewhere else ""
+    return NoStream(f"{where}: no stream {pattern!r} in account {account!r}{hint}; existing streams: {shown or 'none'}")
 
 
 def key_of(shard: int, account: str, name: str, ref: BlockRef) -> str:
@@ -295,7 +298,8 @@ def seq_at_time(objects: ObjectClient, snapshot: StreamSnapshot, at_ns: int) -> 
     """Return the first sequence whose message, live or dead, has time ``at_ns`` or later; ``last_seq + 1`` if there is
     none.
 
-    Reads at most one index. Raises: NoStream when the stream was deleted meanwhile; Damaged; Newer; Gone; Unreachable.
+    Reads at most one index, and another one for each retry with a newer snapshot.
+    Raises: NoStream when the stream was deleted meanwhile; Damaged; Newer; Gone; Unreachable.
     """
     for _ in range(_TRIES):
         blocks: list[BlockEntry] = list(snapshot.blocks)
@@ -332,8 +336,10 @@ def newest(objects: ObjectClient, shard: int, account: str, name: str, stream_id
 
 
 def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int:
-    """Return the last sequence of the stream that ``bound`` admits. Raises: BadOption if it is no longer known;
-    otherwise as ``seq_at_time``."""
+    """Return the last sequence of the stream that ``bound`` admits.
+
+    Raises: BadOption if it is no longer known; otherwise as ``seq_at_time``.
+    """
     if bound.seq is not None:
         return min(bound.seq, snapshot.last_seq)
     if bound.time_ns is not None:
@@ -356,7 +362,7 @@ def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int
             break
         end = ref.last_seq
     if staged_end > end:
-        raise BadOption(f"option asOf={bound.position}: when messages {end + 1} to {staged_end} of stream "
-                        f"{snapshot.full_name} joined is not kept, since they were staged; give a sequence (seq:N) or "
-                        "a time")
+        raise BadOption(f"option asOf={bound.position}: the position at which staged messages {end + 1} to "
+                        f"{staged_end} joined stream {snapshot.full_name} is not known; give a sequence (seq:N) or "
+                        f"a time")
     return end

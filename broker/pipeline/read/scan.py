@@ -1,13 +1,13 @@
-"""Scan tasks to rows: fetched ahead in threads, returned in order.
+"""Reading of scan tasks: threads fetch their bytes ahead, and their rows are returned in order.
 
     tasks ──> loads (a large block, or some small ones) ──> threads, ``prefetch`` of them ──> parts ──> batches
                  │  1  indexes, together with the frames if all are wanted
                  │  2  the frames that hold a wanted row, adjacent ones in one get
                  └─ 3  for a large block, one group of frames after another
 
-Threads fetch, and decode only the indexes that say what to fetch next. The consumer of the batches decodes everything
-else, the blocks of a load into one batch. Decoding in threads took 50 % more CPU time, since memory freed by another
-thread is not reused soon, and the threads wait for each other's GIL; a Spark task has one core anyway.
+Threads fetch bytes, and decode an index only to choose the frames to fetch. The consumer of the batches decodes
+everything else, the blocks of a load into one batch. Decoding in threads took 50 % more CPU time, since memory freed by
+another thread is not reused soon, and threads wait for the GIL; a Spark task has one core anyway.
 
 Memory is bounded: loads in progress or waiting cost at most ``_AHEAD_BYTES`` (one load is always admitted), and a load
 at most two groups of ``_GROUP_BYTES``, or one larger message. A caller that stops early closes the generator, which
@@ -49,10 +49,10 @@ _GROUP_BYTES: Final = 32 << 20
 _GROUP_ROWS: Final = 64 << 10
 _GET_BYTES_MAX: Final = 16 << 20
 _GAP_BYTES: Final = 64 << 10
-"""Ranges with a smaller gap are read together. On S3 a request costs as much as 1 MB, in money and time; bytes that are
-read for nothing cost memory."""
+"""Ranges with at most this gap are read together. On S3 a request costs as much as 1 MB, in money and time; bytes of
+the gap cost memory."""
 _TOGETHER_BYTES: Final = 256 << 10
-"""Index and frames up to this size are fetched together, whichever frames will be wanted."""
+"""Up to this size, all frames are fetched with the index, before it is known which frames are wanted."""
 _LOAD_BYTES: Final = 2 << 20
 _LOAD_TASKS: Final = 64
 """Bounds of small blocks that are loaded together, to share a round trip to the store, and a batch."""
@@ -65,9 +65,8 @@ _BATCH_BYTES: Final = 2 << 20
 class Maker(Protocol):
     """Makes rows from slices of blocks.
 
-    bodies: whether it needs message bodies. by_row: whether each message makes a row, so that a block's rows can be
-    made in
-    parts, and those of many blocks together.
+    bodies: flag; it needs message bodies. by_row: flag; each message makes one row, so the rows of a block can be made
+    in parts, and the rows of many blocks together.
     """
 
     bodies: bool
@@ -85,10 +84,10 @@ class Maker(Protocol):
 
 def read_tasks(objects: ObjectClient, tasks: Sequence[ScanTask], selection: Selection, schema: pa.Schema, *,
                prefetch: int = 3, rule: LossRule = STRICT) -> Iterator[pa.RecordBatch]:
-    """The wanted messages of ``tasks``, in order, as the columns of ``schema``.
+    """Yield the wanted messages of ``tasks``, in order, as the columns of ``schema``.
 
     Args: schema is from ``schema.requested`` for the view messages, with any columns in any order. prefetch: loads in
-        progress beside the current one; 0: none, and no thread. rule: what to do about messages removed meanwhile.
+        progress beside the current one; 0: none, and no thread. rule: the reaction to messages removed meanwhile.
     Raises: Damaged; Newer; Gone; DataLoss; Unreachable.
     """
     return read_blocks(objects, tasks, selection, Messages(schema, selection), prefetch=prefetch, rule=rule)
@@ -107,7 +106,7 @@ _Loaded = tuple[list[_Part], Callable[[], "_Loaded"] | None]
 
 
 class _Reading:
-    """A call of ``read_blocks``."""
+    """One call of ``read_blocks``."""
 
     def __init__(self, objects: ObjectClient, selection: Selection, maker: Maker, rule: LossRule) -> None:
         self._objects = objects
@@ -181,7 +180,7 @@ class _Reading:
     # ---- in a thread
 
     def _load(self, tasks: Sequence[ScanTask]) -> _Loaded:
-        """Load the rows of some tasks; of a single large one, the first group. Raises: PipelineError."""
+        """Load the rows of ``tasks``, or the first group of a single large task. Raises: PipelineError."""
         made: list[list[_Part]] = [[] for _ in tasks]
         read: list[int] = []
         for i, task in enumerate(tasks):
@@ -191,7 +190,7 @@ class _Reading:
                 made[i] += self._slices(task, from_ref, self._rows(task, from_ref))
             else:
                 made[i].append(from_ref)
-        wholes = [self._whole(tasks[i]) for i in read]
+        wholes = [self._fetches_frames_too(tasks[i]) for i in read]
         ranges = [(tasks[i].key, tasks[i].ref.index_offset, tasks[i].ref.index_offset + tasks[i].ref.index_bytes)
                   for i in read]
         ranges += [(tasks[i].key, tasks[i].ref.frames_offset, tasks[i].ref.frames_offset + tasks[i].ref.frames_bytes)
@@ -220,24 +219,24 @@ class _Reading:
             some = [next(stored) for _ in numbers]
             if made[i] and isinstance(made[i][-1], ScanTask):
                 continue
-            made[i].append(self._of_frames(tasks[i], block, rows, numbers, some))
+            made[i].append(self._slice_of(tasks[i], block, rows, numbers, some))
         return list(chain.from_iterable(made)), None
 
     def _load_group(self, task: ScanTask, block: Block, groups: list[tuple[list[int], Rows]], at: int) -> _Loaded:
         """Load one group of a large block's frames, and return a function that loads the next."""
         numbers, rows = groups[at]
-        part = self._of_frames(task, block, rows, numbers, _fetch(self._objects, _ranges(task.key, block, numbers)))
+        part = self._slice_of(task, block, rows, numbers, _fetch(self._objects, _ranges(task.key, block, numbers)))
         if isinstance(part, ScanTask) or at + 1 == len(groups):
             return [part], None
         return [part], partial(self._load_group, task, block, groups, at + 1)
 
-    def _of_frames(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int],
+    def _slice_of(self, task: ScanTask, block: Block, rows: Rows, numbers: list[int],
                    stored: Sequence[memoryview | None]) -> _Part:
-        """Return some rows with their frames; or the rest of the task, if its object is missing."""
-        there = [one for one in stored if one is not None]
-        if len(there) < len(stored):
+        """Return a slice with its frames; the rest of the scan task if the object is missing."""
+        found_frames = [one for one in stored if one is not None]
+        if len(found_frames) < len(stored):
             return task._replace(first_seq=block.seq_of(int(rows[0])))
-        return Slice(task, block, rows, numbers, there)
+        return Slice(task, block, rows, numbers, found_frames)
 
     def _block(self, task: ScanTask, index: memoryview) -> Block:
         try:
@@ -248,7 +247,7 @@ class _Reading:
     def _rows(self, task: ScanTask, block: Block) -> Rows:
         return block.rows(task.first_seq, task.last_seq, task.dead, self._selection, self._subjects)
 
-    def _whole(self, task: ScanTask) -> bool:
+    def _fetches_frames_too(self, task: ScanTask) -> bool:
         """Return whether to fetch the frames with the index, before the needed ones are known."""
         ref = task.ref
         if not self._maker.bodies or not ref.frames_bytes:
@@ -265,8 +264,10 @@ class _Reading:
     # ---- in the consumer's thread
 
     def _batches(self, parts: Iterable[_Part], moves: int = 0) -> Iterator[pa.RecordBatch]:
-        """Make the rows of ``parts``, those of neighbouring blocks together. moves: how often these parts were searched
-        for before."""
+        """Make the rows of ``parts``, those of neighbouring blocks together.
+
+        Args: moves: the number of times that an object of these parts was missing and was found elsewhere.
+        """
         for kind, some in groupby(parts, self._kind):
             own: Any = some  # all of one kind
             if kind == "missing":
@@ -277,10 +278,10 @@ class _Reading:
             elif kind == "made":
                 yield from (make() for make in own)
             else:
-                yield from self._made(chain.from_iterable(map(self._opened, own)))
+                yield from self._make_batches(chain.from_iterable(map(self._decode, own)))
 
     def _kind(self, part: _Part) -> Literal["missing", "small", "slices", "made"]:
-        """Return the way in which the rows of a part are made."""
+        """Return how the rows of ``part`` are made."""
         if isinstance(part, ScanTask):
             return "missing"
         if isinstance(part, StoredBlock):
@@ -290,7 +291,7 @@ class _Reading:
             return "small" if small else "slices"
         return "slices" if isinstance(part, Slice) else "made"
 
-    def _opened(self, part: Slice | StoredBlock) -> Iterable[Slice]:
+    def _decode(self, part: Slice | StoredBlock) -> Iterable[Slice]:
         """Decode a block into slices."""
         if isinstance(part, Slice):
             return [part]
@@ -307,17 +308,17 @@ class _Reading:
                     for numbers, some in _groups(block, rows)]
         return [Slice(task, block, some) for some in (_parts(rows) if self._maker.by_row else [rows])]
 
-    def _made(self, slices: Iterable[Slice]) -> Iterator[pa.RecordBatch]:
+    def _make_batches(self, slices: Iterable[Slice]) -> Iterator[pa.RecordBatch]:
         """Make the rows of ``slices``, as many together as fit into a batch."""
-        for some in self._together(slices):
+        for some in self._grouped(slices):
             try:
                 batch = self._maker.make(some)
             except FormatError:
-                yield from map(self._alone, some)  # Making them one by one finds the damaged one.
+                yield from map(self._make_one, some)  # Making them one by one finds the damaged one.
             else:
                 yield batch
 
-    def _together(self, slices: Iterable[Slice]) -> Iterator[list[Slice]]:
+    def _grouped(self, slices: Iterable[Slice]) -> Iterator[list[Slice]]:
         some: list[Slice] = []
         rows = size = 0
         for one in slices:
@@ -331,7 +332,7 @@ class _Reading:
         if some:
             yield some
 
-    def _alone(self, one: Slice) -> pa.RecordBatch:
+    def _make_one(self, one: Slice) -> pa.RecordBatch:
         try:
             return self._maker.make([one])
         except FormatError as error:
@@ -340,7 +341,7 @@ class _Reading:
     # ---- missing objects
 
     def _read_moved(self, missing: ScanTask, moves: int = 0) -> Iterator[pa.RecordBatch]:
-        """Read the rows of a task whose object is missing from their present objects. Raises: as ``read_tasks``."""
+        """Read the rows of a task whose object is missing from other objects. Raises: as ``read_tasks``."""
         for task in self._missing.find_moved(missing, moves, self._count_live):
             yield from self._run(partial(self._load, [task]), moves + 1)
 
@@ -383,7 +384,7 @@ def _parts(rows: Rows) -> list[Rows]:
 
 
 def _groups(block: Block, rows: Rows) -> list[tuple[list[int], Rows]]:
-    """Split ``rows``, at least one, by frames decoded together: the frames' numbers, and their rows."""
+    """Split ``rows``, at least one, into groups for decoding. Returns: the frame numbers and the rows of each group."""
     assert block.head is not None
     table = block.head.frames
     groups: list[list[int]] = []
@@ -419,7 +420,7 @@ def _ranges(key: str, block: Block, numbers: Sequence[int]) -> list[Range]:
 
 
 def _cut(block: Block, numbers: Sequence[int], frames: memoryview) -> list[memoryview]:
-    """Cut some frames from the bytes of all."""
+    """Return the bytes of the frames ``numbers`` from those of all frames."""
     assert block.head is not None
     return [frames[frame.offset:frame.offset + frame.stored_bytes]
             for frame in (block.head.frames[number] for number in numbers)]

@@ -198,12 +198,13 @@ async def test_names_and_accounts() -> None:
     assert found("x", "A*") == ["ACME/x"]
     assert found("*", "none", none_ok=True) == []
     with pytest.raises(NoStream,
-                       match=r"no stream 'orders' in account '\$G'; there is: 'ORDERS', 'ORDERS-eu', 'a,b', 'logs'$"):
+                       match=r"no stream 'orders' in account '\$G'; existing streams: 'ORDERS', 'ORDERS-eu', 'a,b', "
+                             r"'logs'$"):
         found("ORDERS,orders")
     with pytest.raises(NoStream,
-                       match=r"no stream 'x' in account '\$G'; of that name there is one of account ACME, B: set"):
+                       match=r"no stream 'x' in account '\$G'; account ACME, B has a stream of that name: set"):
         found("x")
-    with pytest.raises(NoStream, match=r"no stream 'Z\*' in account 'none'; there is: none"):
+    with pytest.raises(NoStream, match=r"no stream 'Z\*' in account 'none'; existing streams: none"):
         found("Z*", "none")
     assert names(r" a , b\,c ,,") == ["a", "b,c"]
     assert [matcher("a*b.c")(name) for name in ("ab.c", "axxb.c", "abxc", "ab.cd")] == [True, True, False, False]
@@ -491,7 +492,7 @@ async def test_on_s3(server: str, request: pytest.FixtureRequest, monkeypatch: p
     [one] = read_store(objects, stream="one", as_of=str(streams[0].rows()[7][4]))
     assert [seq for seq in streams[0].live if seq <= one.end_seq][-1] in (streams[0].rows()[7][0],
                                                                           streams[0].rows()[8][0])
-    with pytest.raises(NoStream, match=rf"{url}: no stream 'three' .* there is: 'one', 'two'"):
+    with pytest.raises(NoStream, match=rf"{url}: no stream 'three' .* existing streams: 'one', 'two'"):
         read_store(objects, stream="three")
     await owner.kill()
     await store.close()
@@ -600,7 +601,7 @@ async def test_a_store_on_which_no_broker_ran_yet() -> None:
     store.objects.clear()
     store.objects.update(only)
     assert read_store(MemoryObjectClient(store), none_ok=True) == []
-    with pytest.raises(NoStream, match="there is: none"):
+    with pytest.raises(NoStream, match="existing streams: none"):
         read_store(MemoryObjectClient(store), stream="s")
 
 

@@ -308,7 +308,7 @@ async def test_a_start_that_does_not_fit_is_refused(owner: Owner, objects: Memor
         Query(objects, startingOffsets='{"v": 1, "streams": {"$G/S": {"id": "00000000000000aa", "next": 1}}}').begin()
     with pytest.raises(BadOption, match="option startingOffsets='soon'"):
         Query(objects, startingOffsets="soon")
-    with pytest.raises(NoStream, match=r"no stream 'X' in account '\$G'; there is: \$G/S"):
+    with pytest.raises(NoStream, match=r"no stream 'X' in account '\$G'; existing streams: \$G/S"):
         Query(objects, stream="S,X").begin()
 
 
