@@ -42,21 +42,22 @@ def _show_seconds(value: float) -> str:
 
 _LOAD: dict[str, _Option] = {
     "messages": _Option("N", "messages a second", float),
-    "size": _Option("BYTES", "of a message: headers, subject, payload", bytes_number, size),
+    "size": _Option("BYTES", "size of a message: headers, subject, payload", bytes_number, size),
     "streams": _Option("N", "streams that the messages go to", natural),
     "subjects": _Option("N", "subjects that the messages of each stream have", natural),
     "days": _Option("N", "days for which messages are kept", float),
-    "stored": _Option("SHARE", "share of the bytes that compression leaves", float),
+    "stored": _Option("SHARE", "stored bytes after compression, as a share of the bytes before", float),
     "cold_gets": _Option("N", "single messages a second that are read and are not in the broker's cache", float),
     "standbys": _Option("N", "brokers that wait to take over", natural),
     "commit_interval_s": _Option("DURATION", "commit_interval", seconds, _show_seconds),
     "segment_bytes": _Option("BYTES", "segment_bytes", bytes_number, size),
     "lease_s": _Option("DURATION", "lease", seconds, _show_seconds),
-    "inbox_interval_s": _Option("DURATION", "inbox_interval; 0: nobody looks at the inbox", seconds, _show_seconds),
+    "inbox_interval_s": _Option("DURATION", "inbox_interval; 0: the broker reads the inbox only on request", seconds,
+                                _show_seconds),
 }
 _HOUR_SECONDS = 3600.0
-_PRICES = {"puts": "of 1000 PUTs or LISTs", "gets": "of 1000 GETs", "storage": "of a GB for a month",
-           "egress": "of a GB that is read"}
+_PRICES = {"puts": "price of 1000 PUTs or LISTs", "gets": "price of 1000 GETs",
+           "storage": "price of storing one GB for a month", "egress": "price of reading one GB"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -90,9 +91,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="jetblock cost", description="Requests, bytes and dollars of a month of constant load on S3.",
         epilog="Prices are list prices of AWS S3 Standard (us-east-1, 2025) unless given. docs/COST.md has the rules.")
-    parser.add_argument("store", metavar="STORE_URL", nargs="?", help="file://DIR or s3://BUCKET/PREFIX: take what is "
-                                                                      "not given "
-                        "from this store: what its streams hold and since when, and how often its broker commits")
+    parser.add_argument("store", metavar="STORE_URL", nargs="?", help="file://DIR or s3://BUCKET/PREFIX: a store "
+                        "whose messages, age and commits give the load, except for the options that are set")
     parser.add_argument("--store", dest="store_option", metavar="STORE_URL", help="the same")
     defaults = {field.name: field.default for field in fields(Load)}
     for name, option in _LOAD.items():
@@ -101,7 +101,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.add_argument(f"--{name.removesuffix('_s').replace('_', '-')}", dest=name, type=option.parse,
                             metavar=option.metavar, help=text)
     parser.add_argument("--ids", action="store_true", help="messages have a Nats-Msg-Id")
-    parser.add_argument("--no-compaction", action="store_true", help="as with compaction: false")
+    parser.add_argument("--no-compaction", action="store_true", help="the broker runs with compaction: false")
     for name, text in _PRICES.items():
         parser.add_argument(f"--price-{name}", type=float, metavar="DOLLARS", help=text)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")

@@ -27,8 +27,8 @@ from broker.storage.objectstore.retrying import RetryingStore
 __all__ = ["main"]
 
 _EPILOG = """\
-Without --repair nothing is written: the repair is planned, and tried on a copy in memory. With it, a copy of everything
-that is replaced is kept below quarantine/ in the store. No broker may run on the store then.
+Without --repair nothing is written: the repair is planned, and tried on a copy in memory. With --repair, the store
+keeps a copy of each replaced object below quarantine/, and no broker may run on the store.
 status: 0 sound, 1 problems found or left, 2 not checked, or not repaired because a broker owns the store
 """
 _GIVE_UP_NS = 30_000_000_000
@@ -65,11 +65,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="jetblock fsck", epilog=_EPILOG,
-                                     description="Check every byte of a store, say what is lost, and mend what can be "
-                                                 "mended.",
+                                     description="Check every byte of a store, list lost messages, and repair what can "
+                                                 "be repaired.",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", metavar="STORE_URL", help="file://DIR or s3://BUCKET/PREFIX")
-    parser.add_argument("--repair", action="store_true", help="mend the store; without it nothing is written")
+    parser.add_argument("--repair", action="store_true", help="repair the store; without it nothing is written")
     parser.add_argument("--lease", type=duration_ns, default=15_000_000_000, metavar="DURATION",
                         help="on a bucket: the lease of its brokers, to see whether one runs (default 15s)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
@@ -111,7 +111,7 @@ def _lines(done: Checked) -> list[str]:
         lines.append(f"repaired; what was replaced is kept below {done.quarantine}")
         lines += problem_lines(done.remaining) if done.remaining else ["sound now"]
     elif done.repairable:
-        lines.append("--repair would mend this" + (f", but for {len(done.remaining)} problems:" if done.remaining
+        lines.append("--repair would repair this" + (f", except {len(done.remaining)} problems:" if done.remaining
                                                    else ""))
         lines += problem_lines(done.remaining)
     else:

@@ -1,11 +1,10 @@
-"""Scrubbing: all stored objects are read repeatedly, slowly, and checked.
+"""Scrubbing reads all stored objects repeatedly and slowly, and checks them.
 
 It checks the same as ``jetblock fsck``: header and key, sizes, checksums, the parts of an object against each other;
 and that every object with live blocks exists.
 
-    wait ── list a folder, page by page ── read each object, no faster than the rate ── check it in a thread ── next
-    folder
-      └──────────────── until the next pass is due <── compare the listing with the objects of live blocks <──┘
+    wait ── for each folder: list it ── read each object, no faster than the rate ── check it in a thread
+      └──── until the next pass is due <── compare the listing with the objects of live blocks <──┘
 
 Only the owner of the shard scrubs it. Its progress is kept in memory, so a new owner begins at the first object. A
 damaged object is recorded, and the next one is read; nothing is repaired, moved or deleted.
@@ -45,16 +44,16 @@ T = TypeVar("T")
 
 _PAGE = 1000
 _OBJECT_BYTES = 64 << 10
-"""The least bytes that an object counts for: a small one costs a request and a millisecond, like these bytes."""
+"""Bytes that a smaller object counts as: its request takes as long as reading this many bytes."""
 _SLICE = 4096
-"""The segments compared in one turn of the loop."""
+"""Number of segments that are compared in one turn of the loop."""
 _RUNS_SLICE = 256
-"""The runs compared in one turn; they are fewer, because their keys have to be made."""
+"""Number of runs that are compared in one turn; it is lower, because making their keys takes time."""
 _FINDINGS_MAX = 1000
 _SHOWN_MAX = 20
 _TRY_AGAIN_SECONDS = 60.0
 _TRIES = 3
-"""The tries for an object that cannot be read though its folder can be listed; after them the next object is read."""
+"""Number of tries to read an object whose folder can be listed; after them a pass reads the next object."""
 
 _MEANS = {
     ObjectKind.CLAIM: "nothing needs it as long as its key exists",
@@ -79,7 +78,7 @@ class ScrubSettings:
 
 
 class Affected(NamedTuple):
-    """Messages of a stream in a damaged part; the stream may read them from a newer object already."""
+    """Messages in a damaged part of an object; their stream may already read them from a newer object."""
 
     account: str
     stream: str
@@ -100,7 +99,7 @@ class Finding:
 
 @dataclass(slots=True)
 class _Place:
-    """The progress of a pass."""
+    """The progress of one pass."""
 
     folder: int = 0
     after: str = ""
@@ -112,7 +111,7 @@ class _Place:
     runs: set[str] = field(default_factory=set)
     """The keys of the runs listed so far."""
     failed: str = ""
-    """The key that could not be read ``tries`` times."""
+    """The key of the object whose reading failed last, ``tries`` times in a row."""
     tries: int = 0
     found: set[str] = field(default_factory=set)
     """The keys of the pass's findings, at most ``_FINDINGS_MAX``."""
@@ -123,7 +122,7 @@ class _Place:
 class Scrubber:
     """Scrubs one shard's store: call ``start`` when this process owns the shard, and ``stop`` when it no longer does.
 
-    Attributes: ``passes``: the passes completed; ``objects``, ``bytes``: checked since the process began.
+    Attributes: ``passes``: number of completed passes; ``objects``, ``bytes``: the objects and bytes that it checked.
     """
 
     def __init__(self, store: ObjectStore, paths: ShardPaths, clock: Clock, settings: ScrubSettings,
@@ -145,7 +144,7 @@ class Scrubber:
         self._task: asyncio.Task[None] | None = None
         self._thread: _LoopThread | None = None
         self._due_ns = 0
-        """The time when the next byte may be read, by the rate."""
+        """The time from which the rate allows more bytes."""
 
     @property
     def damaged(self) -> int:
@@ -212,7 +211,7 @@ class Scrubber:
             place.folder, place.after = place.folder + 1, ""
         await self._compare()
         for key in self._findings.keys() - place.found:
-            self._remove_finding(key)  # the object is gone, and nothing needs it
+            self._remove_finding(key)  # the object was deleted, and nothing needs it
         self._more = place.more
         self._place = _Place()
         self.passes += 1
@@ -294,7 +293,7 @@ class Scrubber:
         return run in self._state().runs
 
     async def _expect(self, key: str, named: Callable[[], bool]) -> None:
-        """Report an object as missing if it does not exist and the state has live blocks in it. Raises: StoreError."""
+        """Report an object as missing if it does not exist, and ``named()``: it has live blocks. Raises: StoreError."""
         try:
             await self._store.get(key, 0, 1)
         except NotFound:
@@ -320,7 +319,7 @@ class Scrubber:
             if stream is None or one.row is None:
                 continue
             shift = 0
-            if staged:  # its blocks count from 1: the stream's block table has the sequences that they got
+            if staged:  # Blocks of a staged run count from 1; the stream's block table has their actual sequences.
                 if not (joined := await _joined_at(stream, checked.key, one.row.core_offset)):
                     continue
                 shift = joined - one.row.first_seq
@@ -354,7 +353,7 @@ class Scrubber:
     # --- pace ---------------------------------------------------------------------------------------------------------
 
     async def _pace(self, size: int) -> None:
-        """Return when ``size`` more bytes may have been read."""
+        """Wait until the rate allows the ``size`` bytes that were read."""
         now_ns = self._clock.monotonic_ns()
         begin_ns = max(self._due_ns, now_ns)
         self._due_ns = begin_ns + size * 1_000_000_000 // self.settings.bytes_per_second

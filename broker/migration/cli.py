@@ -38,15 +38,17 @@ _STORE = ("file://", "s3://")
 _SECRET = {"user", "password", "token", "creds", "nkey"}
 
 _EPILOG = """\
-SOURCE is a nats-server (nats://HOST:PORT, version 2.15 or newer), a folder that `nats stream backup` or `nats account
-backup` wrote, or the store_dir of a nats-server that is stopped: a nats-server on PATH serves it meanwhile. TARGET is a
-running jetblock (nats://HOST:PORT) or a store (file://DIR, s3://BUCKET/PREFIX) on which no broker runs. USER:PASSWORD@
-or TOKEN@ may stand before HOST. Nothing at the source is changed. After an interruption, run the same command again: it
-continues with the streams that are missing at the target, where each stream is whole or not there at all.
+SOURCE is one of:
+  nats://HOST:PORT   a running nats-server, version 2.15 or newer
+  a folder           written by `nats stream backup` or `nats account backup`
+  a store_dir        of a stopped nats-server; a nats-server on PATH serves it during the move
+TARGET is a running jetblock (nats://HOST:PORT), or a store (file://DIR, s3://BUCKET/PREFIX) on which no broker runs.
+USER:PASSWORD@ or TOKEN@ may stand before HOST. Nothing at the source is changed. After an interruption, run the same
+command again: it continues with the streams that are missing at the target. Each stream there is complete or absent.
 
-FILE of --accounts is a JSON list with an object for each account: {"source": {…}, "target": {…}, "streams": […]}; in
-source and target any of user, password, token, creds, nkey, and for a store as the target: account.
-status: 0 all is at the target as it was, 1 finished and problems are listed, 2 not finished, or refused
+FILE of --accounts is a JSON list with an object for each account: {"source": {…}, "target": {…}, "streams": […]}. The
+members of source and target may be user, password, token, creds and nkey, and account if the target is a store.
+status: 0 all streams were moved without change, 1 finished and problems are listed, 2 not finished, or refused
 """
 
 
@@ -101,21 +103,21 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="only this stream; may be repeated")
     parser.add_argument("--no-consumers", action="store_true", help="leave the consumers out")
     parser.add_argument("--replace", action="store_true",
-                        help="move a stream again that the target has in an older state: it is deleted there first")
+                        help="move a stream again if the target has an older state of it, which is deleted first")
     parser.add_argument("--memory-to-file", action="store_true", help="store streams that are in memory at the source")
     parser.add_argument("--verify", action="store_true", help="read all messages again on both sides, and compare them")
     for side in ("source", "target"):
         parser.add_argument(f"--{side}-creds", default="", metavar="FILE",
                             help=f"credentials (JWT and seed) for the {side}")
-        parser.add_argument(f"--{side}-nkey", default="", metavar="FILE", help=f"the seed of a user's key for the "
-                                                                               f"{side}")
-        parser.add_argument(f"--{side}-tls-ca", default="", metavar="FILE", help=f"who signed the {side}'s certificate")
+        parser.add_argument(f"--{side}-nkey", default="", metavar="FILE", help=f"the seed of a user's nkey for "
+                            f"the {side}")
+        parser.add_argument(f"--{side}-tls-ca", default="", metavar="FILE", help=f"the CA of the {side}'s certificate")
         parser.add_argument(f"--{side}-tls-cert", default="", metavar="FILE", help=f"our certificate for the {side}")
-        parser.add_argument(f"--{side}-tls-key", default="", metavar="FILE", help="its key")
-    parser.add_argument("--source-account", default="", metavar="NAME", help="of a store_dir: only this account's "
-                                                                             "streams")
+        parser.add_argument(f"--{side}-tls-key", default="", metavar="FILE", help="the private key of that certificate")
+    parser.add_argument("--source-account", default="", metavar="NAME", help="move the streams of this "
+                        "account only, if SOURCE is a store_dir")
     parser.add_argument("--target-account", default="", metavar="NAME",
-                        help="in a store: whose streams they are to be (default $G)")
+                        help="the account that gets the streams, if TARGET is a store (default $G)")
     parser.add_argument("--accounts", default="", metavar="FILE", help="several accounts in one run")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     options = parser.parse_args(list(arguments))

@@ -27,10 +27,10 @@ from broker.storage.objectstore import StoreError
 __all__ = ["main"]
 
 _EPILOG = """\
-Staged messages join their streams as if they were published: limits, duplicate windows and consumers hold. Limits of
-accounts and max_payload are those of the configuration file; without it, accounts have no limits, and max_payload is
-1 MiB. No broker may own the store: an owner carries out the requests in its inbox by itself.
-status: 0 all were granted, 1 some were refused or stay, 2 the inbox could not be read
+Staged messages join their streams like published ones: limits and duplicate windows apply, and consumers receive them.
+The configuration file sets max_payload and the limits of accounts; without the file, accounts have no limits, and
+max_payload is 1 MiB. No broker may own the store, because an owner carries out the requests in its inbox itself.
+status: 0 all requests were granted, 1 some were refused or remain, 2 the inbox could not be read
 """
 
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="jetblock adopt", epilog=_EPILOG,
-                                     description="Let staged messages join their streams, where no broker runs.",
+                                     description="Adopt staged messages into their streams, on a store that no broker owns.",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", metavar="STORE_URL", help="file://DIR or s3://BUCKET/PREFIX")
     parser.add_argument("-c", "--config", metavar="FILE",

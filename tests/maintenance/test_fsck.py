@@ -561,7 +561,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([url]) == 1
     printed = capsys.readouterr().out
     assert "lost: these messages" in printed
-    assert "--repair would mend this" in printed
+    assert "--repair would repair this" in printed
     assert main([url, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["repairable"], report["repaired"], len(report["lost"])) == (True, False, 1)
