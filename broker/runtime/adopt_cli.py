@@ -59,7 +59,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="jetblock adopt", epilog=_EPILOG,
-                                     description="Adopt staged messages into their streams, on a store that no broker owns.",
+                                     description="Adopt staged messages into their streams, on a store that no "
+                                                 "broker owns.",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("store", metavar="STORE_URL", help="file://DIR or s3://BUCKET/PREFIX")
     parser.add_argument("-c", "--config", metavar="FILE",
