@@ -69,7 +69,8 @@ _PLACED_IDS_AT_ONCE = 256
 _IDS_BYTES_MAX = 16 << 20
 """Message ids in one object of pages, in bytes."""
 _HELD_MAX = 65_536
-"""Segments that a root names for one stream: a stream that is offline for replay only may be written on."""
+"""The most segments that a root names for one offline stream; if there are more, no checkpoint is written. They grow
+in number if the stream is offline in the applied state only, while the live stream is written on."""
 _PLACED_AT_ONCE = 4
 """Pages whose blocks are freed, once they are packed, between two turns of the loop: about a millisecond."""
 
@@ -90,9 +91,9 @@ class CheckpointSettings:
         self.segments = segments
         self.head_bytes = head_bytes
         self.empty_segments = empty_segments
-        """Heartbeats, and segments with only the shard's own records: what a round itself writes does not soon start
-        the next one. An idle log has up to (``roots_kept`` + 1) times as many. Each round costs two puts and a
-        listing."""
+        """The bound for heartbeats and for segments with only the shard's own records. It is large enough that the
+        segments which a round itself writes do not soon start the next round. An idle log has up to (``roots_kept`` +
+        1) times as many. Each round costs two puts and a listing."""
         self.interval_ns = interval_ns
         """None: time alone starts no round. An owner's first round comes at the latest this long after its start."""
         self.hold_factor = hold_factor
@@ -108,8 +109,9 @@ class CheckpointSettings:
 class KeptRoot(NamedTuple):
     """A root, and all page objects that it needs.
 
-    ``held`` are the segments that a root of an earlier owner names for streams that were offline then, and may be
-    online now. In a root of our own, such a stream is offline for as long as we own the shard.
+    ``held`` are the segments that a root of an earlier owner names for streams that were offline then. Such a stream
+    may be online now, so the applied state does not name these segments. A root of our own needs no ``held``: a stream
+    that is offline stays so for as long as we own the shard, and the applied state names its segments.
     """
 
     position: Position
@@ -184,7 +186,7 @@ class Checkpointer(LogListener):
         """Call ``change``, which adds a record that replaces parts of tables, while no round copies these tables.
 
         A round copies a table in parts, and the record must be in all of them or in none. So the next round begins only
-        once all that is sequenced by then is persisted.
+        once the record is persisted.
         """
         async with self._busy:
             change()
@@ -307,7 +309,7 @@ class Checkpointer(LogListener):
                 return
 
     async def _round(self, start: Position) -> None:
-        """Write a root for ``start``, the present position; the shard's own state is copied from here on."""
+        """Copy the shard's state, put its pages, and put a root for ``start``, the present position."""
         state = self._log.state
         extra = await in_turns(shard_extra(state))
         moved = await self._moving()
@@ -443,10 +445,10 @@ class Checkpointer(LogListener):
                 await asyncio.sleep(0)
 
     async def _moving(self) -> Callable[[PageRef], bool]:
-        """Return a test for pages to rewrite although unchanged, so that no old object is kept for a single page.
+        """Return a function that returns whether a page must be rewritten although it is unchanged.
 
-        It is False for pages with subjects or ids. These have objects of their own, which are dropped with the messages
-        or with the duplicate window.
+        Pages in the oldest objects are rewritten if there are too many objects. Pages with subjects or ids are not:
+        their objects are dropped with the messages or with the duplicate window.
         """
         objects = self.roots[-1].objects if self.roots else frozenset()
         if len(objects) > _PAGE_OBJECTS_MAX:

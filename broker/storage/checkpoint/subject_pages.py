@@ -1,18 +1,18 @@
 """Makes the pages with the subjects of streams, from the indexes of stored blocks, at the beginning of a round.
 
-Owns which messages get a page when, how pages are joined, and the limits of that work. Does not own the contents of a
-page (subject_rows, state.subjects), its readers (the live stream), nor roots.
+Owns the choice of messages that get a page, how pages are joined, and the limits of that work. Does not own the
+contents of a page (subject_rows, state.subjects), its readers (the live stream), nor roots.
 
     blocks   │ b │ b │ b │ b │ b │ b │ b │ b │ b │ …       ┌ a block's subjects are in its index, a GET for each
     pages    │ 260 000 messages  │  60 000   │ none        └ these blocks get a page once there are ``blocks_min``
 
 New messages are joined with the pages before them, as long as these have at most twice as many messages. So a message
-is written about once for each doubling of its page, and a stream has few pages that are not full. A page of which half
-is dead is made anew; a page of which all is dead is dropped.
+is written about once for each doubling of its page, and a stream has few pages that are not full. A page is made
+anew once half of its messages are dead, and dropped once all are.
 
-Nothing depends on this: after an error, the next round makes the page, and subjects without a page are read from the
-blocks. So a round spends at most ``_SECONDS`` on it, and reads no more indexes than segments were put since the last
-one.
+Nothing depends on these pages: after an error, the next round makes them, and subjects without a page are read from the
+blocks. So a round spends at most ``_SECONDS`` on them. It reads at most as many indexes as segments were put since the
+last round, or ``_GETS_MIN`` if these are fewer.
 """
 
 from __future__ import annotations

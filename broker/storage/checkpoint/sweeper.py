@@ -1,6 +1,6 @@
 """Releases, then deletes: a record in the log names objects that nothing needs; once it is persisted, they are deleted.
 
-    object      is released when
+    objects     are released when
     segments    they have no live block, and are at or before the oldest kept root, so that no replay needs them
     pages       no kept root needs any page of the object
     roots       they are older than the kept ones
@@ -18,10 +18,10 @@ waits for three roots after it, which an idle log would never get by itself, so 
 Segments that never had a block (heartbeats, records) start no round, since each round would leave another; they are
 released with the others.
 
-A fenced owner cannot release anything, because its record is never persisted. Claims and seals are never deleted:
-put-if-absent detects only objects that exist. The grace period is for readers only, which plan on an older root and
-would get a 404; correctness does not depend on it. So it is ignored while the store is full, when publishes are refused
-until objects are deleted. Nothing is deleted while the clocks disagree.
+A fenced owner cannot release anything, because its record is never persisted. Claims and seals are never deleted: they
+fence older owners by put-if-absent, which detects only objects that exist. The grace period serves only readers, which
+plan with an older root and would not find the objects. The broker's correctness does not depend on it. So it is ignored
+while the store is full and publishes are refused. Nothing is deleted while the clocks disagree.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _TIDIED_AT_ONCE = 1024
 
 
 class Sweeper(LogListener):
-    """Deletes what one shard's log has released."""
+    """Releases the unneeded objects of one shard, and deletes those that its log has released."""
 
     def __init__(self, log: Log, paths: ShardPaths, clock: Clock, rng: random.Random, *,
                  grace_ns: int = READER_GRACE_NS, clock_trusted: Callable[[], bool] = lambda: True) -> None:
@@ -98,7 +98,8 @@ class Sweeper(LogListener):
         self._wake = asyncio.Event()
         self._swept_to = Position(0, 0)
         """Everything freed up to here has been released."""
-        self._left = asyncio.Event()
+        self._freed = asyncio.Event()
+        """Set once a freed segment waits for its release."""
         self._tidying: asyncio.Handle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._more: asyncio.Task[None] | None = None
@@ -145,7 +146,7 @@ class Sweeper(LogListener):
         pages = sorted((checkpointer.dropped | self._orphans["pages"]) - keep - pages_gone)[:_POSITIONS_MAX]
         roots = [root for root in roots if root not in roots_gone][:_POSITIONS_MAX] if full else []
         if self._more is not None:
-            # It still releases what the oldest root of an earlier round did not need.
+            # The task of an earlier round still releases segments. This round's list includes these.
             self._more.cancel()
         self._held_back = False
         held = frozenset(position_key(position) for root in kept for position in root.held)
@@ -166,7 +167,7 @@ class Sweeper(LogListener):
         self._orphan_runs.append(key)
 
     def release_runs(self, keys: Sequence[str]) -> None:
-        """Release runs that nothing names nor ever will, without waiting for the next round: an idle log has none."""
+        """Release runs that nothing will ever name, without waiting for the next round: an idle log has no rounds."""
         if not self._clock_trusted():
             self._orphan_runs += keys
             return
@@ -249,15 +250,15 @@ class Sweeper(LogListener):
         if state.update_counts(_TIDIED_AT_ONCE):
             self._tidying = asyncio.get_running_loop().call_soon(self._tidy)
         if state.freed > self._swept_to:
-            self._left.set()
+            self._freed.set()
 
     async def _ask_for_rounds(self, checkpointer: Checkpointer) -> None:
         """Request rounds, however idle the log is, while a freed segment waits for roots after it."""
         state = self._log.state
         while True:
-            self._left.clear()
+            self._freed.clear()
             if state.freed <= self._swept_to:
-                await self._left.wait()
+                await self._freed.wait()
             rounds = checkpointer.rounds
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ROUNDS_APART_NS / 1e9):
@@ -265,7 +266,7 @@ class Sweeper(LogListener):
             if self._log.full:
                 await asyncio.sleep(_ROUNDS_APART_FULL_S)
             if checkpointer.rounds != rounds or state.freed <= self._swept_to or not self._clock_trusted():
-                continue  # rounds ran anyway, or would be useless
+                continue  # a round ran anyway, or would free nothing
             if checkpointer.roots and state.position <= checkpointer.roots[-1].position:
                 # A root is identified by its position. An empty record advances the position of an idle log.
                 self._record(Release((), (), (), ()))
@@ -307,11 +308,11 @@ class Sweeper(LogListener):
                 self._release((), (), ())
 
     async def _delete(self, released: Released) -> None:
-        """Delete all of it, with any number of attempts. Roots first: no root may name a deleted object."""
+        """Delete all released objects, however often it takes; roots first, so that no root names a deleted one."""
         paths = self._paths
         await self._delete_all([paths.checkpoint(p) for p in released.roots])
         await self._delete_all([paths.pages(p) for p in released.pages])
-        # This process put our own: none is a seal. To read each header would cost as many GETs as all other work.
+        # No segment of our own epoch is a seal. Reading each header would cost as many GETs as all other work.
         ours = self._log.epoch
         await self._delete_all([paths.log(p) for p in released.segments if p.epoch != ours], spare_seals=True)
         await self._delete_all([paths.log(p) for p in released.segments if p.epoch == ours])

@@ -1,15 +1,18 @@
-"""Proofs, by later entries of the log, that an entry was stored: they tell the log's end from an entry that was lost.
+"""Proofs, by later entries of the log, that an entry was stored: they distinguish the log's end from a lost entry.
+
+``landed`` is a field of an entry: the number up to which all entries were stored when the put of this entry began.
 
     … 40 41 42 __ __ 45 46        ``landed`` of 45 and 46 is 42: a crash left 45 and 46, and the log ends before 43
     … 40 41 42 __ __ 45 46        ``landed`` of 46 is 44: the store has lost 43 and 44
 
-    a segment    ``landed``, the number in it. Without one: the number W before its own, since an owner begins number
-                 n + W only after n is stored, and begins nothing before its opening is stored
-    a seal       ``landed``: its owner's last number, or the number before the first one that its writer found missing
+    a segment    proves the entries up to its ``landed``, and those at least W = ``PUTS_IN_FLIGHT_MAX`` before it: an
+                 owner begins number n + W only after n is stored, and begins nothing before its opening is stored
+    a seal       proves the entries up to its ``landed``: the number before the first one that its writer found
+                 missing, or the last number of an owner that ended its own epoch
 
-``landed`` was true when the entry was written, whoever wrote it: a deposed owner never learns that an entry at or after
-the seal is stored. Entries are missing also if a later checkpoint has released them, or if a power cut took entries
-that were not synced: a reader considers both before it reports a loss.
+``landed`` is true even in an entry of a deposed owner: such an owner never learns that an entry at or after the seal is
+stored. Entries are also missing if they were released after a checkpoint, or if a power cut took entries that were not
+synced. A reader considers both before it reports a loss.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def landed_before(data: bytes, position: Position) -> int | None:
             return Seal.decode(data, position).landed
         landed = decode_landed(data, position) if kind == ObjectKind.SEGMENT else None
     except FormatError:
-        # It is damaged. But that it is a segment proves that its put had begun.
+        # The entry is damaged. But its kind shows that it is a segment, so its put had begun.
         if data[KIND_AT:KIND_AT + 1] != bytes((ObjectKind.SEGMENT,)):
             return None
         landed = None

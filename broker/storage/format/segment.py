@@ -18,7 +18,7 @@
         40     8  bytes of its frames
         48     8  raw bytes (headers + payloads)
 
-By ``landed`` a reader tells the end of the log from an entry that the store has lost (``log_end``).
+With ``landed`` a reader distinguishes the end of the log from an entry that the store has lost (``log_end``).
 
 A block's core, index and frames follow in the order of the directory, so their offsets are sums of the rows before.
 A segment without blocks is a heartbeat. Cores, indexes and frames have checksums of their own.

@@ -9,7 +9,7 @@ segment (storage.state), the position where the walk begins (snapshot).
     the log's end      is the first missing number (or a seal) in the last epoch opened, unless a later entry proves
                        that an entry with this number existed (``format.log_end``); the caller checks for newer
                        checkpoints
-    beyond an end      nothing ever existed
+    beyond an end      nothing belongs to the log; entries that a crash left there are not applied
     a corrupt entry    is never taken for the end
 """
 

@@ -59,9 +59,10 @@ _WHOLE_BYTES = 256 << 10
 """A block up to this size is loaded with its index even for one message: a second request would cost more."""
 
 _WHOLE_AHEAD = 2.25
-"""The bound of a reader in order, in units of ``read_ahead_bytes``: the size of a full segment of text.
+"""A block up to this size is loaded with its index for a reader in order; in units of ``read_ahead_bytes``.
 
-Without it, requests took half of the processor time of reading a large stream.
+This is the size of a full segment of text. With a lower bound, requests took half of the processor time of reading a
+large stream.
 """
 
 _NEIGHBOURS_BYTES = 256 << 10
@@ -71,7 +72,7 @@ _NEIGHBOURS_INDEX_MAX = _NEIGHBOURS_BYTES // 8
 """A larger index is loaded alone."""
 
 _WINDOW_SHARE = 4
-"""The window's bound is the cache's bound divided by this, in addition to the cache."""
+"""The window's bound is the cache's bound divided by this. The window's memory is in addition to the cache."""
 
 _LEFT_SHARE = 2
 """A load whose extent does not fit uses the free room divided by this, so that many readers get similar parts."""
@@ -205,9 +206,9 @@ class BlockReader:
                    neighbours: bool = False) -> Head:
         """Load the block's head.
 
-        Args: ``begun``, as for ``chunk``, is given by a caller that will read all frames: the frames of a small block
-            are loaded with its head. ``neighbours``: the heads of other streams' blocks in the same object are needed
-            soon.
+        Args: ``begun``: as for ``chunk``. A caller that will read all frames gives it, and the frames of a small block
+            are then loaded with its head. ``neighbours``: the heads of other streams' blocks in the same object are
+            needed soon.
         Raises: NotFound; StoreError; Corrupt.
         """
         return await self._head(block, begun, 0 if begun is None else self._whole_ahead_bytes, neighbours)
@@ -405,7 +406,7 @@ class BlockReader:
             self._cache.put(ident, load.result(), len(load.result()))
 
     def _extent_end(self, ident: tuple[int, ...], head: Head, first: int) -> int:
-        """Return the end of the extent with frame ``first``, or before it the next frame in memory or loading."""
+        """Return the end of the extent with frame ``first``: it is cut before a frame that is in memory or loading."""
         frames, end = head.frames, first + 1
         stored = max(frames[-1].offset + frames[-1].stored_bytes, 1)
         extents = max(1, round(stored / self._read_ahead_bytes))

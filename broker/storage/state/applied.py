@@ -1,8 +1,8 @@
 """The applied state of a shard: its streams and consumers after a replay of its persisted segments.
 
 Owns the state of a shard (``stream``, ``consumer`` and ``released`` define its parts), which recovery, checkpoints and
-readers without a broker share. Decides nothing: a block lists the messages that its stream's limits, expiry and acks
-removed, so any version and any reader arrives at the same state, without a clock.
+readers without a broker share. Does not own decisions: a block lists the messages that limits, expiry and acks removed.
+So any version and any reader arrives at the same state, without a clock.
 
 A block is applied in this order:
 
@@ -12,9 +12,9 @@ A block is applied in this order:
     4. the other records follow, in their order
     5. the outcome replaces the stream's numbers
 
-Every step is an assignment or a union, so applying a block again to a state that includes it changes nothing in the
-end. Pages of a checkpoint may therefore be copied at different times, each with its own position. A replay begins at
-the lowest of these.
+Every step is an assignment or a union. So if blocks are applied again to a state that includes them, the final state
+is the same. Pages of a checkpoint may therefore be copied at different times, each with its own position. A replay
+begins at the lowest of these.
 """
 
 from __future__ import annotations
@@ -119,17 +119,20 @@ class ShardState:
         """Message ids up to this time may be in blocks only. See ``StreamIds.unlisted_ns``."""
         self._removal_observer: Callable[[], object] | None = None
         self._leaving: deque[tuple[StreamState, TablePage | HeldPart]] = deque()
+        """Removed blocks that the counts include until ``update_counts``."""
         self.position = START
         self.opening: Opening | None = None
         """The newest opening; None: none was replayed yet."""
         self.replaying = False
         self._unmade: dict[int, Position] = {}
+        """Streams with messages before any create record, and where; a later delete record explains them."""
         self._deleted: set[int] = set()
+        """Streams that were deleted during this replay."""
         self._only = 0
         """The only stream to which segments are applied at the moment; 0: all streams."""
         self._uncounted: dict[int, int] = {}
-        """Offline streams with a damaged table, whose blocks are not counted. All of these blocks are in segments and
-        runs up to this ``position_key``, or in runs below the stream's own prefix."""
+        """Offline streams with a damaged table, whose blocks are not counted. Maps the stream_id to a ``position_key``:
+        all of its blocks are in segments and runs up to there, or in runs below the stream's own prefix."""
 
     def stream(self, account: str, name: str) -> StreamState | None:
         """Return the stream of that name, or None."""
@@ -137,7 +140,10 @@ class ShardState:
         return None if stream_id is None else self.streams[stream_id]
 
     def is_offline(self, stream_id: int) -> bool:
-        """Return whether a stream is offline. A record that could not be applied may name runs below its prefix."""
+        """Return whether a stream is offline.
+
+        If it is, records that could not be applied may name runs below the stream's own prefix.
+        """
         stream = self.streams.get(stream_id)
         return stream is not None and stream.offline is not None
 
@@ -200,9 +206,9 @@ class ShardState:
             self.set_offline(stream.stream_id, f"segment {self.position} cannot be applied: {error}")
 
     def set_offline(self, stream_id: int, reason: str) -> None:
-        """Stop replaying a stream: a record of it in the segment at ``position`` cannot be used."""
+        """Stop replaying a stream, because a block of it in the segment at ``position`` cannot be applied."""
         stream = self.streams.get(stream_id)
-        if stream is None:  # its create record cannot be used: only its existence is known
+        if stream is None:  # the create record cannot be used, so the stream's name is not known
             stream = StreamState(stream_id, "", f"unknown-{stream_id:016x}", {}, 0)
             self.streams[stream_id] = stream
         if stream.offline is None:
@@ -210,8 +216,10 @@ class ShardState:
         self._hold(stream)
 
     def apply_held(self, position: Position, stream_id: int, apply: Callable[[], object]) -> None:
-        """Call ``apply``, which applies one stream's part of the segment at an earlier ``position``: the stream was
-        offline when the checkpoint was written."""
+        """Call ``apply``, which applies one stream's part of the segment at an earlier ``position``.
+
+        The checkpoint does not include that part, because the stream was offline.
+        """
         now, self.position, self._only = self.position, position, stream_id
         try:
             apply()
@@ -266,7 +274,8 @@ class ShardState:
         self.segments.update(segments)
         self.runs = runs
         self.unnamed = {key for key, count in self.segments.items() if not count}
-        # Segments that once had blocks are no longer known. Each owner leaves a few unnamed ones with records.
+        # It is not known which segments had blocks once and lost them. A few segments never had any: those with the
+        # shard's own records. If there are more, begin rounds that free them.
         self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
 
     def _count_offline(self, stream: StreamState, segments: Counter[int], runs: dict[RunKey, int]) -> None:
@@ -345,7 +354,7 @@ class ShardState:
             for removed in ranges:
                 due.remove(removed[0], removed[1])
         if left and counting:
-            self._left(stream, pages_of(left))
+            self._queue_removed(stream, pages_of(left))
         deleted = False
         with_ids: Record | None = None
         for record in core.records:
@@ -417,7 +426,7 @@ class ShardState:
                 continue
             left = stream.blocks.remove(first, last, msgs, size)
             if left and not self.replaying:
-                self._left(stream, pages_of(left))
+                self._queue_removed(stream, pages_of(left))
         update_extra(stream.extra, append.extra)
 
     def _apply_outcome(self, stream: StreamState, outcome: Outcome, last_time_ns: int) -> None:
@@ -426,7 +435,7 @@ class ShardState:
         stream.last_time_ns = last_time_ns
         if trims:
             if (left := stream.blocks.trim(outcome[0])) and not self.replaying:
-                self._left(stream, left)
+                self._queue_removed(stream, left)
             if stream.expiries:
                 stream.expiries.trim(outcome[0])
             if stream.schedules:
@@ -498,7 +507,7 @@ class ShardState:
             run = next(run_keys(stream.stream_id, [ref.pack()]))
             self.runs[run] = self.runs.get(run, 0) + 1
             self.freed_runs.pop(run, None)  # earlier adopted blocks of this run may have left
-            self._left(stream, pages_of([*parts] if stays else [*parts, entry]))
+            self._queue_removed(stream, pages_of([*parts] if stays else [*parts, entry]))
 
     def _drop(self, stream: StreamState) -> None:
         del self.streams[stream.stream_id]
@@ -514,9 +523,10 @@ class ShardState:
         else:
             self.freed = self.position  # objects that were kept for it may be free now
         if left and not self.replaying:
-            self._left(stream, left)
+            self._queue_removed(stream, left)
 
-    def _left(self, stream: StreamState, pages: Sequence[TablePage | HeldPart]) -> None:
+    def _queue_removed(self, stream: StreamState, pages: Sequence[TablePage | HeldPart]) -> None:
+        """Let ``update_counts`` subtract removed blocks from the counts; without an observer, do it now."""
         self._leaving += [(stream, page) for page in pages]
         if self._removal_observer is not None:
             self._removal_observer()

@@ -27,8 +27,8 @@ class BlockEntry:
         self.ref = ref
         self.dead: DeadSet | None = None
         self.dead_count = 0
-        """Messages removed by sequence. Too low for a block with gaps if a removed range ended in it that also removed
-        messages of other blocks. No broker writes such a range."""
+        """Number of messages removed by sequence. It is too low if the block has gaps, and a removed range covered a
+        part of it and messages of other blocks. No broker writes such a range."""
         self.dead_bytes = 0
         """User size of these messages; an estimate if such a range ended in the block."""
 

@@ -22,10 +22,9 @@ not need the check). Add a row to TABLE at the place where nats-server does the 
 messages of atomic batches. The columns of a row:
 
     make      that function
-    headers   the headers that the check reads. It is called for messages with one of them; ``candidate.headers`` has
-    all
-              headers that any check reads. ANY: every message with headers; None: every message. A check that depends
-              on a header that an earlier check writes into the candidate lists the earlier check's headers too
+    headers   the headers that the check reads: it is called for messages with one of them. ANY: it is called for every
+              message with headers; None: for every message. ``candidate.headers`` has the headers that any check reads.
+              If an earlier check writes a header that this one reads, this row lists the earlier check's headers, too
     bulk      for ANY and None: True if ``Sequencer._bulk`` and ``Sequencer.run_one`` may skip the check, because they
               test the same for a whole run, or do not handle such runs. False is always correct: a stream that needs
               such a check decides every run message by message, as it does a run with a ``Nats-`` header other than an

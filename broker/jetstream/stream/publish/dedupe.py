@@ -172,7 +172,7 @@ class Dedupe:
             some = ids[-left:]
             for msg_id in some:
                 self.bytes -= _ENTRY_BYTES + len(msg_id)
-                seqs.forget(msg_id, last_seq)  # not an id that was used again after its window, in a later run
+                seqs.forget(msg_id, last_seq)  # except an id that a later message has, too
             left -= len(some)
             if len(some) < len(ids):
                 del ids[-len(some):]

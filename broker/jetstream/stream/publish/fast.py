@@ -190,7 +190,7 @@ class FastBatches:
         return answers
 
     def begun(self, batch: FastBatch, message: FastMessage) -> bytes | None:
-        """Return the answer to a batch's first message, which promises nothing; None: no answer."""
+        """Return the answer to a batch's first message, an ack of no message; None: no answer."""
         return _ack(0, batch.every) if message.place == 1 and not message.commits else None
 
     def stored(self, batch: FastBatch, message: FastMessage, seq: int) -> list[bytes]:

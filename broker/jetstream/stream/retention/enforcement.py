@@ -3,13 +3,13 @@
 Owns: the work that is left, retries, and the record in the log that shows how far the sweep got.
 Does not own: the removals by a limit (retention), expiry by age, which has a timer of its own (retention).
 
-    max_msgs, max_bytes     compared with the stream's numbers alone, at each start. A trim takes a head or two
-    max_msgs_per_subject    compared with the subject index alone, which takes the heads of all blocks
+    max_msgs, max_bytes     compared with the stream's numbers alone, at each start; a trim loads at most a few heads
+    max_msgs_per_subject    compared with the subject index alone; building it may load the heads of all blocks
 
 Messages are removed in the stream's turn, before anything else is published. If that takes too long, the sweep of all
-subjects continues outside the turn; meanwhile each publish keeps its own subject within the limit. An update is trimmed
-first and swept then, as by nats-server. A start sweeps first, because a batch may have joined whose own messages are to
-be removed first.
+subjects continues outside the turn; meanwhile each publish keeps its own subject within the limit. After an
+update, the stream is trimmed first and swept then, as by nats-server. A start sweeps first: a batch may have joined
+before the crash, and the messages that it has beyond the limits of subjects must go before any others.
 
     STREAM_CREATE, STREAM_UPDATE carry ``per_subject``: the most messages that any subject can have. A create, or an
     update that raises the limit, records its own limit. An update that lowers it leaves the value, and the end of the
@@ -76,7 +76,7 @@ class Enforcement:
                             extra={PER_SUBJECT: self._most} if self._most else {})
 
     def suspend(self) -> None:
-        """Stop enforcing limits while messages arrive to which none is applied; call ``begin`` when all are there."""
+        """Stop relying on recorded counts, because messages arrive unchecked; call ``begin`` after the last one."""
         self._most = 0
 
     @property

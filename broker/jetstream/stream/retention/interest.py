@@ -1,7 +1,7 @@
 """Removes messages that no consumer of the stream waits for any more, and decides which publishes are stored.
 
 Owns: finding the messages of an interest stream or a work queue that no consumer waits for, and removing them.
-Does not own: which messages a consumer waits for (its ack state, read through ``Listeners``), and how messages are
+Does not own: which messages a consumer waits for (the consumer, asked through ``Listeners``), and how messages are
 removed (retention).
 
     retention   a publish is stored         a message leaves
@@ -10,8 +10,8 @@ removed (retention).
     interest    if some consumer gets it    once it is acked, or its last consumer leaves or changes its filters
 
 There are no counts by message. Consumers are asked whether they wait for a sequence; their own state is bounded by the
-messages that they have delivered and that are not acked. A consumer that waits for a message acked by another one is
-asked first the next time.
+messages that they have delivered and that are not acked. If a consumer waits for all messages that another one acked,
+it is asked first the next time.
 
     ack ──> acked ──┬─ the heads are in memory: the message is removed at once; ack and removal are stored in one block
                     └─ otherwise: the message is removed once the head has been loaded, and then the ack is answered
@@ -104,10 +104,11 @@ class Interest:
         """Future that is done once the messages in ``_waiting`` have been removed."""
         self._loading = False
         self._leaving_seq = 0
-        """The lowest acked sequence since some head had to be loaded; 0: none had."""
+        """The lowest acked sequence whose message may remain because its head is being loaded; 0: none."""
         self._joining_seq = 0
         """The first sequence of messages that are joining; some of them may have no interested consumer."""
         self._sweeps: list[tuple[int, bool]] | None = None
+        """The start and the argument ``acked`` of each running sweep."""
         self.moved = False
         self._stored: list[Any] | None = None
         """The member ``sweep`` as it is in the store, or will be."""
@@ -125,7 +126,7 @@ class Interest:
         self._filtered = self._wanted_by_subject = None
 
     def keep_all(self) -> None:
-        """Keep all messages: a consumer exists that cannot be served, and may wait for any message."""
+        """Remove nothing from now on: a stored consumer cannot be used here, and may wait for any message."""
         self._unknown = True
 
     async def finished(self) -> None:
@@ -305,7 +306,7 @@ class Interest:
                     backoff.reset()
                 except (StoreError, FormatError) as error:
                     if isinstance(error, (NotFound, FormatError)):
-                        # A message that cannot be read cannot be removed either; the ack is valid all the same.
+                        # A message whose head cannot be read cannot be removed; its ack is answered nevertheless.
                         self._tasks.warn("acked messages stay: %s", error)
                         seqs = seqs[1:]
                         continue

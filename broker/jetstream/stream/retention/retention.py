@@ -49,7 +49,7 @@ _EXPIRY_APART_NS = 100_000_000
 """Minimum time between two passes of expiry: a busy stream's front moves all the time."""
 
 _SPAN_NS_MAX = 250_000_000
-"""Maximum time span of a block that expires as a whole once its last message is due, if its head is not in memory.
+"""A block with at most this time span, whose head is not in memory, expires as a whole once its last message is due.
 
 Otherwise each commit of a busy stream would cost a GET. nats-server does not check for expired messages more often.
 """
@@ -127,7 +127,8 @@ class Retention:
         Raises: NotLoaded.
         """
         live = self._live
-        # Usually the open block has the messages that caused the trim; not after a delayed trim, or a refusal.
+        # Usually the open block has the messages that caused the trim, so its outcome is stored anyway. After a delayed
+        # trim or a refused publish, the block may be empty.
         record = live.open is None or live.open.empty
         if self._max_msgs and live.msgs > self._max_msgs:
             self.remove_front(self._slice_below(after_msgs(live, live.msgs - self._max_msgs)), record=record)
@@ -157,7 +158,8 @@ class Retention:
     def expire(self) -> None:
         """Remove messages older than max_age: whole blocks by their last time, and part of the next block by its head.
 
-        Called by the timer. The next pass removes what this one leaves for lack of a head or of time.
+        Called by the timer. Messages that remain because a head must be loaded, or because there are very many, are
+        removed by the next pass.
         """
         if self._timer is not None:
             self._timer.cancel()
@@ -218,7 +220,7 @@ class Retention:
         try:
             await self._live.load_blocks()
             if block is not None:
-                # Messages stored together expire together, in other streams too.
+                # Other streams' messages in the same object expire at the same time, so their heads are needed soon.
                 rows = await self._heads.load(block, neighbours=True)
         except Exception as error:
             self._tasks.warn("messages past max_age stay for now: %s", error)
@@ -236,8 +238,8 @@ class Retention:
     def remove_front(self, end_seq: int, *, record: bool = False, purged: bool = False) -> int:
         """Remove everything below ``end_seq``; return the number of removed messages. Raises: NotLoaded.
 
-        Args: ``record``: nothing else goes into the open block, so it needs a removed range for its outcome to be
-            stored.
+        Args: ``record``: add a removed range to the open block. A block without contents is not stored, and the outcome
+            with the new first_seq would be lost with it.
         """
         live = self._live
         if most_leave(live, end_seq) or (not self._listed and many_leave(live, end_seq)):
@@ -363,12 +365,12 @@ class Retention:
         return True
 
     async def purge_front(self, seq: int, keep: int) -> tuple[int, int, bool]:
-        """Remove all messages below ``seq`` (0: all) except the ``keep`` newest, or a slice of them. Needs a head or
-        two.
+        """Remove all messages below ``seq`` (0: all) except the ``keep`` newest, or a slice of them. This loads at most
+        a few heads.
 
         Returns: the number of removed messages; the sequence below which all are to be removed; and whether a next call
-            must continue. The next call gets that sequence as ``seq``, and no ``keep``: publishes meanwhile change
-            nothing.
+            must continue. The next call gets that sequence as ``seq``, and no ``keep``, so messages published meanwhile
+            are not removed.
         """
         live = self._live
         if keep and keep >= live.msgs:
@@ -382,7 +384,7 @@ class Retention:
         if not live.msgs and end_seq > live.first_seq:
             # The purge reaches a future sequence: the stream continues there. This also sets a new stream's first_seq.
             if not purged and end_seq - 1 > live.last_seq:
-                # Sequences that no message will have; without this range the outcome would not be stored.
+                # No message will have these sequences. Without this range the outcome would not be stored.
                 self._log.block(self._stream).remove(live.last_seq + 1, end_seq - 1, 0, 0)
                 self._log.urgent()
             live.skip_to(end_seq - 1)

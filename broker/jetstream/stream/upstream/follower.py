@@ -48,7 +48,8 @@ _TRIED_MAX = 64
 """Up to this many transforms are tried one after the other, and compiled without a thread."""
 
 _HEARTBEAT_NS = 1_000_000_000
-"""An origin counts as active at least this often, even if it has nothing new."""
+"""Stream info shows at most this idle time for an origin that can be read: nats-server's heartbeats have this
+interval."""
 
 
 class Target(Protocol):
