@@ -40,4 +40,4 @@ class MessageIds(RecordBody):
             raise damaged(cls.KIND, "", "the body is not a list of pairs") from None
         if set(map(type, ordinals)) != {int} or not {bytes, str}.issuperset(types := set(map(type, ids))):
             raise damaged(cls.KIND, "", "the body is not a list of ordinals with ids")
-        return cls(ordinals, ids if str not in types else [i.encode() if type(i) is str else i for i in ids])
+        return cls(ordinals, ids if str not in types else tuple([i.encode() if type(i) is str else i for i in ids]))
