@@ -30,7 +30,7 @@ from broker.jetstream.stream.stream import Stream
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import Position, position_key
-from broker.storage.format.records.kinds import RecordKind
+from broker.storage.format.records.stream_delete import StreamDelete
 from broker.storage.format.request import Request
 from broker.storage.log.log import Log
 from broker.storage.objectstore.base import Buffers
@@ -210,7 +210,7 @@ class Stalls:
         await self.log.persisted()
 
     async def _delete(self) -> None:
-        self.log.block(self.stream).add_record(RecordKind.STREAM_DELETE, {})
+        self.log.block(self.stream).add(StreamDelete())
         self.stream.close()
         self.stream.live.free_blocks()
         self.log.urgent()

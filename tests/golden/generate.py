@@ -38,6 +38,7 @@ from broker.storage.log.writer import encode_segment, seal_block
 from broker.storage.staging.writer import RunWriter, ToPut
 from broker.storage.state.pages import StreamCopy, directory_page
 from broker.storage.state.stream import StreamState
+from tests.plain_records import add_record
 from tests.storage.format.whole import AT, NONCE, Row, decode_plain, encode, head_of, open_block
 
 HERE = Path(__file__).parent / "blocks"
@@ -63,18 +64,18 @@ def _one_message() -> OpenBlock[None]:
 def _everything() -> list[OpenBlock[None]]:
     """Headers, gaps, repeating and moving times, removed ranges, records before, between and after messages."""
     block: OpenBlock[None] = OpenBlock(STREAM, None)
-    block.add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": "ORDERS", "config": {"subjects": ["orders.>"]},
-                                                "created_ns": T0})
+    add_record(block, RecordKind.STREAM_CREATE, {"account": "$G", "name": "ORDERS",
+                                                 "config": {"subjects": ["orders.>"]}, "created_ns": T0})
     block.append_run(10, [b"orders.eu", b"orders.us"], None, [b"one", b""], T0)
-    block.add_record(RecordKind.MESSAGE_IDS, [[0, "id-0"]])
+    add_record(block, RecordKind.MESSAGE_IDS, [[0, "id-0"]])
     block.append_run(12, [b"orders.eu"], [21], [b"NATS/1.0\r\nA: value\r\n\r\n" + b"x" * 300], T0 + 5)
     block.append_run(70_000, [b"orders.\xc3\xa9"], None, [bytes(range(256))], T0 + 3_600_000_000_000)
-    block.add_record(RecordKind.CONSUMER_STATE, {"n": "c", "d": [3, 12, T0], "re": {11: 2}})
+    add_record(block, RecordKind.CONSUMER_STATE, {"n": "c", "d": [3, 12, T0], "re": {11: 2}})
     block.remove(1, 9, 9, 900)
     block.remove(11, 11, 1, 47)
     block.outcome = block.outcome._replace(first_seq=10, last_seq=70_000, msgs=3, bytes=700, first_time_ns=T0)
     shard: OpenBlock[None] = OpenBlock(0, None)
-    shard.add_record(RecordKind.RELEASE, {"roots": [[2, 7]]})
+    add_record(shard, RecordKind.RELEASE, {"roots": [[2, 7]]})
     return [shard, block, _one_message()]
 
 
@@ -83,26 +84,26 @@ def _every_record() -> list[OpenBlock[None]]:
     config = {"name": "ORDERS", "subjects": ["orders.>"]}
     column = struct.pack("<9q", *range(1, 10))
     shard: OpenBlock[None] = OpenBlock(0, None)
-    shard.add_record(RecordKind.OPENING, {"owner": "broker-a", "reader_version": 1, "at_ns": T0,
-                                          "ends": [[1, 17], [2, 0]]})
-    shard.add_record(RecordKind.RELEASE, {"segments": [[1, 3, 9], [2, 0, 0]], "pages": [[1, 9]], "roots": [[1, 8]],
-                                          "done": [[1, 2]]})
+    add_record(shard, RecordKind.OPENING, {"owner": "broker-a", "reader_version": 1, "at_ns": T0,
+                                           "ends": [[1, 17], [2, 0]]})
+    add_record(shard, RecordKind.RELEASE, {"segments": [[1, 3, 9], [2, 0, 0]], "pages": [[1, 9]], "roots": [[1, 8]],
+                                           "done": [[1, 2]]})
     block = _one_message()
-    block.add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": "ORDERS", "config": config, "created_ns": T0,
-                                                "ceiling": 512, "per_subject": 5})
-    block.add_record(RecordKind.STREAM_UPDATE, {"config": config, "per_subject": None})
-    block.add_record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"durable_name": "c"}, "created_ns": T0,
-                                                  "d": [0, 4, 0], "f": [0, 4], "x": {"resume": 9}})
-    block.add_record(RecordKind.CONSUMER_UPDATE, {"name": "c", "config": {"durable_name": "c", "max_ack_pending": 5}})
-    block.add_record(RecordKind.CONSUMER_STATE, {"n": "c", "d": [3, 12, T0], "f": [1, 5], "la": T0 + 1})
-    block.add_record(RecordKind.CONSUMER_STATE, {
+    add_record(block, RecordKind.STREAM_CREATE, {"account": "$G", "name": "ORDERS", "config": config, "created_ns": T0,
+                                                 "ceiling": 512, "per_subject": 5})
+    add_record(block, RecordKind.STREAM_UPDATE, {"config": config, "per_subject": None})
+    add_record(block, RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"durable_name": "c"}, "created_ns": T0,
+                                                   "d": [0, 4, 0], "f": [0, 4], "x": {"resume": 9}})
+    add_record(block, RecordKind.CONSUMER_UPDATE, {"name": "c", "config": {"durable_name": "c", "max_ack_pending": 5}})
+    add_record(block, RecordKind.CONSUMER_STATE, {"n": "c", "d": [3, 12, T0], "f": [1, 5], "la": T0 + 1})
+    add_record(block, RecordKind.CONSUMER_STATE, {
         "n": "c", "d": [3, 12, T0], "f": [1, 5], "la": T0 + 1, "add": [[6, 7], [2, 0], [T0, 0]], "drop": [4, 5],
         "re": {6: 1, 5: 0}, "x": {"resume": None}})
-    block.add_record(RecordKind.CONSUMER_STATE, {"n": "c", "add": [column, column, column], "drop": column})
-    block.add_record(RecordKind.MESSAGE_IDS, [[0, b"id-0"]], False)
-    block.add_record(RecordKind.CEILING, {"seq": 65_536})
-    block.add_record(RecordKind.CONSUMER_DELETE, {"name": "c"})
-    block.add_record(RecordKind.STREAM_DELETE, {})
+    add_record(block, RecordKind.CONSUMER_STATE, {"n": "c", "add": [column, column, column], "drop": column})
+    add_record(block, RecordKind.MESSAGE_IDS, [[0, b"id-0"]], False)
+    add_record(block, RecordKind.CEILING, {"seq": 65_536})
+    add_record(block, RecordKind.CONSUMER_DELETE, {"name": "c"})
+    add_record(block, RecordKind.STREAM_DELETE, {})
     return [shard, block]
 
 
@@ -110,15 +111,15 @@ def _expiring() -> list[OpenBlock[None]]:
     """Messages that expire: a few, and more than a column stores as a list."""
     few = open_block(STREAM, [[Row(8, T0, b"a", 0, b"1"), Row(9, T0, b"a", 0, b"1")]])
     many = open_block(STREAM + 1, [[Row(1, T0, b"a", 0, b"1")]])
-    few.add_record(RecordKind.EXPIRY, {"seqs": [8, 9], "expires_at_ns": [T0 + 1_000_000_000, (1 << 63) - 1]})
-    many.add_record(RecordKind.EXPIRY, {"seqs": struct.pack("<9q", *range(1, 10)),
-                                        "expires_at_ns": struct.pack("<9q", *[1 << 60] * 9)})
+    add_record(few, RecordKind.EXPIRY, {"seqs": [8, 9], "expires_at_ns": [T0 + 1_000_000_000, (1 << 63) - 1]})
+    add_record(many, RecordKind.EXPIRY, {"seqs": struct.pack("<9q", *range(1, 10)),
+                                         "expires_at_ns": struct.pack("<9q", *[1 << 60] * 9)})
     return [few, many]
 
 
 def _scheduled() -> OpenBlock[None]:
     block = open_block(STREAM, [[Row(8, T0, b"a", 0, b"1"), Row(9, T0, b"b", 0, b"1")]])
-    block.add_record(RecordKind.SCHEDULE, {"seqs": [3, 8, 9], "due_at_ns": [0, T0 + 1_000_000_000, T0]})
+    add_record(block, RecordKind.SCHEDULE, {"seqs": [3, 8, 9], "due_at_ns": [0, T0 + 1_000_000_000, T0]})
     return block
 
 
@@ -128,8 +129,8 @@ def _adoption() -> OpenBlock[None]:
     sealed = [seal_block(block, AT, object_id=77) for block in (_one_message(), other)]
     encode_segment(AT, NONCE, sealed, kind=ObjectKind.RUN, object_id=77, place=BlockPlace.RUN)
     shard: OpenBlock[None] = OpenBlock(0, None)
-    shard.add_record(RecordKind.ADOPTION, {"blocks": [[1, 1, sealed[0].packed], [2, 40, sealed[1].packed]]})
-    shard.add_record(RecordKind.RELEASE, {"runs": [
+    add_record(shard, RecordKind.ADOPTION, {"blocks": [[1, 1, sealed[0].packed], [2, 40, sealed[1].packed]]})
+    add_record(shard, RecordKind.RELEASE, {"runs": [
         "v1/shards/0/runs/00000003-00000000002a-000000000000004d",
         "v1/streams/%24%47/s/0123456789abcdef/runs/00000003-00000000002a-0000000000000005"]})
     return shard
@@ -157,7 +158,7 @@ def _staged_refs() -> list[BlockRef]:
 def _appended(*dead: list[Any]) -> OpenBlock[None]:
     """Both blocks join, without some messages that are duplicates; a message is published after them."""
     block: OpenBlock[None] = OpenBlock(STREAM, None)
-    block.add_record(RecordKind.APPEND, {"blocks": [ref.pack() for ref in _staged_refs()], "dead": list(dead)})
+    add_record(block, RecordKind.APPEND, {"blocks": [ref.pack() for ref in _staged_refs()], "dead": list(dead)})
     block.append_run(70_005, [b"orders.eu"], None, [b"five"], T0 + 10)
     block.outcome = block.outcome._replace(first_seq=10, last_seq=70_005, msgs=7, bytes=900, first_time_ns=T0)
     return block

@@ -19,6 +19,7 @@ from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import FORMAT, ShardPaths
 from broker.storage.shard import Shard, ShardSettings
 from tests.manual_clock import ManualClock
+from tests.plain_records import add_record
 
 PATHS = ShardPaths(0)
 T0 = 1_700_000_000_000_000_000
@@ -41,9 +42,9 @@ class Stream:
 
     def create(self) -> None:
         block = self.owner.log.block(self)
-        block.add_record(RecordKind.STREAM_CREATE, {"account": self.account, "name": self.name, "created_ns": T0,
-                                                    "config": {"name": self.name, "subjects": [f"{self.name}.>"]}})
-        block.add_record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"durable_name": "c"}, "created_ns": T0})
+        add_record(block, RecordKind.STREAM_CREATE, {"account": self.account, "name": self.name, "created_ns": T0,
+                                                     "config": {"name": self.name, "subjects": [f"{self.name}.>"]}})
+        add_record(block, RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"durable_name": "c"}, "created_ns": T0})
         self.owner.log.urgent()
 
     def publish(self, *rows: tuple[str, bytes, bytes]) -> None:
@@ -67,7 +68,7 @@ class Stream:
 
     def deliver(self, upto: int, floor: int) -> None:
         new = list(range(floor + 1, upto + 1))
-        self.owner.log.block(self).add_record(RecordKind.CONSUMER_STATE, {
+        add_record(self.owner.log.block(self), RecordKind.CONSUMER_STATE, {
             "n": "c", "d": [upto, upto, T0 + 9], "f": [floor, floor], "la": T0 + 9,
             "add": [new, new, [T0 + 9] * len(new)], "re": {new[-1]: 2} if new else {}})
         self.owner.log.urgent()

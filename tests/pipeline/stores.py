@@ -29,6 +29,7 @@ from broker.storage.staging.writer import RunWriter
 from tests import harness
 from tests.inspect import stores as engine
 from tests.inspect.stores import PATHS, STORE_ID, T0, Row
+from tests.plain_records import add_record
 
 __all__ = ["HEADERS", "PATHS", "STORE_ID", "T0", "MemoryObjectClient", "Owner", "Row", "Stream", "of_a_broker",
            "varied"]
@@ -46,8 +47,8 @@ class Stream(engine.Stream):
         body = {"account": self.account, "name": self.name, "created_ns": T0,
                 "config": {"name": self.name, "subjects": [f"{self.name}.>"], **(config or {})}, **more}
         block = self.owner.log.block(self)
-        block.add_record(RecordKind.STREAM_CREATE, body)
-        block.add_record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"durable_name": "c"}, "created_ns": T0})
+        add_record(block, RecordKind.STREAM_CREATE, body)
+        add_record(block, RecordKind.CONSUMER_CREATE, {"name": "c", "config": {"durable_name": "c"}, "created_ns": T0})
         self.owner.log.urgent()
 
     def append(self, rows: Sequence[tuple[bytes, bytes, bytes]], *, gap: int = 0, after_ns: int = 1_000_003) -> None:
@@ -107,7 +108,7 @@ class Stream(engine.Stream):
 
     def delete(self) -> None:
         """Delete the stream; its name may be reused."""
-        self.owner.log.block(self).add_record(RecordKind.STREAM_DELETE, {})
+        add_record(self.owner.log.block(self), RecordKind.STREAM_DELETE, {})
         self.owner.log.urgent()
         self.live.clear()
         del self.owner.streams[self.name]

@@ -22,6 +22,7 @@ from broker.storage.objectstore.file import FileStore
 from broker.storage.paths import ShardPaths
 from broker.storage.shard import Shard
 from tests.eager_broker import EagerBrokerProcess, compaction
+from tests.plain_records import add_record
 
 pytestmark = [pytest.mark.shows("store.compaction"), pytest.mark.usefixtures("merges_on_request")]
 
@@ -45,7 +46,7 @@ async def compact(broker: Broker) -> None:
     await shard.compactor.work(quiet=True)
     assert shard.compactor.merges > merges
     for _ in range(4):
-        shard.log.block(shard.log.shard).add_record(10, {})
+        add_record(shard.log.block(shard.log.shard), 10, {})
         shard.log.urgent()
         await shard.log.persisted()
         assert await shard.checkpointer.cut()

@@ -15,6 +15,7 @@ from broker.runtime.embedded import Broker
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.table import BODIES
+from tests.plain_records import add_record
 from tests.runtime.test_compaction import SETTINGS, compact, connected, shard_of
 
 pytestmark = pytest.mark.usefixtures("merges_on_request")
@@ -68,7 +69,7 @@ async def test_the_store_does_not_grow_and_the_stream_comes_back(tmp_path: Path,
             await js.publish("BUSY.a", b"%d" % i)
         assert broker._app is not None
         keep = broker._app.jetstream.accounts["$G"].streams["KEEP"]
-        shard_of(broker).log.block(keep).add_record(200, {})
+        add_record(shard_of(broker).log.block(keep), 200, {})
         for i in range(31, 61):
             await js.publish("KEEP.a", b"%d" % i)
         await client.close()
@@ -116,7 +117,7 @@ async def test_deleting_the_stream_frees_its_objects(tmp_path: Path, monkeypatch
         with monkeypatch.context() as newer:
             newer.setitem(BODIES, 200, FromTheFuture)
             await js.publish("KEEP.a", b"30")
-            shard_of(broker).log.block(broker._app.jetstream.accounts["$G"].streams["KEEP"]).add_record(200, {})
+            add_record(shard_of(broker).log.block(broker._app.jetstream.accounts["$G"].streams["KEEP"]), 200, {})
             await js.publish("KEEP.a", b"31")
             await client.close()
             newer.setattr(Checkpointer, "cut", no_checkpoint)

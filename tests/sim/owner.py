@@ -13,6 +13,7 @@ from broker.storage.log.log import Log
 from broker.storage.log.writer import OpenBlock, SealedBlock
 from broker.storage.shard import Shard
 from broker.storage.state.stream import StreamState
+from tests.plain_records import add_record
 
 if TYPE_CHECKING:
     from tests.sim.process import Broker
@@ -63,7 +64,7 @@ class SimStream:
             return
         self._removing(gone)
         # An outcome alone is not persisted; a real stream also has the message that pushed these out.
-        self.owner.log.block(self).add_record(RecordKind.STREAM_UPDATE, {"config": {"trimmed": first_seq}})
+        add_record(self.owner.log.block(self), RecordKind.STREAM_UPDATE, {"config": {"trimmed": first_seq}})
         self._removed(gone)
 
     def deliver(self, count: int) -> None:
@@ -83,7 +84,7 @@ class SimStream:
         if before != (delivered, floor):
             self._recorded = (delivered, floor)
             new = list(range(max(before[0], floor) + 1, delivered + 1))
-            block.add_record(RecordKind.CONSUMER_STATE, {
+            add_record(block, RecordKind.CONSUMER_STATE, {
                 "n": "c", "d": [delivered, delivered, 1], "f": [floor, floor], "la": 1,
                 "add": [new, new, [1] * len(new)], "drop": list(range(before[1] + 1, min(floor, before[0]) + 1))})
         self.first_seq = min(self.live) if self.live else self.last_seq + 1
@@ -130,9 +131,9 @@ class Owner:
         stream = SimStream(self, world.streams, None)
         self.streams[stream.stream_id] = stream
         block = self.log.block(stream)
-        block.add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": f"s{stream.stream_id}", "config": {},
-                                                    "created_ns": 1})
-        block.add_record(RecordKind.CONSUMER_CREATE, {"name": "c", "config": {}, "created_ns": 1})
+        add_record(block, RecordKind.STREAM_CREATE, {"account": "$G", "name": f"s{stream.stream_id}", "config": {},
+                                                     "created_ns": 1})
+        add_record(block, RecordKind.CONSUMER_CREATE, {"name": "c", "config": {}, "created_ns": 1})
         self.log.urgent()
         # A late reply of an owner that was paused meanwhile does not undo its successor's.
         self.log.wait(self.when_alive, self.oracle.streams.setdefault, stream.stream_id, "made")
@@ -140,7 +141,7 @@ class Owner:
     def delete(self, stream: SimStream) -> None:
         del self.streams[stream.stream_id]
         self.oracle.streams[stream.stream_id] = "going"
-        self.log.block(stream).add_record(RecordKind.STREAM_DELETE, {})
+        add_record(self.log.block(stream), RecordKind.STREAM_DELETE, {})
         self.log.urgent()
         self.log.wait(self.when_alive, self.oracle.streams.__setitem__, stream.stream_id, "gone")
 

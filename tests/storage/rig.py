@@ -27,6 +27,7 @@ from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import Shard, ShardSettings
 from broker.storage.state.applied import ShardState
 from tests.manual_clock import ManualClock
+from tests.plain_records import add_record
 from tests.sim.loop import SimLoop
 from tests.storage.objectstore.faulty import Faults, FaultyStore
 
@@ -74,7 +75,7 @@ class Stream:
         self.failures: list[Exception] = []
 
     def create(self) -> None:
-        self.log.block(self).add_record(RecordKind.STREAM_CREATE, {"account": "$G", "name": self.name,
+        add_record(self.log.block(self), RecordKind.STREAM_CREATE, {"account": "$G", "name": self.name,
                                                                   "config": {"n": 1}, "created_ns": 1})
         self.log.urgent()
 
@@ -96,12 +97,12 @@ class Stream:
         self.log.urgent()
 
     def record(self, kind: int, body: object) -> None:
-        self.log.block(self).add_record(kind, body)
+        add_record(self.log.block(self), kind, body)
         self.log.urgent()
 
     def sealing(self, block: OpenBlock[Any]) -> None:
         for kind, body in self.lazy_records:
-            block.add_record(kind, body)
+            add_record(block, kind, body)
         self.lazy_records.clear()
         if expiring := [seq for seq in self.expires_at_ns if block.first_seq <= seq]:
             block.add(Expiry(expiring, [self.expires_at_ns[seq] for seq in expiring]))

@@ -155,13 +155,7 @@ class OpenBlock(Generic[Owner]):
 
     def add(self, body: RecordBody) -> None:
         """Add a record that applies after the messages appended so far. It is packed at once."""
-        self._add(Record.pack(body, self.last_seq))
-
-    def add_record(self, kind: int, body: object, must_understand: bool = True) -> None:
-        """Add a record whose body is given in plain values, as a writer of another version may give it."""
-        self._add(Record.of(kind, self.last_seq, body, must_understand))
-
-    def _add(self, record: Record) -> None:
+        record = Record.pack(body, self.last_seq)
         if isinstance(self.records, tuple):
             self.records = []
         self.records.append(record)

@@ -34,6 +34,7 @@ from broker.storage.read.snapshot import read_snapshot
 from broker.storage.state import pages
 from broker.storage.state.table import BlockEntry
 from tests.pipeline.stores import PATHS, T0, MemoryObjectClient, Owner, of_a_broker, varied
+from tests.plain_records import add_record
 from tests.real.s3 import S3Server
 
 
@@ -168,7 +169,7 @@ async def test_a_stream_that_is_being_restored_does_not_exist(checkpoint: bool) 
     with pytest.raises(NoStream):
         read_store(objects, stream="b")
     assert newest(objects, 0, "$G", "b", stream.stream_id) is None
-    owner.log.block(stream).add_record(RecordKind.STREAM_UPDATE,
+    add_record(owner.log.block(stream), RecordKind.STREAM_UPDATE,
                                        {"config": {"name": "b", "subjects": ["b"]}, "restoring": None})
     owner.log.urgent()
     await owner.log.persisted()
@@ -570,7 +571,7 @@ async def test_an_offline_stream_affects_no_other_stream() -> None:
     await owner.start()
     bad, good = await owner.make("bad"), await owner.make("good")
     bad.append([(b"x", b"", b"1")])
-    owner.log.block(bad).add_record(200, {"from": "the future"})
+    add_record(owner.log.block(bad), 200, {"from": "the future"})
     good.append([(b"x", b"", b"1")])
     await owner.log.persisted()
     snapshots = {snapshot.name: snapshot for snapshot in read_store(MemoryObjectClient(store))}

@@ -19,6 +19,7 @@ from broker.storage.format.header import key_position
 from broker.storage.objectstore.memory import MemoryStore
 from tests.pipeline.read.test_scan import EXACT, rows_of
 from tests.pipeline.stores import MemoryObjectClient, Owner, Row, varied
+from tests.plain_records import add_record
 
 EVERYTHING = Selection()
 
@@ -38,7 +39,7 @@ async def compacted(owner: Owner, store: MemoryStore) -> None:
     held = {key for key, count in owner.shard.state.segments.items() if count}
     await owner.shard.compactor.work(quiet=True)
     for _ in range(4):
-        owner.log.block(owner.log.shard).add_record(10, {})
+        add_record(owner.log.block(owner.log.shard), 10, {})
         owner.log.urgent()
         await owner.log.persisted()
         await owner.round()

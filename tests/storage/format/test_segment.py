@@ -26,6 +26,7 @@ from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.section import SECTIONS, UNCOMPRESSED, SectionCodec
 from broker.storage.format.segment import HEAD_BYTES_MIN, SegmentHead, decode_head
 from broker.storage.log.writer import OpenBlock, encode_segment, seal_block
+from tests.plain_records import add_record
 from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, decode_plain, encode, head_of, open_block
 
 T0 = 1_700_000_000_000_000_000
@@ -71,7 +72,7 @@ def test_a_block_reads_back_as_it_was_written(runs: list[list[Row]], removed: li
     for one in removed:
         block.remove(*one)
     for kind, body in records:
-        block.add_record(kind, body)
+        add_record(block, kind, body)
     rows = [row for run in runs for row in run]
     sealed = seal_block(block, AT)
     assert [row for chunk in sealed.chunks for row in chunk_rows(chunk)] == rows
@@ -179,10 +180,10 @@ def test_a_segment_without_blocks_is_a_heartbeat() -> None:
 def test_records_apply_after_earlier_messages() -> None:
     """Shows after_seq: 0 before the first message, then the last sequence appended so far."""
     block = open_block(5, [])
-    block.add_record(RecordKind.STREAM_CREATE, {"name": "a"})
+    add_record(block, RecordKind.STREAM_CREATE, {"name": "a"})
     block.append_run(7, [b"s", b"s"], None, [b"1", b"2"], T0)
     body = {"seqs": [8]}
-    block.add_record(RecordKind.CONSUMER_STATE, body)
+    add_record(block, RecordKind.CONSUMER_STATE, body)
     body["seqs"].append(9)  # the record has the body as it was added, without later changes
     data = encode(block)
     core = head_of(data).core(0)
@@ -213,7 +214,7 @@ def test_every_block_of_an_object_is_where_its_reference_points() -> None:
     blocks = [open_block(i, [[Row(i + j, T0, b"s", 0, bytes([i]) * 100 * i) for j in range(i)]] if i % 3 else [])
               for i in range(1, 30)]
     for block in blocks:
-        block.add_record(RecordKind.CEILING, {"seq": block.stream_id})
+        add_record(block, RecordKind.CEILING, {"seq": block.stream_id})
     sealed = [seal_block(block, AT, object_id=77) for block in blocks]
     data = b"".join(encode_segment(AT, NONCE, sealed, kind=ObjectKind.RUN, object_id=77, place=BlockPlace.RUN))
     head = head_of(data, kind=ObjectKind.RUN, object_id=77)
@@ -230,9 +231,9 @@ def _small() -> bytes:
     first = open_block(0xABCD, [[Row(1, T0, b"a", 0, b"one"), Row(2, T0, b"b", 12, b"NATS/1.0\r\n\r\n" + b"z" * 200)],
                                 [Row(5, T0 + 9, b"a", 0, b"three" * 40)]], first_seq=1, last_seq=5, msgs=2)
     first.remove(1, 1, 1, 40)
-    first.add_record(RecordKind.CONSUMER_STATE, {"n": "c", "x": "y" * 200})
+    add_record(first, RecordKind.CONSUMER_STATE, {"n": "c", "x": "y" * 200})
     second = open_block(0, [])
-    second.add_record(RecordKind.RELEASE, {"roots": []})
+    add_record(second, RecordKind.RELEASE, {"roots": []})
     return encode(first, second)
 
 

@@ -20,6 +20,7 @@ from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard
 from tests.manual_clock import ManualClock
+from tests.plain_records import add_record
 from tests.storage.listening import Listening
 from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import MS, PATHS, SECOND, Rig, Stream, fast, in_virtual_time
@@ -657,7 +658,7 @@ def test_the_log_ends_if_the_shards_own_block_fails() -> None:
             raise RuntimeError("no idea")
 
         rig.log.shard.sealing = broken  # type: ignore[method-assign]
-        rig.log.block(rig.log.shard).add_record(RecordKind.RELEASE, {})
+        add_record(rig.log.block(rig.log.shard), RecordKind.RELEASE, {})
         stream.publish()
         with pytest.raises(RuntimeError, match="no idea"):
             await rig.log.persisted()

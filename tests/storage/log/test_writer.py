@@ -16,6 +16,7 @@ from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.section import SECTIONS, UNCOMPRESSED, SectionCodec
 from broker.storage.format.small import COMPRESSED_MIN
 from broker.storage.log.writer import OpenBlock, SealedBlock, encode_segment, is_small, seal_block
+from tests.plain_records import add_record
 from tests.storage.format.whole import AT, NONCE, Row, block_rows, chunk_rows, head_of
 
 T0 = 1_700_000_000_000_000_000
@@ -38,13 +39,13 @@ def test_raw_bytes_decide_when_a_segment_is_full() -> None:
     assert block.empty
     block.append_run(5, [b"a", b"b"], [0, 0], [b"x" * 100, b"y" * 50], T0)
     assert (block.raw_bytes, block.count, block.first_seq, block.last_seq, block.empty) == (150, 2, 5, 6, False)
-    block.add_record(RecordKind.CEILING, {"seq": 65_536})
+    add_record(block, RecordKind.CEILING, {"seq": 65_536})
     assert 150 < block.raw_bytes < 200
     size = block.raw_bytes
     block.remove(1, 4, 4, 400)
     assert block.raw_bytes > size
     only_record: OpenBlock[None] = OpenBlock(7, None)
-    only_record.add_record(RecordKind.CONSUMER_DELETE, {"name": "c"})
+    add_record(only_record, RecordKind.CONSUMER_DELETE, {"name": "c"})
     assert not only_record.empty
 
 
@@ -208,7 +209,7 @@ def test_blocks_that_are_not_small() -> None:
     others = [OpenBlock(7, None), block([b"a", b"b"]), block([b"a"], hlens=[12]), block([b"a" * 65]),
               block([b"a"] * 500)]
     record, removal, gap = block([b"a"]), block([b"a"]), block([b"a"])
-    record.add_record(RecordKind.CEILING, {"seq": 65_536})
+    add_record(record, RecordKind.CEILING, {"seq": 65_536})
     removal.remove(1, 1, 1, 71)
     gap.append_one(3, b"a", b"x", T0)
     many: OpenBlock[None] = OpenBlock(7, None)

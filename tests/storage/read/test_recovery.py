@@ -29,6 +29,7 @@ from broker.storage.read.steps import run, run_blocking
 from broker.storage.shard import ShardSettings
 from broker.storage.state.applied import ShardState
 from tests.manual_clock import ManualClock
+from tests.plain_records import add_record
 from tests.storage.rig import MS, PATHS, Counting, Publisher, Rig, Stream, dump, in_virtual_time, read_all
 
 NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_segments=1 << 30,
@@ -203,7 +204,7 @@ def test_a_record_that_must_be_understood_takes_its_stream_offline() -> None:
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 3)
-        rig.log.block(Stream(rig.log, 7, last_seq=3, msgs=3)).add_record(200, {"from": "the future"})
+        add_record(rig.log.block(Stream(rig.log, 7, last_seq=3, msgs=3)), 200, {"from": "the future"})
         other = Stream(rig.log, 9, "t")
         other.create()
         other.publish(2)
@@ -336,7 +337,7 @@ def test_a_segment_of_an_offline_stream_is_needed_until_the_stream_is_deleted() 
     async def main(clock: ManualClock) -> None:
         shared = MemoryStore()
         rig = await filled(clock, shared, 3)
-        rig.log.block(Stream(rig.log, 7, last_seq=3, msgs=3)).add_record(200, {})
+        add_record(rig.log.block(Stream(rig.log, 7, last_seq=3, msgs=3)), 200, {})
         await rig.log.persisted()
         b = Rig(shared, clock, "b", 2, settings=ShardSettings(checkpoint=CheckpointSettings(segments=1000)))
         shard = await b.open()

@@ -19,6 +19,7 @@ from broker.storage.log.writer import seal_block
 from broker.storage.state import ids as state_ids
 from broker.storage.state.ids import BlockIds, IdPart, decode_ids
 from tests.jetstream.stream.world import World, pub, publish
+from tests.plain_records import add_record
 
 
 class Threaded(World):
@@ -103,7 +104,7 @@ def test_damaged_ids_are_left_in_the_block(body: object) -> None:
     """Shows that the messages of the block are not affected."""
     block: OpenBlock[Any] = OpenBlock(7, None)
     block.append_run(1, [b"S.a"] * 2, None, [b""] * 2, 9)
-    block.add_record(RecordKind.MESSAGE_IDS, body, must_understand=False)
+    add_record(block, RecordKind.MESSAGE_IDS, body, must_understand=False)
     sealed = seal_block(block, Position(1, 1))
     sealed.pack_ids()
     assert sealed.ids is None

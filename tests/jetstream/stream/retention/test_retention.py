@@ -12,6 +12,7 @@ from broker.jetstream.stream.retention import retention
 from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.log.settings import LogSettings
 from tests.jetstream.stream.world import Listener, World, ask, everything, pub, publish
+from tests.plain_records import add_record
 
 SECOND = 1_000_000_000
 
@@ -172,7 +173,7 @@ async def test_consumer_deltas_go_with_the_next_segment() -> None:
     stream = world.stream()
     listener = Listener()
     stream.listeners.by_name["c"] = listener
-    stream.log.block(stream).add_record(4, {"name": "c", "config": {}, "created_ns": 1})
+    add_record(stream.log.block(stream), 4, {"name": "c", "config": {}, "created_ns": 1})
     listener.delta = ConsumerDelta("c", delivered=[5, 7, 9])
     stream.dirty(listener)
     stream.log.barrier(stream)

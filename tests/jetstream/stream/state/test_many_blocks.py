@@ -34,6 +34,7 @@ from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
 from tests.jetstream.stream.test_model import StreamMachine
 from tests.jetstream.stream.world import Listener, World, pub, publish, read_all, turns
+from tests.plain_records import add_record
 
 BLOCKS = 20_000
 A_BLOCK = 5
@@ -334,7 +335,7 @@ async def test_the_segments_of_a_deleted_stream_are_counted_in_slices() -> None:
     world, stream = await a_stream()
     state = world.log.state
     state.observe_removals(lambda: None)
-    stream.log.block(stream).add_record(RecordKind.STREAM_DELETE, {})
+    add_record(stream.log.block(stream), RecordKind.STREAM_DELETE, {})
     stream.log.urgent()
     await world.log.persisted()
     assert 7 not in state.streams
