@@ -138,6 +138,11 @@ def _short_heartbeats(found: Difference, theirs: Any, ours: Any) -> Results:
     return once(theirs), once(ours)
 
 
+def _wrong_source_filter(found: Difference, theirs: Any, ours: Any) -> bool:
+    refused = re.fullmatch(r"subject filter '.*' for the source: invalid subject", ours["error"]["description"])
+    return found.step.startswith("api STREAM.UPDATE.") and "error" not in theirs and refused is not None
+
+
 def _impossible_directory(found: Difference, theirs: Any, ours: Any) -> bool:
     return any(r"\u0000" in one.step and "error creating store" in json.dumps(one.theirs)
                for one in (*found.earlier, found))
@@ -246,14 +251,28 @@ def _last_delivery(found: Difference, theirs: Any, ours: Any) -> Results:
     if not own or not limited:
         return theirs, ours
 
+    def without_info(lines: list[Any]) -> list[Any]:
+        kept = [line for line in lines if not isinstance(line, list)]
+        return [""] if kept == ["NATS/1.0", "", ""] else kept
+
     def masked(result: Any) -> Any:
         if not isinstance(result, dict):
             return result
-        return {name: [[*frame[:3], [line for line in frame[3] if not isinstance(line, list)], *frame[4:]]
+        return {name: [[*frame[:3], without_info(frame[3]), *frame[4:]]
                        if isinstance(frame, list) and (name, frame[1]) in limited else frame for frame in frames]
                 if isinstance(frames, list) else frames for name, frames in result.items()}
 
     return masked(theirs), masked(ours)
+
+
+def _without_passed_over(frames: Frames) -> Frames:
+    """Remove the members of queue groups that were drawn and did not want an echo."""
+    def passed_over(event: Any) -> bool:
+        return "queue" in event and event.get("error") == "Not delivered because of no echo"
+
+    return [[*frame[:-1], {**frame[-1], "events": [one for one in frame[-1]["events"] if not passed_over(one)]}]
+            if isinstance(frame, list) and isinstance(frame[-1], dict) and "events" in frame[-1] else frame
+            for frame in frames]
 
 
 # ---- connections that are closed
@@ -394,6 +413,9 @@ ACCEPTED: tuple[Rule, ...] = (
     Rule("late upstream", _REQUESTS, _late_upstream,
          "If the stream of a mirror or source is created after its copy, nats-server tries again some seconds later; "
          "jetblock copies at once, so that messages have other sequences from then on."),
+    Rule("filter of a new source", _REQUESTS, equal_if(_wrong_source_filter),
+         "An update may give a stream a source with an invalid filter on nats-server, which then copies nothing; "
+         "jetblock refuses it, as both servers do when the stream is created."),
     Rule("name without a directory", _REQUESTS, equal_if(_impossible_directory),
          "nats-server cannot make the directory of a stream whose name contains a NUL; names here are no file names."),
     Rule("short heartbeats", _REQUESTS, _short_heartbeats,
@@ -442,6 +464,9 @@ ACCEPTED: tuple[Rule, ...] = (
     Rule("one of two deliveries", _OPERATIONS, _last_delivery,
          "A message to the own service of an account that imports it is delivered twice, once with request "
          "information. The order is that of a Go map, and UNSUB with a limit keeps the first."),
+    Rule("member that wants no echo", _OPERATIONS, changed_frames(_without_passed_over),
+         "The receiver in a queue group is drawn. A trace shows the sender's own subscription only if it was drawn "
+         "first."),
 )
 """All accepted differences."""
 

@@ -122,6 +122,8 @@ def check_update(old: StreamConfig, given: StreamConfig, neighbours: Neighbours,
     Raises: ApiError.
     """
     new = check_stream(given, neighbours, account, server, pedantic=pedantic)
+    # nats-server checks an update a second time, with the settings that the first check turned on.
+    _check_flags(new, pedantic)
     if new.name != old.name:
         raise invalid_config("stream configuration name must match original")
     if new.num_replicas > 1:

@@ -200,6 +200,10 @@ def _read_text_or_null(value: Any, where: _Where) -> str:
     return "" if value is None else _read_text(value, where)
 
 
+def _read_duration_or_null(value: Any, where: _Where) -> int:
+    return 0 if value is None else int(_read_duration(value, where))
+
+
 _read_texts_one_by_one = _list_reader(_read_text_or_null, "[]string")
 
 
@@ -262,7 +266,7 @@ def duration(*, always: bool = False) -> Any:
 
 
 def durations() -> Any:
-    return _declare(_Field(_list_reader(_read_duration, "[]time.Duration")), factory=list)
+    return _declare(_Field(_list_reader(_read_duration_or_null, "[]time.Duration")), factory=list)
 
 
 def time() -> Any:
