@@ -114,7 +114,7 @@ class ShardSurvey:
     live_bytes: int
     """The stored bytes of the log's blocks without their dead messages."""
     dead_bytes: int
-    """The other bytes of the log."""
+    """The bytes of the log that are not ``live_bytes``."""
     held: Extent
     """The log's segments that are held for offline streams."""
     foreign: list[ObjectInfo]
@@ -251,7 +251,7 @@ def _held(view: ShardView, log: LogListing) -> Extent:
 async def missing(source: Source, view: ShardView, log: LogListing, roots: Collection[Position]) -> list[Problem]:
     """Find missing objects that the state names. Raises: StoreError.
 
-    The result is empty if the state is not whole: the unreadable part of the log may have released them.
+    The result is empty if the state is not whole, because the unreadable part of the log may have released objects.
     """
     if not view.whole:
         return []
@@ -285,8 +285,7 @@ def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> 
         if ref.place != BlockPlace.LOG:
             keys.add(key_of(paths, stream, ref))
         elif ref.position not in log and (not stream.held or position_key(ref.position) in view.state.segments):
-            # A newer broker may have released some segments after records that could not be applied to an offline
-            # stream.
+            # A newer broker may have released segments after a record that could not be applied to this stream.
             keys.add(key_of(paths, stream, ref))
     keys |= held_runs(view)
     root = view.snapshot.root if view.snapshot is not None else None
@@ -318,7 +317,7 @@ def cannot_be_read(stream: StreamState, first_seq: int, last_seq: int, *, perhap
 
 async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: LogListing, view: ShardView,
                   problems: list[Problem]) -> list[Epoch]:
-    """Find all epochs, by their claims, openings and seals; add their problems to ``problems``."""
+    """Find all epochs by their claims and log entries; add the problems of claims and seals to ``problems``."""
     claimed = set(claims)
     epochs = {number: Epoch(number) for number in sorted({*claims, *(key >> NUMBER_BITS for key in _firsts(log))})}
     for number, epoch in epochs.items():
@@ -346,12 +345,12 @@ async def _epochs(source: Source, paths: ShardPaths, claims: list[int], log: Log
                                          "are unknown; nothing else needs it", "none is needed: only its key matters"))
     async for number, data in each(epochs, lambda e: source.find(paths.log(Position(e, 0)), 0, HEAD_BYTES),
                                    source.at_once):
-        await _begin(source, paths, epochs[number], data, view)
+        await _read_opening(source, paths, epochs[number], data, view)
     for number, epoch in epochs.items():
         for end in (epoch.opening.ends if epoch.opening is not None else ()):
             if end.epoch in epochs and end.epoch < number:
                 epochs[end.epoch].end = end.number
-    async for epoch, seal in each(list(epochs.values()), lambda e: _seal(source, paths, e, log), source.at_once):
+    async for epoch, seal in each(list(epochs.values()), lambda e: _find_seal(source, paths, e, log), source.at_once):
         if isinstance(seal, Problem):
             problems.append(seal)
         elif seal is not None:
@@ -369,7 +368,7 @@ def _firsts(log: LogListing) -> Iterable[int]:
         at = bisect_left(log.keys, ((log.keys[at] >> NUMBER_BITS) + 1) << NUMBER_BITS)
 
 
-async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | None, view: ShardView) -> None:
+async def _read_opening(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | None, view: ShardView) -> None:
     position = Position(epoch.number, 0)
     if data is None:
         if epoch.number < view.state.position.epoch:
@@ -390,7 +389,7 @@ async def _begin(source: Source, paths: ShardPaths, epoch: Epoch, data: bytes | 
         pass  # a replay that needs the opening stops there and reports it; --verify reports it in any case
 
 
-async def _seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing) -> Seal | Problem | None:
+async def _find_seal(source: Source, paths: ShardPaths, epoch: Epoch, log: LogListing) -> Seal | Problem | None:
     """Find the seal of an epoch: at its known end, otherwise the lowest seal among its last entries."""
     if epoch.end is not None:
         position = Position(epoch.number, epoch.end)

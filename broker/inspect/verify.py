@@ -1,12 +1,12 @@
 """The verification of a store: every byte against its checksum, and all objects against each other.
 
-    each object      header and key, sizes, all checksums, parts against each other; one writer for each epoch
+    each object      header and key, sizes, all checksums, parts against each other; each epoch has one writer
     state and data   the block table agrees with the blocks; count, bytes and first sequence of each stream are those of
                      its messages
     checkpoint, log  the state replayed from each kept root, oldest first, and from the log's beginning if all of it
                      exists, equals the state replayed from the newest
-    orphans          objects that nothing names: they are listed, but not a fault, since a broker that crashes leaves
-                     some, and a later one deletes them
+    orphans          objects that nothing names; they are no fault, since a broker that crashes leaves some, and a
+                     later broker deletes them
 
 On a live store, an object deleted since it was listed is not a fault, unless a newer state names it.
 """
@@ -69,7 +69,7 @@ class Verified:
     """The outcome of a verification."""
 
     objects: int = 0
-    """The objects that were read and checked so far."""
+    """Number of objects that were read and checked so far."""
     bytes: int = 0
     on_progress: Callable[[Verified], object] = field(default=lambda _: None, repr=False, compare=False)
     roots: list[tuple[int, Position]] = field(default_factory=list)
@@ -173,7 +173,7 @@ async def _objects(source: Source, infos: AsyncIterator[ObjectInfo], shard: Shar
 
 
 class Diagnosis:
-    """Finds the consequences of faults in the objects of one shard, and the orphans among them."""
+    """Finds the consequences of faults in one shard's objects, and finds the orphans among these objects."""
 
     def __init__(self, shard: ShardSurvey) -> None:
         self.paths: ShardPaths = shard.paths
@@ -196,6 +196,7 @@ class Diagnosis:
         self.unread_roots = False
         self.live: dict[str, list[tuple[StreamState, BlockEntry]]] = {}
         self.whole = shard.view.whole and snapshot is not None
+        """True if the state was replayed to the log's end."""
         for stream, entry in entries(shard.view):
             self.live.setdefault(key_of(self.paths, stream, entry.ref), []).append((stream, entry))
 
@@ -219,8 +220,7 @@ class Diagnosis:
                             NEWER if isinstance(error, VersionUnknown) else None)
         if kind == ObjectKind.CLAIM:
             return of_error(key, error, "the owner of this epoch, and the time of its claim, are unknown; nothing else "
-                                        "needs "
-                            "it", "none is needed: only its key matters")
+                                        "needs it", "none is needed: only its key matters")
         if kind == ObjectKind.ROOT:
             others = [root for root in self.roots if root != position]
             means = ("a broker starts from another checkpoint" if others else
@@ -288,7 +288,7 @@ class Diagnosis:
                 ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.PAGES):
             return None
         if header.position != checked.key.position:
-            return None  # it has another object's bytes, which is reported as another problem
+            return None  # it has the bytes of another object, which another problem reports
         epoch = self.epochs.get(checked.key.position.epoch)
         if epoch is None or epoch.claim is None or epoch.claim.run_id == header.nonce:
             return None
@@ -302,7 +302,7 @@ class Diagnosis:
         """Return the probable reason why this object exists although nothing names it; None if something names it."""
         kind, position, state = checked.key.kind, checked.key.position, self.state
         if not self.whole:
-            return None  # a truncated state does not show what is named
+            return None  # a truncated state does not name all objects
         if kind == ObjectKind.RUN:
             if checked.info.key in self.live or checked.info.key in self.held_runs or (
                     state.is_offline(checked.key.incarnation or 0)):
@@ -383,11 +383,11 @@ class _Tally:
                 continue
             msgs, size, first = self._found.get(stream.stream_id, (0, 0, 0))
             if (msgs, size) != (stream.msgs, stream.bytes):
-                problems.append(_wrong_state(stream, f"it says {stream.msgs} messages of {stream.bytes} bytes; "
-                                                     f"{msgs} of {size} bytes are there"))
+                problems.append(_wrong_state(stream, f"its state has {stream.msgs} messages of {stream.bytes} "
+                                                     f"bytes; its blocks have {msgs} of {size} bytes"))
             elif msgs and first != stream.first_seq:
-                problems.append(_wrong_state(stream, f"its first_seq is {stream.first_seq}; the first message there "
-                                                     f"is {first}"))
+                problems.append(_wrong_state(stream, f"its first_seq is {stream.first_seq}; the first message in "
+                                                     f"its blocks is {first}"))
         return problems
 
 

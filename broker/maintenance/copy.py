@@ -3,12 +3,12 @@
 A pass lists the objects that the destination lacks, then copies them. Both orders follow the history of a store. So at
 any moment the destination has a state that the source could have left by a crash:
 
-    listed    roots ── log ── pages ── runs ── claims         an object exists before others name it: list it after them
-    copied    claims ── runs ── pages ── log ── roots         nothing is named before it is there
+    listed    roots ── log ── pages ── runs ── claims         an object is listed after the objects that name it
+    copied    claims ── runs ── pages ── log ── roots         an object is copied before the objects that name it
 
 Objects that the source deletes meanwhile are missing from the copy. So the copy is replayed: if it lacks an object that
 its state names, another pass copies the newer state, which no longer names that object. Passes are incremental, since
-objects never change. So is a copy that was interrupted, or one that is updated a day later.
+objects never change. An interrupted copy, or one that is updated a day later, continues in the same way.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Copied:
     """True if the copy has all objects that its state names."""
     verified: Verified | None = None
     problems: list[Problem] = field(default_factory=list)
-    """The faults in the copy; most of them are in the source, too."""
+    """The faults in the copy; a damaged object of the source is copied unchanged, and listed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report."""
@@ -105,7 +105,7 @@ class Copier:
             if not gone and not behind and await self._in_source(problems, numbers):
                 break
             if done.passes >= _PASSES_MAX:
-                raise CopyRefused(f"{destination.url}: after {done.passes} passes the copy still lacks something: "
+                raise CopyRefused(f"{destination.url}: after {done.passes} passes the copy is not complete: "
                                   f"{problems[0] if problems else 'it ends before the source did'}; run the same "
                                   f"command again to continue, best while less is deleted from the source")
         done.problems += problems
@@ -172,7 +172,7 @@ class Copier:
         mine = await anext(ours, None)
         async for info in theirs:
             while mine is not None and mine.key < info.key:
-                _note(mine, beyond)
+                _add_position(mine, beyond)
                 mine = await anext(ours, None)
             if mine is not None and mine.key == info.key:
                 if mine.size != info.size:
@@ -186,12 +186,12 @@ class Copier:
             elif parse(info.key) is not None:
                 lacking.append(info)
         while mine is not None:
-            _note(mine, beyond)
+            _add_position(mine, beyond)
             mine = await anext(ours, None)
         return lacking
 
     async def _expect_released(self, paths: ShardPaths, beyond: list[Position]) -> None:
-        """Check that objects which only the copy has are older than a checkpoint of the source.
+        """Check that the newest object that only the copy has is older than a checkpoint of the source.
 
         Otherwise the source was set back to an older state. Raises: CopyRefused.
         """
@@ -206,9 +206,9 @@ class Copier:
         """Copy these objects, in order; return the number of those that the source had deleted meanwhile."""
         gone = count = size = 0
         all_bytes = sum(info.size for info in lacking)
-        async for info, there in each(lacking, self._copy_one, self._destination.at_once, weight=lambda info: info.size,
+        async for info, found in each(lacking, self._copy_one, self._destination.at_once, weight=lambda info: info.size,
                                       weight_max=_IN_FLIGHT_BYTES):
-            gone += not there
+            gone += not found
             count += 1
             size += info.size
             self._progress(count, len(lacking), size, all_bytes)
@@ -224,7 +224,7 @@ class Copier:
         try:
             _expect_header(data, key, info.key)
         except FormatError as error:
-            # It is copied nevertheless: a missing log entry could be taken for the log's end, a damaged one never is.
+            # Copy it nevertheless: readers could take a missing log entry for the log's end, but never a damaged one.
             means = "it is damaged in the source, and was copied as it is"
             self._done.problems.append(of_error(info.key, error, means))
         await self._destination.put(info.key, data)
@@ -241,7 +241,7 @@ def _expect_header(data: bytes, key: Key, name: str) -> None:
         raise Corrupt(name, "header", 40, f"the header gives {header.size} bytes, and there are {len(data)}")
 
 
-def _note(info: ObjectInfo, beyond: list[Position] | None) -> None:
+def _add_position(info: ObjectInfo, beyond: list[Position] | None) -> None:
     key = parse(info.key)
     if beyond is not None and key is not None and key.position is not None:
         beyond.append(key.position)

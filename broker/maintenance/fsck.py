@@ -10,8 +10,8 @@ A plan is applied in four steps:
     3. An owner that serves no clients corrects streams and cuts three checkpoints.
     4. Damaged checkpoints are deleted.
 
-If fsck is killed at any point, the next run continues: each step leaves the store at least as readable as before, and
-all bytes that are gone are in quarantine.
+If fsck is killed at any point, the next run continues. Each step leaves the store at least as readable as before, and
+the quarantine has all bytes that were replaced or deleted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _Progress = Callable[[int, int, int, int], object]
 _PARTS = tuple(map(frozenset, (
     (Part.LOG, Part.CLAIMS, Part.ENTRIES), (Part.LOG, Part.ENTRIES), (Part.LOG, Part.CLAIMS), (Part.LOG,),
     (Part.CLAIMS, Part.ENTRIES), (Part.CLAIMS,), (Part.ENTRIES,), ())))
-"""The plans to try, in order, until one can be carried out: a part that fails does not prevent the others."""
+"""The parts of the plans to try, in order, until one succeeds. So a part that fails does not prevent the others."""
 
 
 class Owned(Exception):
@@ -71,10 +71,10 @@ class Checked:
     substitutes: list[str] = field(default_factory=list)
     """The keys of the substitutes."""
     repairable: bool | None = None
-    """None if there is nothing to repair."""
+    """Whether a repair is possible; None if there is nothing to repair."""
     repaired: bool = False
     refused: str = ""
-    """The reason why there is no repair, or was none."""
+    """The reason why the store cannot be, or was not, repaired; "" if there is none."""
     quarantine: str = ""
     remaining: list[Problem] = field(default_factory=list)
     """The problems that remain after the repair, or would remain after it."""

@@ -107,7 +107,7 @@ class _Planner:
         self.now_ns = now_ns
         self.plan = Plan()
         self.dropped: dict[int, list[tuple[str, DirectoryRow]]] = {}
-        """Blocks with messages that no substitute has, with the keys of their objects, by stream."""
+        """By stream id: the object keys and directory rows of blocks that no substitute contains."""
         self.bad = dict.fromkeys(problem.object for problem in problems)
 
     async def make(self) -> Plan:
@@ -145,7 +145,7 @@ class _Planner:
     # Objects.
 
     async def _make_whole(self) -> Survey:
-        """Substitute log entries until a replay reaches the log's end, and no entry exists after it."""
+        """Substitute log entries until a replay reaches the log's end and no further entry exists."""
         for _ in range(_SUBSTITUTES_MAX):
             survey = await read_survey(self.source)
             if Part.LOG not in self.parts:
@@ -176,15 +176,15 @@ class _Planner:
         new, dropped = log_entry_for(data, position, shard, self.rng, self.now_ns)
         await self._substitute(key, new)
         if dropped is None:
-            self.plan.notes.append(f"{key}: its messages are known only of streams with later messages; a stream "
-                                   f"without later messages gives their sequences again")
+            self.plan.notes.append(f"{key}: only messages of streams with later messages are known to be "
+                                   f"lost; a stream without later messages gives the lost sequences to new messages")
         for row in dropped or ():
             if row.messages:
                 self.dropped.setdefault(row.stream_id, []).append((key, row))
         if dropped is None or any(row.stream_id for row in dropped):
             self.plan.notes.append(f"{key}: the changes of consumers and configurations, message ids and removals in "
-                                   f"its unreadable blocks are lost: messages may be delivered again, and removed ones "
-                                   "be back")
+                                   f"its unreadable blocks are lost: messages may be delivered again, and removed "
+                                   "messages may reappear")
 
     async def _substitute_claims(self, shard: ShardSurvey) -> None:
         newest = max((epoch.number for epoch in shard.epochs), default=0)
@@ -245,7 +245,7 @@ class _Planner:
                 new, dropped = log_entry_for(data, parsed.position, shard, self.rng, self.now_ns)
             except Unrepairable:
                 continue
-            # An entry with an undamaged header, which alone differs, has another writer: it is kept as evidence.
+            # If only an undamaged header differs, another process wrote the entry, which is kept as evidence.
             foreign = header_of(data) is not None and new[HEADER_BYTES:] == data[HEADER_BYTES:]
             if (len(new) == len(data) or parsed.position in ends) and not foreign and not dropped:
                 await self._substitute(key, new)
@@ -268,7 +268,7 @@ class _Planner:
         suspects = self.bad.keys() | self.substituted
         substituted = self._substituted_entries()
         hidden: list[int] = []
-        """Sequences that are in a run and not in the state: removed ones, and those of a substituted entry."""
+        """Sequences that a run has and the state does not: removed messages, and messages of a substituted entry."""
         for entry in stream.blocks:
             ref = entry.ref
             suspect = key_of(paths, stream, ref) in suspects
@@ -300,12 +300,12 @@ class _Planner:
                   if (row.account, row.stream) == (stream.account, stream.name)]
         for row in ended:
             if row.first_seq > stream.last_seq:
-                # The log has no later trace of these sequences; the correction prevents that they are given again.
+                # No later log entry has these sequences; the correction prevents that new messages get them.
                 last_seq = max(last_seq, row.last_seq)
                 lost.append(row)
                 removed.append(Removed(row.first_seq, row.last_seq, row.messages, 0))
         if not removed and not self.substituted:
-            return None  # figures that are wrong for another reason are a bug, and are kept as evidence
+            return None  # wrong figures without damage are a bug, and are kept as evidence
         if left := max(0, stream.msgs - msgs - sum(one.messages for one in lost if one.last_seq <= stream.last_seq)):
             # These messages were in log entries that have a substitute, so no block has them.
             gaps = list(self._gaps(stream))
@@ -387,7 +387,7 @@ def _live_in(head: Head | None, entry: BlockEntry, first_seq: int, start: int, e
 
 
 def _first_break(view: ShardView) -> Problem:
-    """Return the problem that ended the replay: the last one in the list is the earliest in the log."""
+    """Return the problem that ended the replay: the last one in the list that is about a log entry."""
     for problem in reversed(view.problems):
         if _position_of(problem) is not None:
             return problem

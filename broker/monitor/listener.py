@@ -5,7 +5,7 @@ Each connection is closed after one request. Any peer may connect, so these have
 * the bytes of a request's head, and the time to send it;
 * the time to read the answer;
 * the number of idle connections, which do not wait for an answer. Beyond this bound the oldest idle one is closed, so
-  silent peers exclude nobody;
+  peers that send nothing exclude nobody;
 * the number of all connections.
 
 Request bodies are not read.
@@ -14,8 +14,8 @@ Importing aiohttp takes 0.2 s, as long as all else of a start, and the first req
 that time. So a thread imports it once the port listens, and connections wait for it: their time begins afterwards.
 
 A socket that is closed with unread bytes resets the connection. Then the peer can lose the answer to a request that
-was too long to be read. So an answered connection ends its own direction only, and drops what the peer sends for a
-while.
+was too long to be read. So an answered connection sends EOF, and drops what the peer sends until the peer closes or its
+time is over.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ class MonitorServer:
 
 
 class _Connections:
-    """The connections, the oldest first, and the protocol that serves them. ``idle`` ones do not wait for an answer."""
+    """The connections, oldest first, and their protocol. ``idle``: connections that do not wait for an answer."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self.present: dict[_Connection, None] = {}
         self.idle: dict[_Connection, None] = {}
         self.protocol: Callable[[], asyncio.Protocol] | None = None
-        """Function that makes aiohttp's protocol of a connection; None until aiohttp is imported."""
+        """Function that makes aiohttp's protocol object for a connection; None until aiohttp is imported."""
         self.closed = False
 
     def serve_by(self, protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -222,7 +222,7 @@ class _Connection(asyncio.Protocol):
         self._transport.abort()
 
     def linger(self) -> None:
-        """Send the end after the answer, and close when the peer ends, too, or its time is over.
+        """Send EOF after the answer, and close when the peer sends EOF, too, or its time is over.
 
         TLS cannot end one direction alone, so such a connection is closed at once.
         """

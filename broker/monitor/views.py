@@ -87,7 +87,7 @@ class AccountView:
     traffic: Traffic = field(default_factory=Traffic)
     sublist: SublistFigures = field(default_factory=SublistFigures)
     updated: str = ""
-    """Time at which its settings were last read."""
+    """Time at which the account's settings were last read."""
     name_tag: str = ""
     """A name for people; "" if it is the account's name."""
     exports: Sequence[dict[str, Any]] = ()
@@ -105,7 +105,7 @@ class JetStreamAccount:
     memory: int = 0
     storage: int = 0
     reserved_memory: int = 0
-    """Bytes reserved by its memory streams; ``reserved_storage``: by its stored streams."""
+    """Bytes that the account's memory streams reserve; ``reserved_storage``: bytes that its stored streams reserve."""
     reserved_storage: int = 0
     max_memory: int = -1
     """The account's limit; -1: none."""
@@ -179,7 +179,7 @@ class Views:
     subscriptions_of: Callable[[Mapping[str, Any]], Iterable[dict[str, Any]]]
     """Source of the subscriptions of a row of ``connections``, as /connz shows them in detail, made one by one."""
     certificates_of: Callable[[Mapping[str, Any]], Sequence[dict[str, str]]]
-    """Source of the certificate that verified the client of such a row, if there is one."""
+    """Source of the verified client certificate of a row of ``connections``, if there is one."""
     subscriptions: Subscriptions
     accounts: Callable[[], list[AccountView]]
     system_account: str = "$SYS"
@@ -192,5 +192,5 @@ class Views:
     """Counts of HTTP requests by page."""
 
     def head(self) -> dict[str, Any]:
-        """Return the members with which pages begin."""
+        """Return the JSON members with which each page begins."""
         return {"server_id": self.server_id, "now": self.now()}

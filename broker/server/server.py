@@ -373,12 +373,12 @@ class Server:
         if self.system is not None:
             self.system.events.disconnected(client)
 
-    def logged_in(self, client: Client) -> None:
+    def publish_login(self, client: Client) -> None:
         """Send the event that ``client`` was accepted as a user."""
         if self.system is not None:
             self.system.events.connected(client)
 
-    def refused(self, client: Client, refusal: Refusal) -> None:
+    def publish_refusal(self, client: Client, refusal: Refusal) -> None:
         """Send the event that ``client`` was refused as a user; it is closing."""
         if self.system is not None:
             self.system.events.refused(client, refusal.reason, in_account=not refusal.after_login)

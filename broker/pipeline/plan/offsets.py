@@ -4,9 +4,9 @@ Spark keeps offsets in its checkpoint as JSON:
 
     {"v": 1, "streams": {"ACCOUNT/NAME": {"id": "<incarnation, 16 hex digits>", "next": <first sequence not read>}}}
 
-The first two offsets carry more. If Spark restarts before the first batch was committed, it asks for the initial offset
-again and replays that batch up to the recorded end; "latest" has moved by then. So an initial offset is marked as such,
-and the end of the first batch records where the query really began:
+The first two offsets carry more. If Spark restarts before the first batch was committed, it requests the initial offset
+again and replays that batch up to the recorded end. By then "latest" is a later place. So an initial offset is marked
+as such, and the end of the first batch records where the query really began:
 
     initial   {"v": 1, "initial": true, "streams": …}
     first end {"v": 1, "began": {as streams}, "streams": …}
@@ -65,8 +65,7 @@ class Offsets:
                         f"wrote the checkpoint; use that version or a newer one")
         if version != VERSION or type(version) is not int:
             raise PipelineError(f'not an offset of jetblock, "v" is {_short(version)}: {_short(value)}; does the '
-                                'checkpoint '
-                                f"belong to another source?")
+                                'checkpoint belong to another source?')
         if unknown := set(value) - {"v", "streams", "initial", "began"}:
             raise PipelineError(f"an offset with unknown parts {', '.join(sorted(map(repr, unknown)))}: "
                                 f"{_short(value)}")
@@ -177,9 +176,9 @@ class Backlog(Protocol):
 def share(backlogs: Sequence[Backlog], rows: int, size: int, turn: int) -> None:
     """Advance ``backlogs`` by at most ``rows`` messages and ``size`` bytes in all.
 
-    Each gets an equal part, and the others share what one leaves: a quiet stream is read to its end however much a busy
-    one has. ``turn`` rises from batch to batch and says which backlog is first to get an indivisible remainder. A
-    message larger than ``size`` is read on its own.
+    Each backlog gets an equal part; if one does not use its part, the others share the rest. So a quiet stream is read
+    to its end, however large a busy one's backlog is. ``turn`` rises from batch to batch and selects the backlog that
+    gets an indivisible remainder first. A message larger than ``size`` makes a batch of its own.
     """
     order = list(backlogs[turn % len(backlogs):]) + list(backlogs[:turn % len(backlogs)]) if backlogs else []
     waiting = [backlog for backlog in order if not backlog.done]

@@ -1,8 +1,8 @@
 """Scan tasks for a snapshot and a selection, their packing into partitions, and an estimate of their cost.
 
 Blocks are pruned by sequence, time and subject. A block with more subjects than its summary can hold has a subject
-filter instead, which excludes most blocks without a wanted subject. For the others the index decides when the task
-runs. No part of a block is read here.
+filter instead, which excludes most blocks without a wanted subject. The task of any other block checks its index. No
+part of a block is read here.
 
 A scan task's weight is about the number of bytes it will fetch:
 
@@ -36,7 +36,7 @@ TASK_BYTES_MIN: Final = 8 << 20
 
 
 class ScanTask(NamedTuple):
-    """The part of one block in a query."""
+    """The part of one block that a query reads."""
 
     account: str
     stream: str
@@ -48,7 +48,7 @@ class ScanTask(NamedTuple):
     """The block's reference, without its subjects unless ``summaries`` requests them."""
     first_seq: int
     last_seq: int
-    """Sequences within the block, inclusive; clipped to the stream's first_seq, to asOf and to the selection."""
+    """The first and last wanted sequence of the block, within the bounds of stream, asOf and selection."""
     dead: DeadSet | None
     messages: int = 0
     """Upper bound of the wanted messages; 0: unknown."""
@@ -62,7 +62,7 @@ class Estimate(NamedTuple):
         blocks, messages    upper bounds
         blocks_of           blocks before pruning
         index_bytes         read for any column that a block's reference cannot answer
-        frames_bytes        as stored; read for the payload alone; approximate where part of a block's frames is enough
+        frames_bytes        as stored; read for the payload only; approximate if a task needs some frames of a block
         unsure              blocks that may hold none of the selected subjects: they have no subject summary, and no
                             subject filter excludes them; they are counted in full
     """
@@ -91,7 +91,7 @@ def tasks(snapshot: StreamSnapshot, selection: Selection, *, summaries: bool = F
 
 
 def _tasks(snapshot: StreamSnapshot, selection: Selection, summaries: bool = False) -> Iterator[tuple[ScanTask, bool]]:
-    """Yield each task, and whether its block's subjects are known or irrelevant."""
+    """Yield each task, and whether its block surely has a wanted subject, or the query tests no subject."""
     if selection.nothing or not selection.matches_stream(snapshot.account, snapshot.name):
         return
     if snapshot.offline is not None:

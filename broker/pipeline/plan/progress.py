@@ -7,13 +7,13 @@ A batch is all live messages between two offsets, so a batch that Spark plans ag
 except for messages removed in between.
 
 Data loss means that the store shows a removal before the read: a stream that was deleted, or deleted and
-recreated; a stream that went back (a store restored from a backup); and sequences below the stream's first one, however
-they were removed: by a limit, age, purge or delete. Sequences missing further on are no loss. Nor is any removal in
-streams whose rules remove single messages: max_msgs_per_subject (hence all key-value buckets) and the retentions
+recreated; a stream that went back (a store restored from a backup); and unread sequences below the stream's first one,
+whether a limit, age, purge or delete removed them. Sequences missing after the first one are no loss. Nor is a removal
+in streams whose rules remove single messages: max_msgs_per_subject (hence all key-value buckets) and the retentions
 ``workqueue`` and ``interest``. ``failOnDataLoss`` decides whether a loss ends the query or is logged.
 
-A stream that a restart leaves out of the option ``stream`` is not lost: its place stays in the offsets, and a later
-restart that names it again resumes there.
+If a restart leaves a stream out of the option ``stream``, its place stays in the offsets. A later restart that names
+the stream resumes there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class Progress:
-    """The view that one streaming query has of its streams."""
+    """The progress of one streaming query through its streams."""
 
     def __init__(self, objects: ObjectClient, options: Options) -> None:
         self._objects = objects
@@ -56,8 +56,7 @@ class Progress:
     def initial(self) -> Offsets:
         """Return the offsets at which a new query starts.
 
-        Raises: NoStream for a name without ``*`` that no stream has; BadOption where ``startingOffsets`` does not fit
-        the
+        Raises: NoStream for a name without ``*`` that no stream has; BadOption if ``startingOffsets`` does not fit the
             streams; otherwise as ``Follower.refresh``.
         """
         seen = self._refresh()

@@ -2,8 +2,8 @@
 
 A selection is a conjunction: every bound and every test must hold. The driver makes it and prunes blocks with it; each
 task then applies it exactly. A Spark filter is *handled* when the selection keeps exactly the messages that Spark
-would, so Spark need not apply it again. Otherwise the selection applies what is certain, keeps too much, and reports
-that.
+would, so Spark need not apply it again. Otherwise the selection applies the certain part of the filter, keeps too
+many messages, and reports that Spark must apply the filter again.
 
     seq, ts_ns      =  <=>  IN  <  <=  >  >=  and their negations, as bounds; handled if they are one interval
     ts              the same; the column is the time rounded down to microseconds: ``ts > T`` is ``ns >= (T+1)*1000``
@@ -38,7 +38,7 @@ class TextTests:
     """Tests of one text, as UTF-8 bytes; all must hold."""
 
     equal: frozenset[bytes] | None = None
-    """Texts, of which it must be one; None: any text."""
+    """The allowed texts; None: any text is allowed."""
     prefixes: tuple[bytes, ...] = ()
     suffixes: tuple[bytes, ...] = ()
     contains: tuple[bytes, ...] = ()
@@ -62,11 +62,13 @@ class TextTests:
 
 @dataclass(frozen=True)
 class Selection(TextTests):
-    """The tests that a wanted message passes. The inherited tests are for the subject. All bounds are inclusive, None
-    means no bound; times are Unix UTC in ns."""
+    """The tests that a wanted message passes. The inherited tests are for the subject.
+
+    All bounds are inclusive, and None means no bound; times are Unix UTC in ns.
+    """
 
     subjects: tuple[bytes, ...] | None = None
-    """NATS patterns, of which one must match; None: any subject."""
+    """NATS patterns, at least one of which must match the subject; None: any subject is allowed."""
     first_seq: int = 1
     last_seq: int | None = None
     first_ns: int | None = None
@@ -81,7 +83,7 @@ class Selection(TextTests):
         return self.allows(subject) and (self.subjects is None or _compiled(self.subjects)(subject) is not None)
 
     def subject_test(self) -> Callable[[bytes], object]:
-        """Return ``matches_subject`` for many subjects; only the truth of its result has a meaning."""
+        """Return a faster ``matches_subject`` for many subjects; only the truth of its result has a meaning."""
         if self.subjects is None:
             return self.allows
         matches_one = _compiled(self.subjects)
@@ -97,7 +99,7 @@ class Selection(TextTests):
 
     @property
     def nothing(self) -> bool:
-        """Return whether it is certain that nothing can match."""
+        """Return whether it is certain that no message can match."""
         return ((self.last_seq is not None and self.last_seq < self.first_seq)
                 or (self.first_ns is not None and self.last_ns is not None and self.last_ns < self.first_ns)
                 or (self.equal is not None and not self.equal) or self.subjects == ())
@@ -125,9 +127,8 @@ class Selection(TextTests):
     def narrowed(self, filter: object) -> tuple[Selection, bool]:
         """Return this selection, narrowed by one filter that Spark pushes down (a class of pyspark.sql.datasource).
 
-        Returns: a selection that keeps every message that both this one and the filter keep; and whether it keeps no
-        others,
-            so that Spark need not apply the filter again. Always False for views other than ``messages``.
+        Returns: a selection that keeps at least the messages that both this one and the filter keep; and whether it
+            keeps no others, so that Spark need not apply the filter again (False for views except ``messages``).
         """
         found = self._narrowed(filter)
         if found is None:
@@ -206,8 +207,10 @@ def _micros(value: object) -> int | None:
 
 def _interval(name: str, value: object, negated: bool, number: Callable[[object], int | None]
               ) -> tuple[int | None, int | None, bool] | None:
-    """Return the range low, high (None: unbounded) of the numbers for which a comparison holds, and whether it holds
-    for all of them."""
+    """Return the range of the numbers for which a comparison holds, as low and high (None: unbounded).
+
+    The third result tells whether the comparison holds for all numbers of the range.
+    """
     if name == "In":
         numbers = _members(value, number)
         if numbers is None or negated:
@@ -288,7 +291,7 @@ def _text(value: object) -> bytes | None:
 @lru_cache(maxsize=64)
 def _hashes(equal: frozenset[bytes] | None, patterns: tuple[bytes, ...] | None, prefixes: tuple[bytes, ...]
             ) -> tuple[tuple[int, ...], ...]:
-    """Return groups of hashes: the subject filter of a block with a wanted subject has one of each group."""
+    """Return groups of hashes. The subject filter of a block with a wanted subject has one hash of each group."""
     groups: list[tuple[int | None, ...]] = [(prefix_hash(prefix),) for prefix in prefixes]
     if equal is not None:
         groups.append(tuple(subject_hash(subject) for subject in equal))
@@ -299,8 +302,10 @@ def _hashes(equal: frozenset[bytes] | None, patterns: tuple[bytes, ...] | None, 
 
 @lru_cache(maxsize=64)
 def _compiled(patterns: tuple[bytes, ...]) -> Callable[[bytes], object]:
-    """Return a test whether any pattern matches a literal subject, by the rules of ``protocol.subject.matches``. A
-    single regular expression takes a fifth of the time."""
+    """Return a test whether any pattern matches a literal subject, by the rules of ``protocol.subject.matches``.
+
+    One regular expression for all patterns takes a fifth of the time of that function.
+    """
     return re.compile(b"|".join(map(_expression, patterns)) if patterns else b"(?!)", re.DOTALL).fullmatch
 
 

@@ -62,16 +62,16 @@ _FUNCTIONS = (
 )
 """Signature, type and body of each function."""
 
-_DONE = "jetblock.functions"
-"""The setting that marks a session with the functions. A session's Python object cannot be marked, since each access
-makes a new one."""
+_REGISTERED = "jetblock.functions"
+"""The Spark setting that marks a session in which the functions are registered. The session's Python object cannot be
+marked, since each access makes a new object."""
 
 
 def register_functions(spark: SparkSession) -> None:
     """Register the functions for this session's SQL, replacing others of the same names."""
     for signature, returns, body in _FUNCTIONS:
         spark.sql(f"CREATE OR REPLACE TEMPORARY FUNCTION {signature} RETURNS {returns} RETURN {body}")
-    spark.conf.set(_DONE, "true")
+    spark.conf.set(_REGISTERED, "true")
 
 
 def subject_matches(subject: Column | str, pattern: Column | str) -> Column:
@@ -80,7 +80,7 @@ def subject_matches(subject: Column | str, pattern: Column | str) -> Column:
 
 
 def subject_token(subject: Column | str, n: Column | int) -> Column:
-    """The n-th token of a column's subjects, counted from 1, or backwards from -1; NULL if there are fewer.
+    """Return the n-th token of a column's subjects, counted from 1, or backwards from -1; NULL if there are fewer.
 
     Raises: ValueError for 0.
     """
@@ -90,18 +90,17 @@ def subject_token(subject: Column | str, n: Column | int) -> Column:
 
 
 def header(headers: Column | str, name: Column | str) -> Column:
-    """The first value of the header ``name`` (its text, or a column) in a column of header blocks; NULL if there is
-    none."""
+    """Return the first value of the header ``name`` (its text, or a column) in a column of header blocks, or NULL."""
     return _call("header", _column(headers), _literal(name))
 
 
 def headers_list(headers: Column | str) -> Column:
-    """All headers of a column of header blocks, in order, as structs of name and value; NULL without a block."""
+    """Return all headers of a column of header blocks, in order, as structs of name and value; NULL without a block."""
     return _call("headers_list", _column(headers))
 
 
 def headers_map(headers: Column | str) -> Column:
-    """All headers of a column of header blocks: values by name; NULL without a block."""
+    """Return all headers of a column of header blocks: values by name; NULL without a block."""
     return _call("headers_map", _column(headers))
 
 
@@ -110,7 +109,7 @@ def _call(name: str, *columns: Column) -> Column:
     from pyspark.sql.functions import call_function
 
     spark = SparkSession.active()
-    if spark.conf.get(_DONE, None) is None:
+    if spark.conf.get(_REGISTERED, None) is None:
         register_functions(spark)
     return call_function(name, *columns)
 

@@ -1,6 +1,6 @@
 """Helpers for a Spark session: reads pinned to one snapshot, and the cost of a read.
 
-All work with Spark Connect, too: the store is accessed where Spark runs, not from the client.
+These helpers also work with Spark Connect: the store is accessed where Spark runs, not from the client.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["builder_conf", "explain_read", "read", "read_stream", "register"]
 
 
 def builder_conf() -> dict[str, str]:
-    """The setting that ``pushdown=true`` requires: ``SparkSession.builder.config(map=builder_conf())``.
+    """Return the setting that ``pushdown=true`` requires: ``SparkSession.builder.config(map=builder_conf())``.
 
     Only the option turns pushdown on; ``broker.pipeline.spark.batch`` says why. No setting names the interpreter of
     planner and workers: that is the environment variable PYSPARK_PYTHON, by default ``python3``.
@@ -48,8 +48,8 @@ def register(spark: SparkSession) -> None:
 def _lay_out_for_streams() -> None:
     """Link the zip, if Spark brought this module in one, into the folder from which Spark's streaming planner imports.
 
-    That is a subdirectory of the driver's files which Spark 4.3 leaves empty, so that a streaming query would end with
-    "No module named 'broker'".
+    Spark 4.3 leaves this subdirectory of the driver's files empty. A streaming query would then end with "No module
+    named 'broker'".
     """
     from pyspark import SparkFiles
 
@@ -63,7 +63,7 @@ def _lay_out_for_streams() -> None:
 
 
 def read(spark: SparkSession, *, schema: StructType | str | None = None, **options: Any) -> DataFrame:
-    """``spark.read.format("jetblock")`` with these options, pinned to the time of this call.
+    """Return ``spark.read.format("jetblock")`` with these options, pinned to the time of this call.
 
     Spark plans a DataFrame again for each one derived from it, so two counts may differ while a broker runs. Therefore
     ``asOf`` is set to the current log position, unless it is given. Messages deleted later disappear nevertheless.
@@ -77,7 +77,7 @@ def read(spark: SparkSession, *, schema: StructType | str | None = None, **optio
 
 
 def read_stream(spark: SparkSession, *, schema: StructType | str | None = None, **options: Any) -> DataFrame:
-    """``spark.readStream.format("jetblock")`` with these options.
+    """Return ``spark.readStream.format("jetblock")`` with these options.
 
     ``startingOffsets="latest"`` means the end of the streams at this call, not when the query starts.
     """

@@ -76,8 +76,8 @@ def open_object_client(url: str) -> ObjectClient:
     Sends no request to S3; ``check_store`` does. Raises: BadOption for an unknown kind of URL; NoStore for a missing
     directory; Unreachable for an unusable environment.
     """
-    # Each process has its own, because Spark's workers are forked, and a client's threads and connections do not
-    # survive the fork.
+    # Each process has its own client: Spark forks its workers, and a client's threads and connections do not survive
+    # a fork.
     which = (os.getpid(), url)
     with _opening:
         if which not in _opened:
@@ -108,7 +108,7 @@ def check_store(objects: ObjectClient) -> StoreFormat:
     except FormatError as error:
         raise from_format_error(error, objects.url, FORMAT) from None
     if objects.list(ROOT):
-        raise Damaged(f"{objects.url}: {FORMAT} is not there, though other objects of a store are: restore it from a "
+        raise Damaged(f"{objects.url}: {FORMAT} is missing, but other objects of a store exist: restore it from a "
                       "backup")
     raise NoStore(f"{objects.url}: there is no jetblock store, {FORMAT} is not there: correct bucket, prefix or "
                   f"directory; a broker makes the store when it first starts on it")
@@ -219,7 +219,7 @@ class S3ObjectClient:
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         if not can_begin_key(prefix):
             return []
-        # obstore lists whole folders; the beginning of a name is matched here.
+        # obstore lists whole folders only, so names that do not begin with the prefix are dropped here.
         folder = (self._base + prefix).rpartition("/")[0]
         cut = len(self._base)
         found: list[ObjectInfo] = []
@@ -236,7 +236,7 @@ class S3ObjectClient:
         return found
 
     def _error(self, e: Exception, key: str) -> Exception:
-        """Return the error to raise for obstore's; HTTP status and S3 code are only in its text."""
+        """Return the error to raise for an error of obstore, which has HTTP status and S3 code only in its text."""
         text = str(e)
         code = match[1] if (match := _CODE.search(text)) is not None else ""
         if code == "NoSuchBucket":
@@ -292,8 +292,10 @@ _REMEDIES: Final = {
 
 
 def _summary(e: Exception) -> str:
-    """Return a summary of obstore's error: S3's code and status, or the failure below HTTP. Response bodies are left
-    out: they repeat what was signed."""
+    """Return a summary of obstore's error: S3's code and status, or the failure below HTTP.
+
+    The summary has no response body, because it may repeat the signed request.
+    """
     text = str(e)
     code, status, cause = _CODE.search(text), _STATUS.search(text), _CAUSE.search(text)
     if code is not None:

@@ -1,4 +1,4 @@
-"""Authorization callout: an authorization service decides who a client is, by a request and a signed response.
+"""Authorization callout: an authorization service decides each login, by a request and a signed response.
 
     base decision ──┬── the service's own users, and accounts that it does not decide about: unchanged
                     └── request token ──> $SYS.REQ.USER.AUTH ──> response token ──> user claims ──> Login or Refusal
@@ -32,7 +32,7 @@ from broker.protocol.run import Msg
 from broker.server.auth.login import Authenticator, Credentials, Decision, Login, Refusal, SlowCheck, Waiter
 from broker.server.auth.permissions import AccessRules
 from broker.server.auth.proxies import REQUIRED
-from broker.server.auth.tokens import ClaimAccount, ClaimAccounts, expiry_of, login_of, types_of, without_asking
+from broker.server.auth.tokens import ClaimAccount, ClaimAccounts, expiry_of, login_of, types_of, without_callouts
 from broker.server.routing.router import Router
 from broker.server.routing.subscription import Subscription
 
@@ -72,7 +72,7 @@ class _Host(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Service:
-    """The service to ask: its account, its key and the subject of request tokens."""
+    """An authorization service: its account, its encryption key, and the subject claim of request tokens."""
 
     account: str
     xkey: str
@@ -99,7 +99,7 @@ class Callouts:
             self._curve = CurveKeyPair(secrets.token_bytes(32))
         return self._curve
 
-    def soon(self, callback: Callable[[], None]) -> asyncio.TimerHandle:
+    def call_soon(self, callback: Callable[[], None]) -> asyncio.TimerHandle:
         """Call ``callback`` on a later turn of the loop."""
         timer: asyncio.TimerHandle = self._host.loop.call_later(0, callback)
         return timer
@@ -110,7 +110,7 @@ class Callouts:
 
     def ask(self, service: _Service, user: str, credentials: Credentials, base: Login | Refusal,
             answered: Callable[[bytes | None], None]) -> Callable[[], None]:
-        """Ask about one client. ``answered`` gets the response later, or None if there was none in time.
+        """Send a request about one client. ``answered`` gets the response later, or None after the timeout.
 
         Returns: a function that ends the request. Raises: CalloutError.
         """
@@ -135,8 +135,8 @@ class Callouts:
         def on_response(ops: Sequence[Msg], start: int, _end: int, source: object, now_ns: int) -> None:
             _, _, hlen, answer = ops[start]
             end()
-            # A later turn is needed: the client's buffered input is served then, not within the service's publish.
-            self.soon(lambda: answered(answer[hlen:]))
+            # Wait for a later turn: otherwise the client's buffered input would be served within the service's publish.
+            self.call_soon(lambda: answered(answer[hlen:]))
 
         def late() -> None:
             end()
@@ -185,8 +185,8 @@ class CalloutAuthenticator:
         return self._forbid_asking(base) if _user_id(base, credentials) in settings.auth_users else None
 
     def _forbid_asking(self, base: Login | Refusal) -> Login | Refusal:
-        """Remove the permission to ask the service from users in its account."""
-        return without_asking(base) if isinstance(base, Login) and base.account == self._settings.account else base
+        """Deny a user of the service's own account to publish requests to the service."""
+        return without_callouts(base) if isinstance(base, Login) and base.account == self._settings.account else base
 
     def _begin(self, base: Login | Refusal, credentials: Credentials, waiter: Waiter) -> Callable[[], None] | None:
         settings = self._settings
@@ -244,7 +244,7 @@ class OperatorCalloutAuthenticator:
         account = self._delegating(base)
         if account is None or not isinstance(base, Login):
             return base
-        return without_asking(base) if base.user in account.claims.authorization.auth_users else None
+        return without_callouts(base) if base.user in account.claims.authorization.auth_users else None
 
     def _delegating(self, base: Login | Refusal) -> ClaimAccount | None:
         """Return the account if its claims delegate logins. A client that cannot log in there is refused without
@@ -287,7 +287,7 @@ class OperatorCalloutAuthenticator:
             bound = _bound(found, found.claims or user, name, self._callouts.clock)
         except CalloutError as error:
             return Refusal(str(error))
-        return without_asking(bound) if bound.account == name else bound
+        return without_callouts(bound) if bound.account == name else bound
 
 
 @dataclass(slots=True)
@@ -364,7 +364,7 @@ def _ask_service(callouts: Callouts, service: _Service, credentials: Credentials
         end = callouts.ask(service, user, credentials, base, answered)
     except CalloutError as error:
         why = str(error)
-        timer = callouts.soon(lambda: done(Refusal(why)))
+        timer = callouts.call_soon(lambda: done(Refusal(why)))
         end = timer.cancel
     return cancel
 

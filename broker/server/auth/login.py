@@ -63,7 +63,7 @@ class Credentials:
         self.fields = fields
         self.connection = connection
         self.presumed = presumed
-        """The login before a reload of a client that came without credentials."""
+        """The login that a client without credentials had before a reload; None for other clients."""
         self.token = ""
         """The token that is checked: the client's own, or the default sentinel."""
 
@@ -109,13 +109,13 @@ class Login(Value, hidden=["presumed_password"]):
     """The user's own limits: a count and bytes; -1: none."""
 
     token: UserClaims | None = None
-    """The claims of its token as signed; None: it logged in in another way."""
+    """The claims of the user's token as signed; None if the login has no token."""
 
     claims: UserClaims | None = None
     """The claims with the limits that apply. If a scoped signing key signed the token, these are the key's limits."""
 
     scope: UserPermissions | None = None
-    """The permissions of that scoped key, before its templates are filled in."""
+    """The permissions of the scoped signing key, before its templates are filled in."""
 
     tags: tuple[str, ...] = ()
     """The user's tags, which monitoring shows."""
@@ -131,7 +131,7 @@ class Refusal(Value):
     """The decision that the client is refused, or may not stay. The client does not learn ``why``."""
 
     why: str = ""
-    """The cause for the log, at debug level."""
+    """The cause, which only the debug log shows."""
 
     reason: str = "Authentication Failure"
     """The reason for the end of the connection, as monitoring shows it."""

@@ -54,7 +54,7 @@ class BcryptCheck(NamedTuple):
         given = self.given.encode()[:_PASSWORD_BYTES_MAX]
         try:
             return bcrypt.checkpw(given, self.hash[:_HASH_CHARS].encode()) and self.known
-        except ValueError:  # it begins like a hash but is malformed: nothing matches it
+        except ValueError:  # The hash is malformed, so no password matches it.
             return False
 
 
@@ -81,8 +81,7 @@ def hash_cost(secret: str) -> int:
 
 
 class _Turns:
-    """Checks in the order in which they run: each client address has a queue, and each turn runs one check of one
-    address."""
+    """The queued checks. Each client address has a queue, and the addresses take turns: one check in each turn."""
 
     def __init__(self) -> None:
         self._queues: dict[str, dict[BcryptCheck, None]] = {}
@@ -134,7 +133,7 @@ class PasswordChecks:
     def ask(self, check: BcryptCheck, waiter: Waiter, login: Login, address: str) -> None:
         """Pass ``login`` to ``waiter`` if the check succeeds, otherwise a refusal; never within this call.
 
-        ``address`` is the client's: addresses take turns.
+        ``address`` is the client's address, whose queue the check joins.
         """
         asker = _Asker(waiter, login, _turn_of(address))
         if check in self._running:
@@ -146,7 +145,7 @@ class PasswordChecks:
         self._run_next()
 
     def cancel(self, check: BcryptCheck, waiter: Waiter) -> None:
-        """Forget ``waiter``, whose connection has ended. A check without waiters does not begin."""
+        """Remove ``waiter``, whose connection has ended. A queued check that has no other waiters is removed, too."""
         if check in self._running:
             self._running[check] = [asker for asker in self._running[check] if asker.waiter is not waiter]
         askers = self._waiting.get(check, [])
@@ -206,9 +205,9 @@ class PasswordCheck:
 
 
 def _turn_of(address: str) -> str:
-    """Return the part of a client's address that has a turn.
+    """Return the part of a client's address that identifies its queue.
 
-    This is the first half of an IPv6 address, since one client has many such addresses.
+    For IPv6 it is the first half, since one client can use all addresses with the same first half.
     """
     if ":" not in address:
         return address

@@ -52,7 +52,7 @@ class AccessRules:
         """Rules for subscribing; None: every subscription is permitted."""
 
     def replies(self, now_ns: Callable[[], int]) -> ReplyPermissions | None:
-        """Return the reply permissions of one connection; None if responses need no exception, or get none."""
+        """Return the reply permissions of one connection; None if none are configured or needed."""
         terms = self.permissions.allow_responses
         return ReplyPermissions(terms, self.publish, now_ns) if terms is not None and self.publish is not None else None
 
@@ -144,7 +144,7 @@ class ReplyPermissions:
         self._terms = terms
         self._rules = rules
         self._now_ns = now_ns
-        # By reply subject, oldest first: responses left, and the time of the message.
+        # For each reply subject, oldest first: the number of responses left, and the time of its message.
         self._left: dict[bytes, tuple[int, int]] = {}
 
     def received(self, replies: Iterable[bytes]) -> None:
@@ -152,7 +152,7 @@ class ReplyPermissions:
         left = self._left
         now_ns = self._now_ns()
         for reply in replies:
-            # As on nats-server, a message delivered again while its response is allowed counts as a response.
+            # As on nats-server, delivering a message again while a response to it is permitted uses up one response.
             if reply and not self._rules.permits(reply) and not self._use(reply, now_ns):
                 left[reply] = (self._terms.max_msgs, now_ns)
         while left:

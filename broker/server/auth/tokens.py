@@ -1,7 +1,7 @@
-"""Login with a user's token (JWT). An account signed the token, an operator the account's token. The checks:
+"""Login with a user's token (JWT), which an account signed; an operator signed the account's token. The checks:
 
     1. The token is a user's and is valid now.
-    2. Its account is known, or is fetched, which may take long.
+    2. Its account is known, or can be fetched, which may take seconds.
     3. The account's key or one of its signing keys signed the token; a scoped key sets its users' permissions.
     4. The client signed the nonce, unless the token is a bearer token.
     5. The token is not revoked, and is used from a permitted network at a permitted time.
@@ -30,7 +30,7 @@ from broker.server.auth.nkeys import signature_problem
 from broker.server.auth.permissions import AccessRules
 
 __all__ = ["ClaimAccount", "ClaimAccounts", "JwtAuthenticator", "decide_again", "expiry_of", "login_of", "types_of",
-           "without_asking"]
+           "without_callouts"]
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ _RULES: Final[WeakValueDictionary[Permissions, AccessRules]] = WeakValueDictiona
 
 
 class ClaimAccount(Protocol):
-    """An account and its claims; a new token of the account changes all values."""
+    """An account and its claims. A new token of the account changes all attributes."""
 
     @property
     def claims(self) -> AccountClaims: ...
@@ -65,7 +65,7 @@ class ClaimAccounts(Protocol):
         """Return the account if it is known and its claims need not be fetched again."""
 
     def fetch(self, name: str, then: Callable[[ClaimAccount | None], None]) -> Callable[[], None]:
-        """Find an account, which may take long; ``then`` is called later. Returns: a function that cancels the call."""
+        """Call ``then`` with the account, or None, perhaps seconds later. Returns: a function that cancels this."""
 
 
 class JwtAuthenticator:
@@ -158,14 +158,14 @@ def decide_again(login: Login, account: ClaimAccount) -> Login | Refusal:
     if isinstance(found, Refusal):
         return found
     if account.claims.authorization.enabled:
-        found = without_asking(found)
+        found = without_callouts(found)
     if login.kind != "jwt":
         # An authorization service admitted this user: its token sets only its permissions.
         return login.replace(rules=found.rules)
     return found.replace(expires_at_ns=login.expires_at_ns)
 
 
-def without_asking(login: Login) -> Login:
+def without_callouts(login: Login) -> Login:
     """Return ``login`` without permission to publish requests to the authorization service in its account."""
     permissions = login.rules.permissions if login.rules is not None else Permissions()
     publish = permissions.publish.replace(deny=(*permissions.publish.deny, SUBJECT))
@@ -213,7 +213,7 @@ def types_of(claims: UserClaims) -> frozenset[str] | None:
 def expiry_of(claims: UserClaims, left: float | None, now_ns: int) -> int | None:
     """Return the time at which the connection of a token's user must end; None: never.
 
-    ``left``: seconds that the token's times of day leave; None: no bound.
+    ``left``: seconds until the end of the permitted time of day; None: no such limit.
     """
     ends = [_end(claims.expires, now_ns)] if claims.expires else []
     if left is not None:
@@ -224,8 +224,8 @@ def expiry_of(claims: UserClaims, left: float | None, now_ns: int) -> int | None
 def _end(expires: int, now_ns: int) -> int:
     """Return the second ``expires`` in nanoseconds, with nats-server's overflow.
 
-    nats-server counts the remaining time in an int64. Of more than 292 years it keeps the rest modulo 2^64 ns; if that
-    is negative, no time remains.
+    nats-server keeps the remaining nanoseconds in an int64. More than 292 years wrap around modulo 2^64; a negative
+    result then means a time in the past.
     """
     now = now_ns // _SECOND * _SECOND
     return now + ((expires * _SECOND - now + _HALF) % (2 * _HALF) - _HALF if expires * _SECOND > now else 0)

@@ -59,7 +59,7 @@ class Client(Connection):
         """The public key of the trusted proxy between the client and this server; "" if there is none."""
 
         self.cookies: dict[str, str] = {}
-        """Values by CONNECT's field names, taken from cookies; they fill fields that CONNECT lacks."""
+        """Values from cookies, by the names of the CONNECT fields that they replace if CONNECT lacks those."""
 
         self.headers = False
         self.no_echo = False
@@ -74,12 +74,12 @@ class Client(Connection):
     # Opening and closing
 
     def greet(self) -> None:
-        """Send the first INFO at once: a client that begins with TLS must receive INFO before any answer to that."""
+        """Send the first INFO at once: clients that begin with TLS must receive INFO before TLS answers."""
         self.send_line(encoder.info(self.server.info(self)))
         self._outbound.flush()
 
     def begin(self) -> None:
-        """Start the authentication timeout: the transport is final now."""
+        """Start the authentication timeout; the transport does not change any more."""
         if self._handshake.pending:
             self._handshake.set_timer()
         super().begin()
@@ -210,7 +210,7 @@ class Client(Connection):
             self.fail(None, "Protocol Violation")
             return
         keepalive = self._keepalive
-        # Until the first PONG, the time from accept to CONNECT is the estimate.
+        # Until the first PONG, the time from accept to CONNECT is an estimate of the round-trip time.
         keepalive.rtt_ns = keepalive.rtt_ns or max(self._clock.now_ns() - self.started_at_ns, 1)
         keepalive.start()
         options = self.options
@@ -221,8 +221,8 @@ class Client(Connection):
             self._subscribing.end_all()
         self._handshake.connect(options)
 
-    def log_in(self, login: Login) -> bool:
-        """Become the user of ``login``, in its account. Returns: False if the connection was closed instead."""
+    def become_user(self, login: Login) -> bool:
+        """Move the connection to the account and user of ``login``. Returns: False if it was closed instead."""
         account = self.server.accounts.get(login.account)
         if account is None:
             log.error("%s - Problem registering with account %s", self.label, go_quoted(login.account))
@@ -260,8 +260,8 @@ class Client(Connection):
         rules_before = _permissions(self.login)
         self.login = login
         self._apply_limits()
-        # Applying rules takes time for each subscription, and this is called for all of an account's clients in one
-        # turn.
+        # Apply rules only if they changed: that visits each subscription, and all clients of an account are updated in
+        # one turn.
         if not self.closed and _permissions(login) != rules_before:
             self._apply_rules(login)
             self._subscribing.reconsider(login.user)
@@ -275,27 +275,27 @@ class Client(Connection):
 
     def users_changed(self, names: Collection[str]) -> None:
         """Check the login again after a change of the users; ``names`` are the current ones."""
-        self._handshake.reconsider(names)
+        self._handshake.recheck_login(names)
 
     def apply_decision(self, decision: Login | Refusal) -> None:
         """Apply the decision about this user after its account has changed."""
         self._handshake.apply_decision(decision)
 
-    def logged_in(self, login: Login) -> None:
+    def finish_connect(self, login: Login) -> None:
         """Finish CONNECT after its credentials were accepted."""
         options = self.options
-        if not self.log_in(login):
+        if not self.become_user(login):
             return
         if options.get("account") or options.get("new_account"):
             self._handshake.refuse(Refusal(after_login=True))
             return
-        self.server.logged_in(self)
+        self.server.publish_login(self)
         if not self.connected:
             name, tag = self.account.name, self.account.settings.name_tag
             self.label += described(options, f"{name}/{tag}" if tag else name, login.user, login.kind)
         self.connected = True
         self._verbose = options["verbose"]
-        self._publishing.answer(verbose=self._verbose, pedantic=options["pedantic"])
+        self._publishing.set_options(verbose=self._verbose, pedantic=options["pedantic"])
         self.no_echo = not options["echo"]
         header_support = not self.server.settings.clients.no_header_support
         self.headers = self.parser.headers = header_support and bool(options.get("headers"))
@@ -322,10 +322,10 @@ class Client(Connection):
             self.send_line(encoder.info({**self.server.info(self), **fields}))
         return accepts
 
-    def refused(self, refusal: Refusal) -> None:
+    def close_refused(self, refusal: Refusal) -> None:
         """Close after a refused login, with an error that does not give the cause."""
         self.fail("Authorization Violation", refusal.reason)
-        self.server.refused(self, refusal)
+        self.server.publish_refusal(self, refusal)
 
 
 def _permissions(login: Login) -> Permissions | None:

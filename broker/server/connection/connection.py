@@ -62,7 +62,7 @@ class _Publishing(Protocol):
     def resume(self, now_ns: int) -> bool:
         """Route the messages that ``publish`` did not. Returns: False if ``resume`` must be called again."""
 
-    def begin(self, subject: bytes) -> None:
+    def check_begun(self, subject: bytes) -> None:
         """Check the subject of a message whose line has arrived, because the rest of the message may never come."""
 
     def trace_too_large(self, msg: Msg, size: int, now_ns: int) -> None:
@@ -363,7 +363,7 @@ class Connection(asyncio.Protocol, ABC):
                 return
             if error is None and not parser.held:  # this is the case after nearly every read
                 if parser.begun is not None:
-                    self._publishing.begin(parser.begun)
+                    self._publishing.check_begun(parser.begun)
                 if self.server.stalled or self.router.outward.busy:
                     self._end_turn()
                 self._reading.count_served(self._read_bytes)
@@ -380,7 +380,7 @@ class Connection(asyncio.Protocol, ABC):
         if self.closed:
             return False
         if self.parser.begun is not None:
-            self._publishing.begin(self.parser.begun)
+            self._publishing.check_begun(self.parser.begun)
         if error is not None:
             if error.too_large is not None:
                 self._publishing.trace_too_large(*error.too_large, now_ns)

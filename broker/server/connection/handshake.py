@@ -1,13 +1,12 @@
-"""Login: no operation is served before a connection's credentials are verified, within a limited time.
+"""Login: a connection's credentials are verified, within a limited time, before any other operation is served.
 
-    open ──CONNECT──> decided at once ─────────────────────────┬──> client.logged_in(login), or refused
+    open ──CONNECT──> decided at once ─────────────────────────┬──> client.finish_connect(login), or refused
       │               or a slow check: waiting ──> running ────┘        │
       └── timer ────────────────────────────┘  stops when the check     └── expiry: the connection is closed
                                                begins to run
 
-Input that arrives during the check is buffered and served afterwards, in order. Once more than one read is buffered,
-reading stops. It does not stop earlier, because then a client that disconnects would not be noticed and its check not
-cancelled.
+Input that arrives during the check is buffered and served afterwards, in order. Reading stops once more than 32 KB
+are buffered. If it stopped at once, the broker would not notice a disconnect, and would not cancel the check.
 
 Source: nats-server, server/client.go (processConnect, authViolation, authTimeout, authExpired), server/auth.go.
 """
@@ -35,7 +34,7 @@ EVERYBODY: Final = Login()
 _EARLY_BYTES: Final = 32 * 1024
 
 _TIMER_SECONDS_MAX: Final = 60.0
-"""Bound on one expiry timer; a later expiry is compared with the clock again, because timers stop during a suspend."""
+"""Maximum duration of an expiry timer. When it ends, the clock is read again, since timers stop during a suspend."""
 
 
 class LoginServer(Protocol):
@@ -70,14 +69,14 @@ class Applicant(ConnectionFacts, Protocol):
     closed: bool
     login: Login
 
-    def logged_in(self, login: Login) -> None:
+    def finish_connect(self, login: Login) -> None:
         """Finish CONNECT: the credentials were accepted."""
 
-    def log_in(self, login: Login) -> bool:
+    def become_user(self, login: Login) -> bool:
         """Become the user of ``login``. Returns: False if the connection was closed instead."""
 
     def update_login(self, login: Login) -> None:
-        """Continue as the user of ``login``, in the same account."""
+        """Apply the changed limits and permissions of ``login``, which is in the same account."""
 
     def close(self, reason: str) -> None: ...
 
@@ -86,8 +85,8 @@ class Applicant(ConnectionFacts, Protocol):
 
     def fail(self, text: str | None, reason: str) -> None: ...
 
-    def refused(self, refusal: Refusal) -> None:
-        """The login was refused: close."""
+    def close_refused(self, refusal: Refusal) -> None:
+        """Close the connection, whose login was refused."""
 
     def hold(self) -> None: ...
 
@@ -95,7 +94,7 @@ class Applicant(ConnectionFacts, Protocol):
 
 
 class Handshake:
-    """The login of one connection. While ``pending``, the connection may only log in; never without authentication."""
+    """The login of one connection. While ``pending``, which needs authentication, the connection may only log in."""
 
     __slots__ = ("_check", "_client", "_early", "_entrance", "_expiry", "_recheck", "_server", "_timer", "pending")
 
@@ -120,7 +119,7 @@ class Handshake:
         self._timer = self._server.loop.call_later(self._entrance.auth_timeout_ns / 1e9, self._timed_out)
 
     def close(self) -> None:
-        """Stop timers and checks: the connection ends."""
+        """Stop the timers and checks of the connection, which is closing."""
         self._end_timer()
         self._end_expiry()
         if self._check is not None:
@@ -134,8 +133,8 @@ class Handshake:
         self._early = b""
         del self._client
 
-    def reconsider(self, names: Collection[str]) -> None:
-        """Check a client's login again after a change of the users, who are now ``names``.
+    def recheck_login(self, names: Collection[str]) -> None:
+        """Check a client's login again after a reload; ``names`` are the users now.
 
         As on nats-server, a client whose user was removed, or is in another account, is closed without an error and
         reconnects. A client whose credentials are no longer valid gets an error. A running check is started again.
@@ -189,7 +188,7 @@ class Handshake:
             client.update_login(decision)
 
     def connect(self, fields: dict[str, Any]) -> None:
-        """Handle CONNECT: ``client.logged_in`` is called, now or after a check, or the connection is closed."""
+        """Handle CONNECT: ``client.finish_connect`` is called, now or after a check, or the connection is closed."""
         self._end_timer()
         client, proxies = self._client, self._entrance.proxies
         if proxies is not None and (signature := fields.get("proxy_sig")):
@@ -217,16 +216,16 @@ class Handshake:
             return False
         if not client.parser.idle or data[:1] in b"Cc":
             return True
-            # The first operation is not CONNECT. This is allowed only if clients without credentials are a named user.
+        # The first operation is not CONNECT, which is allowed only if a configured user stands for such clients.
         authenticator = self._entrance.authenticator
         login = authenticator.decide(Credentials({}, client)) if authenticator is not None else None
-        if not isinstance(login, Login) or login.kind != "user" or not self._may_come(login):
+        if not isinstance(login, Login) or login.kind != "user" or not self._may_use_connection(login):
             self.refuse()
             return False
         self.pending = False
         self._end_timer()
         self._begin_expiry(login)
-        return client.log_in(login)
+        return client.become_user(login)
 
     def refuse(self, refusal: Refusal = Refusal()) -> None:  # noqa: B008 (immutable)
         """Log the failure in nats-server's words and close the connection."""
@@ -247,12 +246,12 @@ class Handshake:
         elif fields.get("auth_token") and not fields.get("jwt"):
             who = ' - Token "[REDACTED]"'
         log.error("%s - authentication error%s", label, who)
-        self._client.refused(refusal)
+        self._client.close_refused(refusal)
 
     # Waiter
 
     def check_begun(self) -> None:
-        """Stop the timer: the duration of the check does not count against the client's timeout."""
+        """Stop the authentication timeout, which does not include the duration of the check."""
         self._end_timer()
 
     def check_done(self, decision: Login | Refusal) -> None:
@@ -272,7 +271,7 @@ class Handshake:
             return
         self.pending = False
         self._begin_expiry(decision)
-        self._client.logged_in(decision)
+        self._client.finish_connect(decision)
 
     def _admitted(self, decision: Login | Refusal) -> Login | Refusal:
         """Return ``decision``, or a refusal if the user may not connect in this way."""
@@ -280,9 +279,9 @@ class Handshake:
             return decision
         if decision.proxy_required and not self._client.proxy_key:
             return REQUIRED
-        return decision if self._may_come(decision) else Refusal("Connection type not allowed")
+        return decision if self._may_use_connection(decision) else Refusal("Connection type not allowed")
 
-    def _may_come(self, login: Login) -> bool:
+    def _may_use_connection(self, login: Login) -> bool:
         return not login.connection_types or self._client.connection_type in login.connection_types
 
     def _begin_expiry(self, login: Login) -> None:

@@ -94,10 +94,10 @@ class ClientHost(Host, Protocol[C]):
     def remove_client(self, client: C) -> None:
         """Remove ``client``, which is closing."""
 
-    def logged_in(self, client: C) -> None:
+    def publish_login(self, client: C) -> None:
         """Note that ``client`` was accepted as a user."""
 
-    def refused(self, client: C, refusal: Refusal) -> None:
+    def publish_refusal(self, client: C, refusal: Refusal) -> None:
         """Note that ``client`` was refused as a user, and is closing."""
 
     def count_slow(self, client: C, reason: str) -> None: ...

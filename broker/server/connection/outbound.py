@@ -1,4 +1,4 @@
-"""The bytes on their way to one client, from the queue to the kernel.
+"""The unsent bytes of one client, in the queue and in the transport's buffer.
 
     write() ──> buffers of this loop turn ──flush──> transport's buffer ──> socket
                 └───────────── pending_bytes, bounded by max_pending ─────┘
@@ -32,7 +32,7 @@ _WRITE_BYTES: Final = 8 * 1024
 """Fixed cost of each write, counted as bytes against ``_FLUSH_BYTES``."""
 
 _JOIN_MAX: Final = 4096
-"""Average size of buffers up to which joining them is cheaper than writing a list."""
+"""Average size of buffers, in bytes, up to which joining them is cheaper than writing a list of buffers."""
 
 
 def _ignore(reason: str) -> None:
@@ -90,17 +90,17 @@ class Outbound:
         self._on_late = on_late
         self._buffers: list[bytes] = []
         self._queued = 0
-        # Bytes that may be queued before the transport's buffer must be measured again, which only shrinks meanwhile.
+        # Bytes that may be queued before the transport's buffer is measured again. Until then that buffer only shrinks.
         self._room = max_pending
         self._closed = False
         self._deadline: asyncio.TimerHandle | None = None
-        # Total bytes given to the transport; the part that must be sent by the deadline; the part sent when it was set.
+        # Totals in bytes: given to the transport; to be sent by the deadline; sent when the deadline was set.
         self._handed = 0
         self._mark = 0
         self._sent = 0
         self.stalled = False
         self.waiting: list[Callable[[], None]] = []
-        """Callbacks for the time when ``stalled`` ends, or the connection does."""
+        """Callbacks that run once when the connection is no longer stalled, or has ended."""
 
         stall = max_pending // 4 * 3
         transport.set_write_buffer_limits(high=stall, low=stall // 2)
@@ -149,7 +149,7 @@ class Outbound:
             self._set_deadline(left)
 
     def upgrade(self, transport: asyncio.WriteTransport) -> None:
-        """Write to ``transport`` from now on, a layer above the current one; the queued bytes take the old way."""
+        """Write to ``transport``, a layer above the current one, from now on; flush the queued bytes below it first."""
         self.flush()
         self._transport = transport
 
@@ -175,7 +175,7 @@ class Outbound:
         self.resume()
 
     def lost(self) -> None:
-        """Release everything: the connection has ended."""
+        """Release buffers, timer and callbacks after the connection has ended."""
         self._closed = True
         self._buffers = []
         self._queued = 0
@@ -200,7 +200,7 @@ class Outbound:
             notify()
 
     def _check(self) -> None:
-        """Apply the write deadline: the bytes given to the transport before it was set must be sent by now."""
+        """Apply the write deadline to the bytes that the transport had when the deadline was set."""
         self._deadline = None
         left = self._transport.get_write_buffer_size()
         sent = self._handed - left

@@ -4,13 +4,13 @@
                         ├── permissions: cut where one is missing ─> Router.route, in parts; -ERR
                         └── verbose, pedantic, traced ─────────────> Router.route, one by one
 
-If the account maps subjects, all of this uses the mapped subjects. Only the check of subjects that pedantic clients
-request uses the subjects that the client sent.
+If the account maps subjects, these steps use the mapped subjects, except the check of a pedantic client's subjects,
+which uses the subject that the client sent.
 
 Reply subjects that are reserved for servers are refused, too; the parser flags reads that may contain one.
 
 A run may be too much work for one turn of the loop, if its messages have many receivers, or receivers that are hard to
-find. Then ``publish`` leaves the rest of the run, already mapped and partly checked, and ``resume`` continues with it.
+find. Then ``publish`` keeps the rest of the run, already mapped and partly checked, and ``resume`` continues with it.
 
 Source: nats-server, server/client.go (processInboundClientMsg).
 """
@@ -52,9 +52,9 @@ class Publisher(message_trace.Publisher, Protocol):
 
 
 class Publishing:
-    """The publishes of one client. ``replies``: reply subjects permitted beyond the rules; None: no others."""
+    """The publishes of one client. ``replies``: reply subjects permitted in addition to the rules; None: none."""
 
-    __slots__ = ("_begun", "_checked", "_client", "_left", "_must_check", "_parser", "_pedantic", "_rules", "_verbose",
+    __slots__ = ("_begun", "_checked", "_client", "_must_check", "_parser", "_pedantic", "_rest", "_rules", "_verbose",
                  "replies")
 
     def __init__(self, client: Publisher) -> None:
@@ -62,20 +62,20 @@ class Publishing:
         self._parser = client.parser
         self._rules: PublishRules | None = None
         self.replies: ReplyPermissions | None = None
-        self._left: tuple[_Stage, Sequence[Any], int, int] | None = None
+        self._rest: tuple[_Stage, Sequence[Any], int, int] | None = None
         self._begun = False
         """Flag: the next message's subject was already checked, when the message's line arrived."""
         self._checked = 0
-        """The end of the messages in ``_left`` that are already checked: a permitted response must be counted only
+        """The end of the messages in ``_rest`` that are already checked: a permitted response must be counted only
         once."""
-        self.answer(verbose=True, pedantic=True)
+        self.set_options(verbose=True, pedantic=True)
 
     def forget_connection(self) -> None:
         """Drop the reference to the connection, which has ended."""
         del self._client
 
-    def answer(self, *, verbose: bool, pedantic: bool) -> None:
-        """Set the options of CONNECT."""
+    def set_options(self, *, verbose: bool, pedantic: bool) -> None:
+        """Set the client's options of CONNECT."""
         self._verbose = verbose
         self._pedantic = pedantic
         self._must_check = verbose or self._rules is not None
@@ -84,10 +84,10 @@ class Publishing:
         """Set the rules for the subjects that the user may publish to; None: all are permitted."""
         self._rules = rules
         self.replies = replies
-        self.answer(verbose=self._verbose, pedantic=self._pedantic)
+        self.set_options(verbose=self._verbose, pedantic=self._pedantic)
 
     def publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> bool:
-        """Route ops[start:end], which are messages. Returns: False if some are left for ``resume``."""
+        """Route ops[start:end], which are messages. Returns: False if ``resume`` must route the last ones."""
         parser = self._parser
         router = self._client.router
         traced = parser.traced or (router.tracing is not None and any(
@@ -98,22 +98,22 @@ class Publishing:
         if not (self._must_check or parser.reserved_replies or singly):
             done = router.route(ops, start, end, self._client, now_ns)
             if done < end:
-                self._left = self._route, ops, done, end
+                self._rest = self._route, ops, done, end
                 return False
             return True
-        self._left = self._publish_singly if singly else self._publish_checked, ops, start, end
+        self._rest = self._publish_singly if singly else self._publish_checked, ops, start, end
         return self.resume(now_ns)
 
     def resume(self, now_ns: int) -> bool:
-        """Route the messages that are left. Returns: False if some are left again."""
-        if self._left is None:
+        """Route the messages that ``publish`` did not. Returns: False if ``resume`` must be called again."""
+        if self._rest is None:
             return True
-        stage, ops, start, end = self._left
+        stage, ops, start, end = self._rest
         done = stage(ops, start, end, now_ns)
         if done < end:
-            self._left = stage, ops, done, end
+            self._rest = stage, ops, done, end
             return False
-        self._left = None
+        self._rest = None
         self._checked = 0
         return True
 
@@ -158,8 +158,8 @@ class Publishing:
             self._publish_checked((trace.follow(msg),), 0, 1, now_ns)
             trace.routed()
 
-    def begin(self, subject: bytes) -> None:
-        """Check the subject of a pedantic client's message whose line has arrived: the rest may never come."""
+    def check_begun(self, subject: bytes) -> None:
+        """Check the subject of a pedantic client's message whose line has arrived; its payload may never arrive."""
         if self._pedantic and not self._begun:
             self._begun = True
             self._check_subject(subject)
@@ -177,7 +177,7 @@ class Publishing:
                 trace.refused("maximum payload exceeded")
 
     def _violation(self, msg: Msg) -> str:
-        """Return the error with which ``_publish_checked`` will refuse a message; "" if it will not."""
+        """Return the error with which ``_publish_checked`` will refuse a message; "" if it will route the message."""
         subject, reply = msg[:2]
         if self._client.router.refuses(subject) or not self._permits(subject):
             return f"Permissions Violation for Publish to {quoted(subject)}"
@@ -203,7 +203,7 @@ class Publishing:
                 pass
             elif rules is None or rules.permits(subject) or (self.replies is not None and self.replies.use(subject)):
                 continue
-            # A delivered message permits its response, so earlier messages of this run are delivered first.
+            # Delivering an earlier message of this run may permit this one as its response, so they are routed first.
             if first < at and ((done := self._route(ops, first, at, now_ns)) < at or self._client.fan_outs):
                 self._checked = at
                 return done

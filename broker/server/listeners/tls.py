@@ -1,7 +1,7 @@
 """TLS as a layer: OpenSSL between two buffers in memory, so that TLS can begin at any byte of a connection.
 
 asyncio's ``start_tls`` cannot do that: it loses the bytes read before it, such as those after a PROXY header, or those
-that distinguish TLS from plain text. A handshake here needs no task either: a slow client costs only a timer.
+that distinguish TLS from plain text. A handshake here needs no task, so a slow client costs only a timer.
 
 One read from the socket may contain many records: they are decrypted together and reach the client as one batch.
 Simultaneous handshakes take turns.
@@ -27,11 +27,11 @@ _RECORD_BYTES: Final = 16 * 1024
 """Maximum size of a record, which is the most that OpenSSL returns at once."""
 
 _EMPTY_BYTES_MAX: Final = 2 * _RECORD_BYTES
-"""Bound on received bytes without any data of the client, beyond which the connection is closed. No client needs to
-send so many: a flood of new keys costs the client little, but the server must answer each."""
+"""Bound on received bytes without application data, beyond which the connection is closed. Otherwise a client
+could send new keys without end: that costs it little, but the server must answer each."""
 
 _UNREAD_ANSWERS_MAX: Final = 1 << 20
-"""Bound on TLS's own unsent bytes; the connection is closed if OpenSSL then answers again."""
+"""Bound on unsent bytes of TLS itself; beyond it the connection is closed when OpenSSL answers again."""
 
 _GO_WORDS: Final = {
     "CALLBACK_FAILED": "tls: the server name is not in ASCII",
@@ -114,9 +114,9 @@ class TlsLayer(Layer):
         self._out = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
         self._hello: list[bytes] | None = [] if context.sni_callback is not None else None
-        """The input until the server's first answer, if the client's first message may have to be read again."""
+        """Input before the server's first answer, for ``_begin_without_name``; None if that is not needed."""
         self._turns = turns
-        self._waits = False
+        self._queued = False
         self._on_ready = on_ready
         self._on_failed = on_failed
         self._ready = False
@@ -125,7 +125,7 @@ class TlsLayer(Layer):
         """Bytes received since the client's last data: a part of a record, or messages of TLS itself."""
 
         self._ended = False
-        """Flag: the client announced that it will send no more."""
+        """Flag: the client sent its last data, broke the protocol, or exceeded a bound."""
 
     def data_received(self, data: bytes) -> None:
         if self._closed:
@@ -136,18 +136,18 @@ class TlsLayer(Layer):
         if self._ready:
             self._empty_bytes += len(data)
             self._read()
-        elif not self._waits:
-            self._waits = True
+        elif not self._queued:
+            self._queued = True
             # Stop reading: input would only collect in memory.
             self._transport.pause_reading()
             self._turns.add(self)
 
     def continue_handshake(self) -> None:
-        """Continue the handshake: this layer has its turn."""
-        self._waits = False
+        """Continue the handshake, when it is this layer's turn."""
+        self._queued = False
         if not self._closed:
             self._transport.resume_reading()
-            if self._shake_hands():
+            if self._step_handshake():
                 self._read()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -182,7 +182,7 @@ class TlsLayer(Layer):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._say_goodbye()
+            self._send_close_notify()
             super().close()
 
     def abort(self) -> None:
@@ -191,7 +191,7 @@ class TlsLayer(Layer):
 
     # Steps
 
-    def _shake_hands(self) -> bool:
+    def _step_handshake(self) -> bool:
         try:
             with _unreported_names(self._tls.context) as names:
                 try:
@@ -273,7 +273,7 @@ class TlsLayer(Layer):
         if self._out.pending:
             self._give(self._out.read(), 0)
 
-    def _say_goodbye(self) -> None:
+    def _send_close_notify(self) -> None:
         if not self._ready:
             return
         try:

@@ -3,8 +3,8 @@
     PUB api.users _INBOX.x.1      in the importing account, which imports req.users of A as api.users
     MSG req.users _R_.4f1c09.…    in A, with Nats-Request-Info
 
-An import is a subscription of the importing account: a relay. For each request it returns whether A received it, so
-that "no responders" crosses accounts. Requests that arrive in A may pass on through an import of A. A request that
+An import is a subscription of the importing account, of the kind relay. It returns the number of receivers of each
+request in A, so that "no responders" crosses accounts. A request may pass on through an import of A. A request that
 returns to a service that it has already passed is dropped.
 
 Source: nats-server, server/client.go (processServiceImport), server/accounts.go (addServiceImport).
@@ -38,7 +38,7 @@ _TARGETS_MAX: Final = 4096
 """Bound on the cached subjects; beyond it all are dropped."""
 
 _DEPTH_MAX: Final = 64
-"""Bound on the accounts that a message of the broker itself may pass; a client's ``Requester`` knows its way."""
+"""Bound on the accounts that a message of the broker itself may pass. A client's ``Requester`` records its path."""
 
 
 class Service:
@@ -64,8 +64,8 @@ class Service:
 class Requester:
     """A client as the exporting account sees it.
 
-    It does not want no-responders replies: its own account sends those once it knows that the exporting account has no
-    receivers either.
+    The exporting account sends it no no-responders replies: the client's own account does so if neither account has
+    receivers.
     """
 
     __slots__ = ("__weakref__", "_service", "_share", "source")
@@ -89,19 +89,19 @@ class Requester:
     def rtt_ns(self) -> int:
         return self.source.rtt_ns
 
-    def came_through(self, service: Service) -> bool:
+    def has_passed(self, service: Service) -> bool:
         """Return whether its requests have already passed ``service``."""
         source = self.source
-        return self._service is service or (isinstance(source, Requester) and source.came_through(service))
+        return self._service is service or (isinstance(source, Requester) and source.has_passed(service))
 
     def no_responders(self, subject: bytes, reply: bytes) -> None:
-        raise RuntimeError("a requester does not want to know")
+        raise RuntimeError("no_responders was called on a source that does not want it")
 
     def refuse_publish(self, subject: bytes) -> None:
         self.source.refuse_publish(subject)
 
     def identity(self) -> dict[str, Any]:
-        """Return as much of the client's identity as the import shares."""
+        """Return the part of the client's identity that the import shares."""
         known = self.source.identity()
         if not self._share:
             known = {name: known[name] for name in ("acc", "rtt", "server") if name in known}
@@ -194,11 +194,10 @@ class ServiceImport:
 
     def pass_on(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes) -> Sequence[int]:
         service = self.service
-        # A message of the broker itself has no source that could record its way, so ``passing`` does during these
-        # calls.
+        # A message of the broker itself has no source that could record its path, so ``passing`` does.
         passing = self._passing
         again = (any(one.service is service for one in passing) or len(passing) >= _DEPTH_MAX if source is None
-                 else isinstance(source, Requester) and source.came_through(service))
+                 else isinstance(source, Requester) and source.has_passed(service))
         if again:
             return [0] * len(msgs)
         requester = self._requester(source)
@@ -221,14 +220,14 @@ class ServiceImport:
         if source is None:
             passing.append(self)
         try:
-            taken = service.router.import_msgs(ready, requester, now_ns, self.target(to) if to else b"")
+            counts = service.router.import_msgs(ready, requester, now_ns, self.target(to) if to else b"")
         finally:
             if source is None:
                 passing.pop()
-        for count, reply in zip(taken, replies, strict=True):
+        for count, reply in zip(counts, replies, strict=True):
             if not count and reply:
                 service.responses.undelivered(reply)
-        return taken
+        return counts
 
     def _expect(self, response: Response) -> bytes:
         expected = self.service.responses.expect(response)
@@ -267,12 +266,11 @@ class ServiceImport:
         """Return the header block of a request that already has one, with its request information."""
         requested = isinstance(source, Requester) and not isinstance(source, Responder)
         if requested or (source is None and self._passing):
-            # An import that shares nothing shows the server only, which a broker's own message always has.
+            # An import without ``share`` shows the server only, which each message of the broker itself has.
             info = with_service(block, self._router.name, source or self._own, share=self.settings.share) or info
         block = with_info(block, info)
         if traced is not None:
-            # The trace follows the message by itself; the header must not trace it into the exporting account's
-            # subjects.
+            # ``traced`` continues the trace; the header must not start one on the exporting account's subjects.
             block = headers.move(block, DEST, DISABLED)
         return block
 

@@ -130,7 +130,7 @@ async def test_knows_a_store_by_its_format(tmp_path: Path) -> None:
     writer = open_store(f"file://{tmp_path}/empty")
     await writer.put(ShardPaths(0).log(Position(1, 0)), [b"x"])
     await writer.close()
-    with pytest.raises(Damaged, match="v1/format is not there, though other objects"):
+    with pytest.raises(Damaged, match="v1/format is missing, but other objects"):
         check_store(FileObjectClient(str(tmp_path / "empty")))
 
 
