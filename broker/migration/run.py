@@ -4,7 +4,7 @@
     no stream of that name       moves the stream
     the same stream, whole       skips it: an earlier run moved it; with ``replace`` it is moved again if consumers have
                                  advanced at the source only
-    another or older stream      leaves it alone, and reports a problem; with ``replace`` an older copy is moved again
+    another or older stream      does not change it, and reports a problem; ``replace`` moves an older copy again
 
 The target takes a stream whole or not at all, so after a kill at any point the command is simply run again.
 """
@@ -131,7 +131,7 @@ class _Move:
     async def _delete_older(self, there: dict[str, Any], config: dict[str, Any]) -> bool:
         """Delete the target's stream of the same name if it must be moved again; return True if it was deleted.
 
-        Args: there is its info. config is the configuration that it should have.
+        Args: there: the info of that stream; config: the configuration that it should have.
         Raises: StreamFailed; CannotMigrate.
         """
         stream, found = self._stream, Numbers.of(there["state"])
@@ -139,7 +139,7 @@ class _Move:
         # A target that is no jetblock, or an older one, does not keep the time of creation. Then the figures and the
         # time of the first message decide, or, for empty streams, the configuration.
         if not same and (found != stream.numbers or stream.first_ts != there["state"].get("first_ts")
-                         or (not found.messages and not _as_wanted(there.get("config", {}), config))):
+                         or (not found.messages and not _has_config(there.get("config", {}), config))):
             raise StreamFailed(f"the target has another stream of this name, created {there.get('created')}; rename or "
                                f"delete it")
         if _skipped_sequences(stream, found):
@@ -210,7 +210,7 @@ class _Move:
             now = await self._origin.numbers(stream)
             text = f"after the move it has {', '.join(different)}"
             (done.notes if now != stream.numbers else done.problems).append(text)
-        elif (now := await self._origin.numbers(stream)) != wanted and not _copies(config):
+        elif (now := await self._origin.numbers(stream)) != wanted and not _has_origins(config):
             done.notes.append(f"the source has changed since: last_seq {now.last_seq}, messages {now.messages}; stop "
                               f"its publishers and consumers, and run this again with --replace")
         await self._check_consumers(adapted.consumers)
@@ -239,23 +239,24 @@ class _Move:
                     aclosing(snapshot(self._target.connection, stream.name, consumers=False)) as there):
             compared = await compare(here, there)
         done.verified = compared.same
-        may_go = bool(config.get("max_age") or config.get("allow_msg_ttl")
+        may_expire = bool(config.get("max_age") or config.get("allow_msg_ttl")
                       or config.get("retention", "limits") != "limits")
-        if compared.differing or (compared.missing and not may_go):
+        if compared.differing or (compared.missing and not may_expire):
             now = await self._origin.numbers(stream)
-            # Messages that were published since are missing, too, and a note about them exists already.
+            # Messages that were published after the move are missing, too; there is a note about them already.
             if compared.differing or now.last_seq == wanted.last_seq:
                 done.problems += compared.different
         elif compared.missing:
             done.notes.append(f"{compared.missing} messages have expired or were acked since")
-        if compared.added and not _copies(config):
+        if compared.added and not _has_origins(config):
             done.notes.append(f"{compared.added} messages are no longer at the source")
 
 
 def _skipped_sequences(stream: StreamToMove, found: Numbers) -> bool:
     """Return True if the target has the same messages and has only skipped sequences after them.
 
-    A stream that acknowledges before it stores does so at a start: the owner before may have given these sequences.
+    An owner skips sequences when it loads a stream that acknowledges before it stores: the former owner may have
+    acknowledged them.
     """
     was = stream.numbers
     return (stream.config.get("persist_mode") == "async" and found.last_seq > was.last_seq
@@ -263,9 +264,9 @@ def _skipped_sequences(stream: StreamToMove, found: Numbers) -> bool:
             and (not was.messages or found.first_seq == was.first_seq))
 
 
-def _copies(config: dict[str, Any]) -> bool:
+def _has_origins(config: dict[str, Any]) -> bool:
     return bool(config.get("mirror") or config.get("sources"))
 
 
-def _as_wanted(found: dict[str, Any], config: dict[str, Any]) -> bool:
+def _has_config(found: dict[str, Any], config: dict[str, Any]) -> bool:
     return all(found.get(key) == value for key, value in config.items() if key != "metadata")

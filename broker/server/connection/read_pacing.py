@@ -77,7 +77,7 @@ class ReadPacing:
             self._serve_more()
 
     def receive_first(self, early: bytes) -> None:
-        """Serve ``early``, which was held back, before the bytes that are not yet served."""
+        """Serve ``early``, the oldest unserved bytes, before the bytes that this object has buffered."""
         if self._later:  # this is the rest of a large read, which is served in slices; ``early`` precedes it
             self._later, self._at = early + self._later[self._at:], 0
         else:
@@ -95,7 +95,7 @@ class ReadPacing:
             self._schedule()
 
     def count_served(self, size: int) -> None:
-        """Count ``size`` bytes served; after a full turn, other connections have theirs."""
+        """Count ``size`` bytes served; after ``_TURN_BYTES``, stop reading until the next turn of the loop."""
         self._turn_bytes += size
         if self._turn_bytes >= _TURN_BYTES:
             self._turn_bytes = 0
@@ -119,7 +119,7 @@ class ReadPacing:
             self._schedule()
 
     def close(self) -> None:
-        """Serve no more: the connection ends."""
+        """Drop the unserved bytes, and serve nothing more."""
         self._closed = True
         self._later = b""
         self._rest = None

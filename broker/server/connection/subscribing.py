@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 _SYSTEM_QUEUE: Final = b"_sys_"
 _REMOVED_AT_ONCE: Final = 2000
-"""Subscriptions that are removed in one turn of the loop: a few milliseconds."""
+"""Maximum number of subscriptions that one turn of the loop removes; it takes a few milliseconds."""
 
 _CLOSED_AFTER_SECONDS: Final = 0.02
 
@@ -160,7 +160,7 @@ class Subscribing:
         del self._client
 
     def end_all(self) -> None:
-        """End all subscriptions at once: none receives more. Very many are removed on later turns of the loop."""
+        """End all subscriptions: none receives more messages. If there are many, they are removed on later turns."""
         subs, self.subs = self.subs, {}
         router = self._client.router
         if len(subs) > _REMOVED_AT_ONCE:

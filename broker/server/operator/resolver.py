@@ -51,14 +51,14 @@ class ResolverError(Exception):
 class Resolver(Protocol):
     @property
     def local(self) -> bool:
-        """Flag: a fetch is quick."""
+        """Flag: the tokens are on this machine, so a fetch is fast."""
 
     @property
     def complete(self) -> bool:
-        """Flag: an account without a token here was removed on purpose."""
+        """Flag: the resolver has all tokens, so an account without a token was removed on purpose."""
 
     async def check(self) -> None:
-        """Check that the resolver can be asked. Raises: ResolverError."""
+        """Check that the resolver answers requests. Raises: ResolverError."""
 
     async def fetch(self, account: str) -> str:
         """Return the token of an account. Raises: ResolverError."""
@@ -103,7 +103,7 @@ class MemoryResolver:
 
 
 class DirectoryResolver:
-    """A directory with a file ``<account>.jwt`` for each account. Only ``write`` and ``delete`` change it."""
+    """A directory with a file ``<account>.jwt`` for each account. Reading a file older than ``ttl`` deletes it."""
 
     local = True
     complete = False
@@ -146,7 +146,7 @@ class DirectoryResolver:
         try:
             status = path.stat()
             if not stat.S_ISREG(status.st_mode) or status.st_size > TOKEN_CHARS_MAX:
-                return ""  # opening a pipe would block, and a longer file is no token
+                return ""  # Opening a pipe would block, and no token is longer than this.
             if self.settings.ttl_ns and time.time_ns() - status.st_mtime_ns > self.settings.ttl_ns:
                 path.unlink()
                 return ""
@@ -287,7 +287,7 @@ class UrlResolver:
         user, _, host = parts.netloc.rpartition("@")
         own = {"Authorization": f"Basic {base64.b64encode(unquote(user).encode()).decode()}"} if user else {}
         if self._connector is None:
-            # All requests share its lookups of the server's name; it keeps no connections.
+            # All requests share the connector, which caches the server's address and keeps no connections.
             self._connector = TCPConnector(limit=0, force_close=True, ssl=self._context or True)
         try:
             async with (ClientSession(connector=self._connector, connector_owner=False, trust_env=True,

@@ -19,11 +19,10 @@ from typing import Final, Protocol
 __all__ = ["AT_ONCE", "Outward"]
 
 AT_ONCE: Final = 5000
-"""Work of one turn of the loop, in deliveries: one for each receiver and a little for each message. A few
-milliseconds."""
+"""Bound on the work of one turn of the loop, in deliveries to one receiver each; it takes a few milliseconds."""
 
 _OWN_MAX: Final = 256
-"""Bound on waiting fan-outs of the broker's own messages; beyond it publishing clients are held."""
+"""Bound on queued fan-outs of the broker's own messages; beyond it publishing clients are held."""
 
 
 class _Publisher(Protocol):

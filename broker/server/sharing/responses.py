@@ -43,7 +43,7 @@ CallLater = Callable[[float, Callable[[], None]], Timer]
 """Function that calls another function after some seconds."""
 
 AsResponder = Callable[[Source], Source]
-"""Function from a responding client to that client's view in the account that receives its response."""
+"""Function that returns, for a responding client, the source that the account receiving the response sees."""
 
 
 class Response:
@@ -77,7 +77,7 @@ class Responses:
         self._now_ns = now_ns
         self._prefix = b""
         self._subscription: Subscription | None = None
-        # The oldest comes first.
+        # The responses by their reply subjects here, oldest first.
         self._waiting: dict[bytes, Response] = {}
         self._timer: Timer | None = None
         self._onward: dict[Router, Responses] = {}
@@ -135,7 +135,7 @@ class Responses:
     # A relay (broker.server.routing.route.Relay).
 
     def pass_on(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes) -> Sequence[int]:
-        taken = [0] * len(msgs)
+        counts = [0] * len(msgs)
         ready: list[Msg] = []
         places: list[int] = []
         router: Router | None = None
@@ -149,25 +149,25 @@ class Responses:
                     Response(reply, self._router, to or subject, source, now_ns, None))
             if response.router is not router and ready:
                 assert router is not None
-                self._send(router, ready, places, taken, responder, now_ns, msgs, to)
+                self._send(router, ready, places, counts, responder, now_ns, msgs, to)
                 ready, places = [], []
             router = response.router
             target = response.reply if router.mapper is None else router.mapper.map(response.reply)
             if to:
-                taken[at] = router.import_msgs([(subject, reply, hlen, body)], responder, now_ns, target)[0]
-                self._drop_unreceived(to, taken[at])
+                counts[at] = router.import_msgs([(subject, reply, hlen, body)], responder, now_ns, target)[0]
+                self._drop_unreceived(to, counts[at])
             else:
                 ready.append((target, reply, hlen, body))
                 places.append(at)
         if router is not None and ready:
-            self._send(router, ready, places, taken, responder, now_ns, msgs, to)
-        # A client gets no notice that nobody received its response; a consumer must know that for its delivery.
-        return taken if source is None else [1] * len(msgs)
+            self._send(router, ready, places, counts, responder, now_ns, msgs, to)
+        # Clients are not notified if nobody received a response. Consumers (source None) need the true counts.
+        return counts if source is None else [1] * len(msgs)
 
-    def _send(self, router: Router, ready: list[Msg], places: list[int], taken: list[int], source: Source | None,
+    def _send(self, router: Router, ready: list[Msg], places: list[int], counts: list[int], source: Source | None,
               now_ns: int, msgs: Sequence[Msg], to: bytes) -> None:
         for place, count in zip(places, router.import_msgs(ready, source, now_ns), strict=True):
-            taken[place] = count
+            counts[place] = count
             self._drop_unreceived(to or msgs[place][0], count)
 
     def _answered(self, reply: bytes, body: bytes, source: Source | None, now_ns: int) -> Response | None:

@@ -558,7 +558,7 @@ async def test_a_newer_segment_or_store() -> None:
     with pytest.raises(Newer, match=rf"{key.rpartition('/')[2]}.*version 3.*upgrade jetblock"):
         read_store(MemoryObjectClient(store), stream="s")
     del store.objects[FORMAT]
-    with pytest.raises(Damaged, match="v1/format is not there"):
+    with pytest.raises(Damaged, match="v1/format is missing"):
         read_store(MemoryObjectClient(store), stream="s")
     with pytest.raises(NoStore):
         read_store(MemoryObjectClient(MemoryStore()), stream="s")
