@@ -7,8 +7,9 @@ Does not own: the timer (state.due_passes), the recognition of schedules and the
     commit of a schedule ──> set ──> schedules ── timer ──> pass ──> publish, like any message
     commit of the published message ──> set: due again, or the schedule is purged with it, in one block
 
-A schedule fires once for all the times it missed. It becomes void when its subject gets a message that is neither a
-schedule, which rolls it up, nor published by one. A failed publish is retried every 2 seconds.
+A schedule fires once for all the times it missed. A newer schedule of its subject replaces it by a roll-up. It becomes
+void when its subject gets any other message that no schedule has published. A failed publish is retried every 2
+seconds.
 
 Nothing fires while the clock is not trusted.
 

@@ -148,7 +148,7 @@ class Enforcement:
                     # Reset it within the turn: its end drains the queue, and those publishes may need another trim.
                     self._trim_scheduled = False
             except Exception as error:
-                delay = self._failed("what is past max_msgs or max_bytes", error, backoff)
+                delay = self._failed("the excess over max_msgs or max_bytes", error, backoff)
                 ticket = None
                 await asyncio.sleep(delay)
             else:
@@ -177,7 +177,7 @@ class Enforcement:
                         done.set_exception(error)
                     if number != self._round:
                         return
-                    delay = self._failed("what its limits remove", error, backoff)
+                    delay = self._failed("the excess over its limits", error, backoff)
                     ticket = None
                     await asyncio.sleep(delay)
                     if number != self._round:

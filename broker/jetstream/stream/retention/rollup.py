@@ -9,8 +9,9 @@ The index has the number of messages to find, so the search goes from the newest
 results are kept until the plan is carried out, with the sequence up to which they are complete. If a roll-up was
 refused because the search took too long, its retry needs to search only newer messages.
 
-A plan searches blocks in memory at once, but all plans of one turn of the loop at most ``_BLOCKS_A_TURN`` blocks.
-Further blocks are searched with turns in between. The roll-ups of an atomic batch are planned together, by one search.
+A plan searches blocks in memory at once, as long as all plans of this turn of the loop search at most
+``_BLOCKS_A_TURN`` blocks. Further blocks are searched in later turns. The roll-ups of an atomic batch are planned
+together, by one search.
 
 Source: nats-server, server/stream.go, processJetStreamMsgWithBatch; a roll-up of a subject is a purge by it.
 """
@@ -86,7 +87,7 @@ class Rollups:
         """Number of blocks that plans have read in this turn of the loop."""
 
     def plan_all(self, subjects: Sequence[bytes], plans: dict[bytes, Callable[[], None]]) -> None:
-        """Call ``plan`` for the roll-ups of a batch, which have different subjects, into ``plans``.
+        """Add the result of ``plan`` for each of ``subjects``, those of a batch's roll-ups, to ``plans``.
 
         Raises: NotLoaded.
         """
@@ -99,7 +100,7 @@ class Rollups:
                 left = tuple(one for one in subjects[at:] if one not in plans)
                 if not_loaded.work is None or len(left) == 1 or not Filters(left).literal:
                     raise
-                raise NotLoaded("what the roll-ups of a batch take out", work=partial(self._search, left),
+                raise NotLoaded("the messages that the roll-ups of a batch remove", work=partial(self._search, left),
                                 mark=len(left)) from None
 
     def forget(self) -> None:

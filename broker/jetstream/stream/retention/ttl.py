@@ -9,8 +9,7 @@ Does not own: the start of a pass (state.due_passes), the TTL of a message (publ
     removals ──> removed ───┘                           (subject_delete_marker_ttl)
 
 max_age is applied here (``ages_one_by_one``) in streams with delete markers, and in streams in which a message has the
-TTL
-``never``: that message stays while messages around it are removed.
+TTL ``never``: that message stays while messages around it are removed.
 
 A marker replaces a message only if that is the last of its subject, and is neither a marker nor the purge of a key.
 This is checked again when the marker's turn comes. A marker is published like any message. If it is refused, the
@@ -52,7 +51,7 @@ _APART_NS = 100_000_000
 _RETRY_NS = 1_000_000_000
 
 _MARKED_APART_NS = 2_000_000_000
-"""Time after which a message is tried again that is still there although its marker was published."""
+"""Delay before another marker is published for a message that its first marker has not removed."""
 
 _MARKED_MAX = 1000
 """Maximum number of such messages in one pass."""
@@ -84,9 +83,9 @@ class MessageTtls:
         """Time of the next removal by max_age from ``_aged_seq`` on, from the last pass; NEVER: it found no message."""
         self._in_flight = 0
         self._marked: dict[int, int] = {}
-        """Messages that are still there after a marker was published for them, with the time of the marker."""
+        """Maps a message that its marker has not removed to the time of the marker."""
         self._replaced: dict[bytes, int] = {}
-        """Subject → message whose marker is being published."""
+        """Maps a subject to the message whose marker is being published."""
         self._due_from = self._age_from = 0
         """Sequence at which the next pass continues, for TTLs and for max_age; 0: at the beginning."""
 

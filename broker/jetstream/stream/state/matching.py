@@ -28,7 +28,7 @@ _SEARCHED_MAX: Final = 16
 
 
 def listed_match(block: LiveBlock, filters: Filters) -> bool:
-    """Return whether a block may hold a matching message, as far as its short list of subjects tells."""
+    """Return whether a block may hold a matching message, as far as its short list of subjects shows."""
     return filters.all or block.subjects is None or any(filters.match(one[0]) for one in block.subjects)
 
 

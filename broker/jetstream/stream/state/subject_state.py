@@ -53,7 +53,7 @@ _COUNTS_WORTH = 8
 _COUNTED_BEFORE = _COUNTS_WORTH * _ROWS_AT_ONCE
 """Initial value of the counted messages, so that an index that lacks few messages is used at once."""
 _EXAMINED_AT_ONCE = 64
-"""Blocks examined at once for heads that can be loaded side by side."""
+"""Blocks examined at once for heads that can be loaded concurrently."""
 _VAIN_MAX = 16
 """Maximum number of consecutive loads that removals made useless."""
 
