@@ -71,7 +71,7 @@ class Checked:
     substitutes: list[str] = field(default_factory=list)
     """The keys of the substitutes."""
     repairable: bool | None = None
-    """Whether a repair is possible; None if there is nothing to repair."""
+    """True if a repair is possible; None if there is nothing to repair."""
     repaired: bool = False
     refused: str = ""
     """The reason why the store cannot be, or was not, repaired; "" if there is none."""

@@ -139,8 +139,9 @@ def _short_heartbeats(found: Difference, theirs: Any, ours: Any) -> Results:
 
 
 def _wrong_source_filter(found: Difference, theirs: Any, ours: Any) -> bool:
-    refused = re.fullmatch(r"subject filter '.*' for the source: invalid subject", ours["error"]["description"])
-    return found.step.startswith("api STREAM.UPDATE.") and "error" not in theirs and refused is not None
+    return (found.step.startswith("api STREAM.UPDATE.") and "error" in ours and "error" not in theirs
+            and re.fullmatch(r"subject filter '.*' for the source: invalid subject", ours["error"]["description"])
+            is not None)
 
 
 def _impossible_directory(found: Difference, theirs: Any, ours: Any) -> bool:
