@@ -9,7 +9,6 @@ Source: nats-server, server/accounts.go (updateAccountClaimsWithRefresh, checkAc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Final, Literal
 
 from broker.access.sharing import Export, Import, Latency, latency_problem
@@ -31,7 +30,7 @@ def exports_of(claims: AccountClaims) -> tuple[Export, ...]:
     """Return the exports of validated claims. Left out are subjects that nobody could subscribe to, and latencies that
     would be requests to the account's own services."""
     exports = tuple(_export(one) for one in claims.exports if is_valid(one.subject.encode()))
-    return tuple(replace(one, latency=None) if latency_problem(exports, one) else one for one in exports)
+    return tuple(one.replace(latency=None) if latency_problem(exports, one) else one for one in exports)
 
 
 def _export(one: ExportClaim) -> Export:

@@ -198,8 +198,7 @@ async def test_subjects_with_line_ends(of_a: dict[str, Any], of_b: dict[str, Any
                 Wire(server.port) as a, Wire(server.port) as b):
         a.send(tokens.connect(a.info, tokens.user("a", "A"), "a") + b"SUB > 1\r\n")
         b.send(tokens.connect(b.info, tokens.user("b", "B"), "b") + b"SUB > 1\r\n")
-        await a.settled()
-        await b.settled()
+        assert await a.settled() == await b.settled() == b"PONG\r\n"
         for wire in (a, b):
             wire.send(b"PUB %b 1\r\nx\r\nPUB end 1\r\nx\r\n" % sent.encode())
             assert b"x\r\ny" not in await wire.until(b"MSG end")
