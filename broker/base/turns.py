@@ -17,12 +17,17 @@ async def in_turns(steps: Generator[None, None, T], lock: asyncio.Lock | None = 
 
     Args: ``lock`` is held for each step and the turn after it: of all work with one lock, only one makes a step in a
     turn.
+
+    A cancelled call closes the generator.
     """
-    while True:
-        async with lock or nullcontext():
-            try:
-                next(steps)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            await asyncio.sleep(0)
+    try:
+        while True:
+            async with lock or nullcontext():
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                await asyncio.sleep(0)
+    finally:
+        steps.close()

@@ -22,6 +22,7 @@ Prepare = Callable[[Settings], Callable[[], None]]
 """Prepares a part for new settings, and returns a function that applies them. Raises: ReloadError; nothing has
 changed."""
 
+
 class ReloadError(Exception):
     """A reload that was refused. The text has one line per error."""
 

@@ -30,7 +30,7 @@ async def shrink(scenario: Scenario, fails: Callable[[Scenario], Awaitable[bool]
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Yield candidates; those that remove most come first."""
+    """Yield smaller scenarios: first those with fewer steps, then those with smaller configurations or steps."""
     for steps in _shorter(scenario.steps):
         yield scenario.but(steps=steps)
     for number, config in enumerate(scenario.configs):

@@ -251,7 +251,7 @@ def test_the_store_has_objects_of_every_kind(whole: Objects) -> None:
 
 
 async def test_some_tamperings_of_each_object(whole: Objects) -> None:
-    """A tampering of each object is tried; those that were once mishandled have separate tests."""
+    """One tampering of each object is tried. Each tampering that was once mishandled has a test of its own."""
     rng = random.Random(11)
     by_key: dict[str, list[Tampering]] = {}
     for case in tamperings(whole):

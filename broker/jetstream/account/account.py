@@ -24,11 +24,12 @@ from typing import TYPE_CHECKING, Any
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.access.accounts import AccountLimits
 from broker.base.clock import Clock
+from broker.base.turns import in_turns
 from broker.config.settings import JetStreamSettings
 from broker.jetstream.account.consumers import Consumers
 from broker.jetstream.account.external import account_of
 from broker.jetstream.account.incoming import Incoming, Parts
-from broker.jetstream.account.long_work import LONG, Steps, at_once, in_thread_if_long, in_turns
+from broker.jetstream.account.long_work import LONG, Steps, at_once, in_thread_if_long
 from broker.jetstream.account.neighbours import Neighbours
 from broker.jetstream.account.quota import Quota
 from broker.jetstream.account.restore import OfflineStream, stored_config, stored_consumers

@@ -1,7 +1,7 @@
 """Long work of one request, which must not hold the loop: it runs in steps, or in a thread if it changes nothing.
 
-A generator yields between two steps. Its caller runs one step in each turn of the loop, or all steps at once if nobody
-is being served, as at a start.
+A generator yields between two steps. Its caller runs one step in each turn of the loop (``broker.base.turns``), or all
+steps at once if nobody is being served, as at a start.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Generator
 from typing import Final, TypeVar
 
-__all__ = ["LONG", "Steps", "at_once", "in_thread_if_long", "in_turns"]
+__all__ = ["LONG", "Steps", "at_once", "in_thread_if_long"]
 
 T = TypeVar("T")
 
@@ -26,15 +26,6 @@ async def in_thread_if_long(elements: int, work: Callable[[], T]) -> T:
     ``work`` changes nothing, and reads nothing that others change.
     """
     return work() if elements < LONG else await asyncio.to_thread(work)
-
-
-async def in_turns(steps: Steps) -> None:
-    """Run the steps, with a turn of the loop after each. A cancelled call closes the generator."""
-    try:
-        for _ in steps:
-            await asyncio.sleep(0)
-    finally:
-        steps.close()
 
 
 def at_once(steps: Steps) -> None:

@@ -196,14 +196,12 @@ def _list_reader(item: Reader, go_type: str) -> Reader:
     return read_list
 
 
-def _read_text_or_null(value: Any, where: _Where) -> str:
-    return "" if value is None else _read_text(value, where)
+def _or_null(read: Reader, zero: object) -> Reader:
+    """Return a reader that takes null, in a list or a map, for the zero value of the type."""
+    return lambda value, where: zero if value is None else read(value, where)
 
 
-def _read_duration_or_null(value: Any, where: _Where) -> int:
-    return 0 if value is None else int(_read_duration(value, where))
-
-
+_read_text_or_null = _or_null(_read_text, "")
 _read_texts_one_by_one = _list_reader(_read_text_or_null, "[]string")
 
 
@@ -266,7 +264,7 @@ def duration(*, always: bool = False) -> Any:
 
 
 def durations() -> Any:
-    return _declare(_Field(_list_reader(_read_duration_or_null, "[]time.Duration")), factory=list)
+    return _declare(_Field(_list_reader(_or_null(_read_duration, 0), "[]time.Duration")), factory=list)
 
 
 def time() -> Any:

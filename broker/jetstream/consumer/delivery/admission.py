@@ -37,7 +37,7 @@ def send_statuses(bus: Bus, statuses: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def pulls(bus: Bus, ops: Sequence[Msg], start: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the pull requests among ``ops`` as (inbox, body); those that need a newer server are refused."""
+    """Yield the pull requests among ``ops`` as (inbox, body). Refuse each request that needs a newer server."""
     for _, reply, hlen, body in ops[start:end]:
         if hlen and reply and level_refused(body[:hlen]):
             send_statuses(bus, [(reply, status.line("412 Required Api Level"))])
