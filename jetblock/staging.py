@@ -3,7 +3,8 @@
 Nothing here does I/O: ``jetblock.store`` opens the store, and any client that can put if absent may put the objects.
 """
 
-from broker.storage.staging.answers import Answer, answer_in
-from broker.storage.staging.writer import RowRefused, RunWriter, ToPut, request_id_of, request_object
+from broker.storage.staging.answers import Answer, answer_in, answer_to
+from broker.storage.staging.writer import RowRefused, RunWriter, ToPut, Version, request_id_of, request_object
 
-__all__ = ["Answer", "RowRefused", "RunWriter", "ToPut", "answer_in", "request_id_of", "request_object"]
+__all__ = ["Answer", "RowRefused", "RunWriter", "ToPut", "Version", "answer_in", "answer_to", "request_id_of",
+           "request_object"]

@@ -126,7 +126,7 @@ MAY: dict[str, set[str]] = {
     "jetstream.engine": {
         "access", "base", "config.settings", "jetstream.account", "jetstream.api", "jetstream.bus", "jetstream.config",
         "jetstream.inbox", "jetstream.inflight", "jetstream.shard_streams", "jetstream.stream",
-        "jetstream.stream.shared", "jetstream.usage", "jetstream.wire", "storage.log", "storage.read",
+        "jetstream.stream.shared", "jetstream.usage", "jetstream.wire", "storage.format", "storage.log", "storage.read",
         "storage.staging", "storage.state"},
     "jetstream.overview": {"base", "jetstream.account", "jetstream.consumer", "jetstream.stream"},
     # Core NATS.

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.shared.listeners import Listener
     from broker.jetstream.stream.stream import Stream
+    from broker.storage.format.request import Version
     from broker.storage.log.log import Log
     from broker.storage.read.reader import BlockReader
     from broker.storage.staging.answers import Answer
@@ -391,12 +392,12 @@ class JetStream:
             raise ApiError(ApiErrors.NOT_ENABLED_FOR_ACCOUNT)
         return found.stream(name)
 
-    async def carry_out(self, request_id: int, stream: Stream) -> Answer:
+    async def carry_out(self, request_id: int, stream: Stream, version: Version | None) -> Answer:
         """Answer a request in the inbox of the stream's shard now. Raises: ApiError; StoreError."""
         inbox = self.shard_of(stream.account, stream.name).inbox if self.shards else None
         if inbox is None:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
-        return await inbox.carry_out(request_id, stream)
+        return await inbox.carry_out(request_id, stream, version)
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None,
                     created_ns: int | None = None, *, listeners: Mapping[str, Listener], usage: Usage) -> Stream:

@@ -92,8 +92,11 @@ def _line(one: Carried) -> str:
     if one.answer is None:
         return f"{request} {where}: {'stays' if one.stays else 'refused'}: {printable(one.why)}"
     answer = one.answer
-    dropped = f", {count(answer.duplicates)} duplicates dropped" if answer.duplicates else ""
+    if answer.already:
+        return f"{request} {where}: nothing joined, the stream has version {answer.version} of its writer already"
+    notes = f", {count(answer.duplicates)} duplicates dropped" if answer.duplicates else ""
     if not answer.messages:
-        return f"{request} {where}: nothing joined{dropped}"
+        return f"{request} {where}: nothing joined{notes}"
+    notes += f", {count(answer.raised)} times raised" if answer.raised else ""
     joined = f"{count(answer.messages)} messages joined as {answer.first_seq} to {answer.last_seq}"
-    return f"{request} {where}: {joined}{dropped}"
+    return f"{request} {where}: {joined}{notes}"

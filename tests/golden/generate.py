@@ -30,6 +30,7 @@ from broker.storage.format.page import Page, PageKind, PageRef, encode_pages
 from broker.storage.format.record import Record
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.opening import Opening
+from broker.storage.format.request import Version
 from broker.storage.format.section import UNCOMPRESSED
 from broker.storage.format.staged import placed
 from broker.storage.format.store import StoreFormat
@@ -136,19 +137,22 @@ def _adoption() -> OpenBlock[None]:
     return shard
 
 
+_VERSION = Version("orders of shop 7", 41)
+
+
 def _staged() -> list[ToPut]:
-    """Two staged blocks, whose writer did not know the sequences nor all times of the messages; and the request."""
+    """Two staged blocks, whose writer did not know the sequences nor all times of the messages; and two requests."""
     writer = RunWriter("$G", "ORDERS", STREAM, now_ns=T0, block_messages=3, randbytes=random.Random(15).randbytes)
     for subject, payload, headers, time_ns, msg_id in (
             (b"orders.eu", b"one", b"", None, b"id-1"), (b"orders.us", b"two", b"NATS/1.0\r\nA: b\r\n\r\n", None, None),
             (b"orders.eu", b"three", b"", T0 + 7, b"id-3"), (b"orders.eu", b"four", b"", T0 + 9, None)):
         writer.add(subject, payload, headers, time_ns=time_ns, msg_id=msg_id)
-    return [*writer.finish(), writer.request(5, 0)]
+    return [*writer.finish(), writer.request(5, 0), writer.request(_VERSION, 0, times="refuse")]
 
 
 def _staged_refs() -> list[BlockRef]:
     """The stream's references to them, after its message 70 000."""
-    run, _ = _staged()
+    run, *_ = _staged()
     assert run.entry is not None
     head = head_of(b"".join(run.data), run.entry.position, kind=ObjectKind.RUN, object_id=run.entry.run_id)
     first, second = (head.rows[i].ref(BlockPlace.STAGED, head.core(i)) for i in range(2))
@@ -224,10 +228,12 @@ def _sound() -> Iterator[Golden]:
     yield Golden("segment-of-staged-blocks", encode(_appended([70_003, 70_003, 1, 62])))
     yield Golden("segment-of-staged-blocks-less-scattered-ones", encode(_appended(
         [70_001, 70_003, 2, 107, b"\x05"])))
-    run, asked = _staged()
+    run, asked, versioned = _staged()
     assert run.entry is not None
     yield Golden("run-of-staged-blocks", b"".join(run.data), ObjectKind.RUN, run.entry.position, run.entry.run_id)
     yield Golden("request", b"".join(asked.data), ObjectKind.INBOX, Position(0, 0), 5)
+    yield Golden("request-of-a-writer", b"".join(versioned.data), ObjectKind.INBOX, Position(0, 0),
+                 _VERSION.request_id(STREAM))
     yield Golden("segment-with-unknown-optional-record", _with_record(
         Record(250, 1, pack_value({"from": "later"}), must_understand=False)))
     yield Golden("segment-with-a-subject-filter", encode(_many_subjects(), _few_subjects_of_many_tokens()))

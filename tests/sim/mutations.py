@@ -328,7 +328,7 @@ def request_gone_early(patch: pytest.MonkeyPatch) -> None:
 
 def granted_again(patch: pytest.MonkeyPatch) -> None:
     """A request that is found in the inbox again, because its owner died before deleting it, is granted twice."""
-    patch.setattr(Requests, "granted", lambda self, request_id: None)
+    patch.setattr(Requests, "granted", lambda self, request_id, version=None: None)
 
 
 def delivered_before_stored(patch: pytest.MonkeyPatch) -> None:

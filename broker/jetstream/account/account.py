@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig, StreamSource
     from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream
+    from broker.storage.format.request import Version
     from broker.storage.log.stream_log import StreamLog
     from broker.storage.staging.answers import Answer
     from broker.storage.state.stream import StreamState
@@ -144,9 +145,9 @@ class Account:
             raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=gone.reason)
         return stream
 
-    async def carry_out(self, request_id: int, stream: Stream) -> Answer:
+    async def carry_out(self, request_id: int, stream: Stream, version: Version | None) -> Answer:
         """Answer a request in the shard's inbox now: see ``Host.carry_out``."""
-        return await self._host.carry_out(request_id, stream)
+        return await self._host.carry_out(request_id, stream, version)
 
     def pulled_from(self, names: bytes) -> Consumer | None:
         """Return the consumer that ``<stream>.<consumer>`` names in a pull request's subject."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.usage import ServerUsage, Usage
+    from broker.storage.format.request import Version
     from broker.storage.log.stream_log import StreamLog
     from broker.storage.staging.answers import Answer
     from broker.storage.state.stream import StreamState
@@ -64,7 +65,7 @@ class Host(Protocol):
     def stream(self, account: str, name: str) -> Stream:
         """Return the live stream of an account. Raises: ApiError, as that account's API answers."""
 
-    async def carry_out(self, request_id: int, stream: Stream) -> Answer:
+    async def carry_out(self, request_id: int, stream: Stream, version: Version | None) -> Answer:
         """Answer a request in the shard's inbox now. Raises: ApiError; StoreError."""
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None,

@@ -15,6 +15,7 @@ from broker.jetstream.api.request import Request, Route
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.request import Version
 
 __all__ = ["ROUTES"]
 
@@ -23,18 +24,29 @@ _ID: Final = re.compile(r"[0-9a-f]{16}", re.ASCII)
 
 @dataclass(slots=True)
 class _AdoptRequest:
+    """Names a request by its id, or by its writer and version."""
+
     request: str = wire.text()
+    writer: str = wire.text()
+    version: int = wire.int64()
 
 
 async def adopt(request: Request) -> dict[str, Any]:
     """Let the staged messages of a request join the stream; answer after they have joined."""
     await request.need_body()
     asked = await request.body(_AdoptRequest, "JSApiJetblockAdoptRequest")
-    if not _ID.fullmatch(asked.request):
+    stream, version = request.stream(request.tokens[2]), None
+    if asked.writer and not asked.request:
+        version = Version(asked.writer, asked.version)
+        if version.flaw() is not None:
+            raise ApiError(ApiErrors.BAD_REQUEST)
+        request_id = version.request_id(stream.stream_id)
+    elif _ID.fullmatch(asked.request) and not asked.writer:
+        request_id = int(asked.request, 16)
+    else:
         raise ApiError(ApiErrors.BAD_REQUEST)
-    answer = await request.account.carry_out(int(asked.request, 16), request.stream(request.tokens[2]))
-    return {"request": asked.request, "messages": answer.messages, "duplicates": answer.duplicates,
-            "first_seq": answer.first_seq, "last_seq": answer.last_seq, "adopted": format_time(answer.at_ns)}
+    answer = await request.account.carry_out(request_id, stream, version)
+    return {"request": f"{request_id:016x}", **answer.to_json(), "adopted": format_time(answer.at_ns)}
 
 
 ROUTES: dict[tuple[str, ...], Route] = {

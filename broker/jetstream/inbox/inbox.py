@@ -7,6 +7,9 @@
 One task carries out a request, even if several callers ask for it. The answer is persisted first, and then the request
 is deleted. If the broker is killed in between, the next owner finds the answer, so no request is granted twice.
 
+The requests of one writer are carried out in the order of their versions, because a lower version is not granted after
+a higher one.
+
 Owns: which requests are carried out and when, and sweeping abandoned runs.
 Does not own: what a stream accepts (stream.appending), reading runs (storage.staging.check), deleting them (the
 sweeper).
@@ -16,7 +19,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from broker.jetstream.wire.error_table import ApiErrors
@@ -33,6 +37,7 @@ from broker.storage.staging.check import InThread, NotAdoptable, Staged, read_st
 if TYPE_CHECKING:
     from broker.base.clock import Clock
     from broker.jetstream.stream.stream import Stream
+    from broker.storage.format.request import Version
     from broker.storage.log.log import Log
 
 __all__ = ["Carried", "Inbox", "InboxSettings"]
@@ -44,6 +49,11 @@ _SWEPT_AT_ONCE: Final = 4096
 """Runs swept at once: one record names them all."""
 _SWEPT_EVERY_NS: Final = 60_000_000_000
 """Time between two calls of ``sweep`` if the inbox is not polled. Most calls return without a request to the store."""
+_SOON_NS: Final = 1_000_000_000
+"""Time between two polls for ``_SOON_FOR_NS`` after a request was found: its writer may put the next one soon."""
+_SOON_FOR_NS: Final = 60_000_000_000
+_READ_AT_ONCE: Final = 16
+"""Requests read at once to learn their writers."""
 _LATER: Final = frozenset((ApiErrors.CLUSTER_NOT_AVAIL, ApiErrors.STREAM_OFFLINE_REASON))
 """Errors that do not depend on the request: it stays in the inbox, and is carried out later."""
 
@@ -85,8 +95,7 @@ class Carried(NamedTuple):
         shown: dict[str, Any] = {"request": f"{self.request_id:016x}", "account": self.account, "stream": self.stream}
         if self.answer is None:
             return {**shown, "stays" if self.stays else "refused": self.why}
-        return {**shown, "messages": self.answer.messages, "duplicates": self.answer.duplicates,
-                "first_seq": self.answer.first_seq, "last_seq": self.answer.last_seq}
+        return shown | self.answer.to_json()
 
 
 class Host(Protocol):
@@ -142,6 +151,9 @@ class Inbox:
         """The key after which the next search continues."""
         self._kept: dict[int, str] = {}
         """Requests that cannot be carried out here now, with the reason that was logged."""
+        self._known: dict[int, tuple[int, Version | None]] = {}
+        """Requests that were listed and read to learn their writers: the incarnation of the stream, and the version.
+        The version determines the id, so a request that was put again has the same one."""
         self._poll: asyncio.Task[None] | None = None
         self._swept_at_ns: int | None = None
 
@@ -159,24 +171,25 @@ class Inbox:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def carry_out(self, request_id: int, stream: Stream | None = None) -> Answer:
-        """Grant or refuse a request now. ``stream`` is the stream that the caller expects the request to name.
+    async def carry_out(self, request_id: int, stream: Stream | None = None, version: Version | None = None) -> Answer:
+        """Grant or refuse a request now. ``stream`` and ``version`` are those that the caller expects the request to
+        name.
 
         Raises: ApiError if the request is refused: permanently, unless the error is 10008 or 10194; StoreError: the
             request stays in the inbox.
         """
-        running = self._begin(request_id, stream)
+        running = self._begin(request_id, stream, version)
         answer = await asyncio.shield(running.task)
         if stream is not None and running.stream_id != stream.stream_id:
             raise ApiError(ApiErrors.STREAM_GENERAL, err=f"request {request_id:016x} is for another stream")
         return answer
 
-    def _begin(self, request_id: int, stream: Stream | None = None) -> _Running:
+    def _begin(self, request_id: int, stream: Stream | None = None, version: Version | None = None) -> _Running:
         running = self._running.get(request_id)
         if running is None:
             running = self._running[request_id] = _Running(self._sweeps)
-            running.task = asyncio.get_running_loop().create_task(self._carry_out(running, request_id, stream),
-                                                                  name=f"request {request_id:016x}")
+            running.task = asyncio.get_running_loop().create_task(
+                self._carry_out(running, request_id, stream, version), name=f"request {request_id:016x}")
             running.task.add_done_callback(lambda task: self._ended(request_id, task))
         return running
 
@@ -187,16 +200,18 @@ class Inbox:
 
     async def carry_out_all(self) -> list[Carried]:
         """Carry out all requests that are there. Raises: StoreError if they cannot be listed."""
-        done: list[Carried] = []
-        after = self._paths.requests
-        while True:
-            listed = await self._store.list(self._paths.requests, after, _LISTED_AT_ONCE)
+        return [await self._try_carry_out(request_id) async for request_id in self._requests()]
+
+    async def _requests(self) -> AsyncIterator[int]:
+        """Iterate over the ids of the requests that are there. Raises: StoreError."""
+        listed = await self._store.list(self._paths.requests, self._paths.requests, _LISTED_AT_ONCE)
+        while listed:
             for info in listed:
                 if (key := parse(info.key)) is not None:
-                    done.append(await self._try_carry_out(key.object_id))
+                    yield key.object_id
             if len(listed) < _LISTED_AT_ONCE:
-                return done
-            after = listed[-1].key
+                return
+            listed = await self._store.list(self._paths.requests, listed[-1].key, _LISTED_AT_ONCE)
 
     async def _try_carry_out(self, request_id: int) -> Carried:
         from broker.jetstream.stream.state.decision import Stuck
@@ -227,11 +242,14 @@ class Inbox:
         return Carried(request_id, asked.account if asked else "", asked.stream if asked else "", answer, why, stays)
 
     async def _poll_inbox(self) -> None:
+        loop = asyncio.get_running_loop()
+        poll_ns = self.settings.poll_ns
+        last_found = -math.inf
         while self._log.failure is None:
             try:
                 if self._host.available:
-                    if self.settings.poll_ns:
-                        await self.carry_out_all()
+                    if poll_ns and not all(one.stays for one in await self.carry_out_all()):
+                        last_found = loop.time()
                     await self.sweep()
             except StoreError as error:
                 _log.debug("the inbox is read later: %s", error)
@@ -239,17 +257,21 @@ class Inbox:
                 if self._log.failure is not None:
                     return
                 _log.error("reading the inbox failed; it is tried again", exc_info=error)
-            await asyncio.sleep((self.settings.poll_ns or _SWEPT_EVERY_NS) / 1e9)
+            wait_ns = poll_ns or _SWEPT_EVERY_NS
+            if loop.time() - last_found < _SOON_FOR_NS / 1e9:
+                wait_ns = min(wait_ns, _SOON_NS)
+            await asyncio.sleep(wait_ns / 1e9)
 
     # --- one request --------------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, running: _Running, request_id: int, stream: Stream | None) -> Answer:
+    async def _carry_out(self, running: _Running, request_id: int, stream: Stream | None,
+                         version: Version | None) -> Answer:
         key = self._paths.inbox(request_id)
         try:
             request = running.request = Request.decode(await self._store.get(key), request_id)
             running.stream_id = request.stream_id
         except NotFound:
-            answer = stream.appending.requests.granted(request_id) if stream is not None else None
+            answer = stream.appending.requests.granted(request_id, version) if stream is not None else None
             if stream is None or answer is None:
                 await self._prove_ownership()  # an owner after us may have granted and deleted the request
                 if stream is not None and (refused := stream.appending.requests.refused(request_id)) is not None:
@@ -280,7 +302,11 @@ class Inbox:
                       request.account, request.stream)
             await self._delete(key)
             raise
-        answer = found.appending.requests.granted(request_id)
+        if request.version is not None:
+            await self._carry_out_earlier(found, request.version)
+        answer = found.appending.requests.granted(request_id, request.version)
+        if answer is not None and request.version is not None:
+            await self._persisted()  # another request of the writer may have been granted only now
         if answer is None:
             refused = found.appending.requests.refused(request_id, request.nonce)
             if refused is not None:  # refused before, and perhaps answered so, but the request was not deleted then
@@ -295,6 +321,44 @@ class Inbox:
                 raise
         await self._delete(key)
         return answer
+
+    async def _carry_out_earlier(self, stream: Stream, version: Version) -> None:
+        """Carry out the requests of the same writer that have lower versions.
+
+        Raises: ApiError 10008 or 10194 if one of them stays in the inbox; StoreError.
+        """
+        last = stream.appending.requests.last_version(version.writer)
+        if version.number <= (0 if last is None else last + 1):
+            return
+        earlier = [(other.number, request_id) for request_id, other in await self._versions(stream.stream_id)
+                   if other.writer == version.writer and other.number < version.number]
+        for _, request_id in sorted(earlier):
+            try:
+                await asyncio.shield(self._begin(request_id).task)
+            except ApiError as error:
+                if error.err_code in _LATER:
+                    raise
+
+    async def _versions(self, stream_id: int) -> list[tuple[int, Version]]:
+        """Return the ids of the requests for a stream that have writers, with their versions. Raises: StoreError."""
+        known, self._known = self._known, {}
+        unread: list[int] = []
+        async for request_id in self._requests():
+            if request_id in known:
+                self._known[request_id] = known[request_id]
+            else:
+                unread.append(request_id)
+        for start in range(0, len(unread), _READ_AT_ONCE):
+            await asyncio.gather(*map(self._read_version, unread[start:start + _READ_AT_ONCE]))
+        return [(request_id, version) for request_id, (of, version) in self._known.items()
+                if of == stream_id and version is not None]
+
+    async def _read_version(self, request_id: int) -> None:
+        try:
+            request = Request.decode(await self._store.get(self._paths.inbox(request_id)), request_id)
+        except (NotFound, FormatError):
+            return  # it is gone, or carried out for its own sake
+        self._known[request_id] = request.stream_id, request.version
 
     def _stream_of(self, request: Request) -> Stream:
         """Return the stream that a request names. Raises: ApiError 10059 if it is deleted;
@@ -314,7 +378,8 @@ class Inbox:
     async def _grant(self, stream: Stream, request: Request) -> Answer:
         try:
             staged = await self._read(stream, request)
-            return await stream.appending.append(request.request_id, staged, lambda: self._check_runs(request))
+            return await stream.appending.append(request.request_id, staged, lambda: self._check_runs(request),
+                                                 version=request.version, times=request.times)
         except NotAdoptable as error:
             refused = ApiError(ApiErrors.STREAM_GENERAL, err=str(error))
         except ApiError as error:
@@ -364,6 +429,10 @@ class Inbox:
         """
         self._log.block(self._log.shard).add(Release())
         self._log.urgent()
+        await self._persisted()
+
+    async def _persisted(self) -> None:
+        """Return once everything that was decided so far is persisted. Raises: ApiError 10008."""
         try:
             await self._log.persisted()
         except Exception:

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from broker.base.gotime import format_time
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX
 from broker.jetstream.stream.requests import Requests, refusal
@@ -34,6 +35,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.records.append import Append
 from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.stream_update import StreamUpdate
+from broker.storage.format.request import Times
 from broker.storage.format.staged import placed
 from broker.storage.objectstore.base import StoreError
 from broker.storage.staging.answers import GRANTED, Answer
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.spilled import Arrival
     from broker.jetstream.stream.shared.stream_parts import StreamParts
     from broker.storage.format.block import BlockRef
+    from broker.storage.format.request import Version
     from broker.storage.log.writer import SealedBlock
     from broker.storage.state.dead import DeadSet
 
@@ -70,15 +73,17 @@ class Appending:
         self._interest_sweep: asyncio.Task[None] | None = None
         """The task that removes unneeded messages, which no consumer waits for, from the messages that joined last."""
 
-    def append(self, request_id: int, staged: Staged,
-               check_allowed: Callable[[], object] = lambda: None) -> asyncio.Task[Answer]:
+    def append(self, request_id: int, staged: Staged, check_allowed: Callable[[], object] = lambda: None, *,
+               version: Version | None = None, times: Times = Times.RAISE) -> asyncio.Task[Answer]:
         """Start a task of the stream in which the messages join; its result is that of ``_append``.
 
         Args: ``check_allowed`` raises ApiError if they may not join; called at the moment when that is decided.
         """
-        return self._parts.tasks.start(self._append(request_id, staged, check_allowed), "staged messages", awaited=True)
+        return self._parts.tasks.start(self._append(request_id, staged, check_allowed, version, times),
+                                       "staged messages", awaited=True)
 
-    async def _append(self, request_id: int, staged: Staged, check_allowed: Callable[[], object]) -> Answer:
+    async def _append(self, request_id: int, staged: Staged, check_allowed: Callable[[], object],
+                      version: Version | None, times: Times) -> Answer:
         """Let the messages join; return the answer once that is persisted, or the answer that was given before.
 
         Raises: ApiError if they are refused; then nothing has changed. StoreError, FormatError, Stuck if data for a
@@ -92,20 +97,22 @@ class Appending:
             await ids.compare()
         async with parts.queue.turn():
             while True:
-                if (answer := self.requests.granted(request_id)) is not None:
+                if (answer := self.requests.granted(request_id, version)) is not None:
                     return answer
+                self.requests.check_room(version, parts.clock.now_ns())
                 config = parts.stream.config
                 await self._check_subjects(config, staged)
                 await parts.live.load_blocks()
                 await self._find_duplicates(staged, ids)
                 await self._check(config, staged, ids)
+                raised = await self._count_raised(staged, ids, times)
                 # No block of the stream has unpersisted messages then, so the joining messages come after all others.
                 await parts.log.persisted()
                 if parts.stream.config is config and parts.live.open is None:
                     break
             check_allowed()
             self._check_usage(staged, ids)
-            answer = self._record(request_id, staged, ids)
+            answer = self._record(request_id, staged, ids, raised, version)
             joining = parts.live.joining
             assert joining is not None
             await self._wait_until_joined()
@@ -289,9 +296,25 @@ class Appending:
             raise ApiError(ApiErrors.STREAM_TOO_MANY_REQUESTS)
         await ids.catch_up()
 
+    async def _count_raised(self, staged: Staged, ids: StagedIds, times: Times) -> int:
+        """Return the number of joining messages whose times are raised. Raises: ApiError; StoreError; FormatError."""
+        low_ns = self._parts.live.last_time_ns
+        raised = await staged.times.raised(low_ns)
+        for number, dropped in ids.dropped.items() if raised else ():
+            of, floor_ns = staged.blocks[number].ids.times, staged.times.floor_ns(number, low_ns)
+            for start in range(0, len(dropped), _AT_ONCE):
+                raised -= sum(0 < of[at] < floor_ns for at in dropped.places[start:start + _AT_ONCE])
+                await asyncio.sleep(0)
+        if raised and times == Times.REFUSE:
+            raise ApiError(ApiErrors.STREAM_GENERAL, err=(
+                f"{raised} of its messages have times below an earlier message's (the stream's last time is "
+                f"{format_time(low_ns) if low_ns else 'none'}), and it asks to be refused then: order the messages by "
+                f"time, or request with times that may be raised"))
+        return raised
+
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    def _record(self, request_id: int, staged: Staged, ids: StagedIds) -> Answer:
+    def _record(self, request_id: int, staged: Staged, ids: StagedIds, raised: int, version: Version | None) -> Answer:
         """Give the messages their sequences and times, and write the record by which they join."""
         parts = self._parts
         live = parts.live
@@ -318,8 +341,8 @@ class Appending:
             seq += ref.count
         duplicates = ids.msgs
         answer = Answer(request_id, GRANTED, now_ns, joining.first_seq, joining.last_seq, staged.messages - duplicates,
-                        duplicates)
-        extra = self.requests.answer(answer)
+                        duplicates, raised=raised)
+        extra = self.requests.answer(answer, version)
         if joining.msgs:
             extra |= self._joining_extra(joining)
         parts.log.block(parts.stream).add(Append(packed, dead, extra))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from broker.storage.format.document import decode_document, encode_document, field
@@ -10,7 +12,8 @@ from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position, object_name
 from broker.storage.format.staged import STAGED_EPOCH
 
-__all__ = ["BLOCKS_MAX", "BLOCK_MESSAGES_MAX", "MESSAGES_MAX", "RUNS_MAX", "Request", "StagedRun"]
+__all__ = ["BLOCKS_MAX", "BLOCK_MESSAGES_MAX", "MESSAGES_MAX", "RUNS_MAX", "Request", "StagedRun", "Times", "Version",
+           "request_id_of"]
 
 RUNS_MAX = 256
 BLOCKS_MAX = 1024
@@ -19,7 +22,42 @@ MESSAGES_MAX = 1 << 25
 BLOCK_MESSAGES_MAX = 1 << 17
 """Messages of one block: some steps handle a whole block at once."""
 
-_VERSION = 1
+WRITER_BYTES_MAX = 255
+"""UTF-8 bytes of a writer's name."""
+VERSION_MAX = (1 << 63) - 1
+
+_PLAIN, _EXTENDED = 1, 2
+"""Versions of the object. A request with a writer, or about times, has the second, so that an earlier release, which
+would ignore these members, leaves it in the inbox."""
+
+
+class Version(NamedTuple):
+    """The number of a request among those of one writer, which ascend. A stream grants each of them once, and none
+    below the last one that it granted."""
+
+    writer: str
+    number: int
+
+    def request_id(self, stream_id: int) -> int:
+        """Return the id that the request must have. So the object of a version is never that of another one."""
+        return request_id_of(f"{stream_id:016x}", self.writer, str(self.number))
+
+    def flaw(self) -> str | None:
+        """Return the reason why no request can have this version; None: one can."""
+        if not self.writer.isprintable() or not 0 < len(self.writer.encode()) <= WRITER_BYTES_MAX:
+            return f"a writer's name has 1 to {WRITER_BYTES_MAX} bytes of UTF-8, without control characters"
+        if not 0 <= self.number <= VERSION_MAX:
+            return f"{self.number} is no version: 0 to {VERSION_MAX} are"
+        return None
+
+
+class Times(StrEnum):
+    """The treatment of messages with times below an earlier message's."""
+
+    RAISE = "raise"
+    """Each of them gets the earlier message's time, and the answer counts them."""
+    REFUSE = "refuse"
+    """The request is refused."""
 
 
 class StagedRun(NamedTuple):
@@ -40,7 +78,8 @@ class Request(NamedTuple):
     """A request to append ``runs``, in their order, to the stream of this incarnation: all of them or none.
 
     ``request_id`` is that of the key; a stream grants a request with the same id once. ``nonce`` is the object's: each
-    attempt at the same request has another one.
+    attempt at the same request has another one. ``version`` is None if the request belongs to no writer; otherwise it
+    determines the id.
     """
 
     request_id: int
@@ -49,12 +88,19 @@ class Request(NamedTuple):
     stream_id: int
     runs: Sequence[StagedRun]
     nonce: bytes = b""
+    version: Version | None = None
+    times: Times = Times.RAISE
 
     def encode(self) -> bytes:
         """Return the whole object."""
-        return encode_document(ObjectKind.INBOX, Position(0, 0), self.nonce, {
-            "version": _VERSION, "account": self.account, "stream": self.stream, "incarnation": self.stream_id,
-            "runs": [list(run) for run in self.runs]}, self.request_id)
+        body: dict[str, Any] = {
+            "version": _PLAIN, "account": self.account, "stream": self.stream, "incarnation": self.stream_id,
+            "runs": [list(run) for run in self.runs]}
+        if self.version is not None or self.times != Times.RAISE:
+            body |= {"version": _EXTENDED, "times": str(self.times)}
+        if self.version is not None:
+            body["writer"] = list(self.version)
+        return encode_document(ObjectKind.INBOX, Position(0, 0), self.nonce, body, self.request_id)
 
     @classmethod
     def decode(cls, data: bytes, request_id: int) -> Request:
@@ -62,9 +108,9 @@ class Request(NamedTuple):
         header, body = decode_document(data, ObjectKind.INBOX, None, request_id)
         name = object_name(ObjectKind.INBOX, Position(0, 0), request_id)
         version = field(body, "version", int, name)
-        if version != _VERSION:
-            raise (VersionUnknown if version > _VERSION else Corrupt)(
-                name, "version", 72, f"it is of version {version}; this reader knows {_VERSION}")
+        if not _PLAIN <= version <= _EXTENDED:
+            raise (VersionUnknown if version > _EXTENDED else Corrupt)(
+                name, "version", 72, f"it is of version {version}; this reader knows {_PLAIN} and {_EXTENDED}")
         rows = field(body, "runs", list, name)
         if not all(_is_run(row) for row in rows):
             raise Corrupt(name, "runs", 72, "not a list of runs")
@@ -72,7 +118,29 @@ class Request(NamedTuple):
             ("account", str), ("stream", str), ("incarnation", int)))
         if not account or not stream or not 0 < stream_id < 1 << 64:
             raise Corrupt(name, "incarnation", 72, "no stream has these names and this incarnation")
-        return cls(request_id, account, stream, stream_id, [StagedRun(*row) for row in rows], header.nonce)
+        asked = cls(request_id, account, stream, stream_id, [StagedRun(*row) for row in rows], header.nonce,
+                    *(_extensions(body, name) if version == _EXTENDED else ()))
+        if asked.version is not None and asked.version.request_id(stream_id) != request_id:
+            raise Corrupt(name, "writer", 72, "its id is not that of the writer's version")
+        return asked
+
+
+def _extensions(body: dict[str, Any], name: str) -> tuple[Version | None, Times]:
+    """Return the members that only an extended request has. Raises: Corrupt."""
+    times, row = field(body, "times", str, name), body.get("writer")
+    if times not in set(Times):
+        raise Corrupt(name, "times", 72, f"{times!r} is none of {', '.join(Times)}")
+    if row is None:
+        return None, Times(times)
+    if type(row) is not list or [*map(type, row)] != [str, int] or (version := Version(*row)).flaw() is not None:
+        raise Corrupt(name, "writer", 72, "not a writer's name and version")
+    return version, Times(times)
+
+
+def request_id_of(*parts: str) -> int:
+    """Return the id of a request that must be granted only once; it depends only on ``parts``."""
+    return int.from_bytes(blake2b(b"".join(b"%d:%b" % (len(part.encode()), part.encode()) for part in parts),
+                                  digest_size=8).digest(), "little") or 1
 
 
 def _is_run(row: Any) -> bool:

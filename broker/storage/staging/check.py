@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from operator import ge, gt
 from typing import Any, Final, NamedTuple
@@ -30,6 +31,7 @@ from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import StreamPaths
 from broker.storage.staging.headers import first_flaw
 from broker.storage.staging.subjects import is_stageable
+from broker.storage.staging.times import StagedTimes, times_below
 
 __all__ = ["SUBJECTS_MAX", "Ids", "InThread", "NotAdoptable", "Staged", "StagedBlock", "read_staged"]
 
@@ -108,7 +110,7 @@ class Staged:
     size_max: int = 0
     """The size of the largest message; for small messages an upper bound."""
     ids_bytes: int = 0
-
+    times: StagedTimes = field(default_factory=StagedTimes)
 
 
 async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: int,
@@ -151,7 +153,8 @@ async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int
         if not core.staged or core.removed or any(record.kind != MessageIds.KIND for record in core.records):
             raise NotAdoptable(f"{key} has a block that is no staged one")
         data = await store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
-        frames += await in_thread(_gather, staged, key, ref, core, data)
+        count_below = partial(_count_below, store, key, ref, in_thread)
+        frames += await in_thread(_gather, staged, key, ref, core, data, count_below)
         if staged.ids_bytes > ids_bytes_max:
             raise NotAdoptable("it has more message ids than the stream's duplicate window can hold: "
                                "make several requests of it, or leave the ids out")
@@ -185,7 +188,8 @@ def _core(head: SegmentHead, i: int) -> BlockCore:
     return head.core(i, everything=True)
 
 
-def _gather(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes) -> list[_Frame]:
+def _gather(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes,
+            count_below: Callable[[int], Awaitable[int]]) -> list[_Frame]:
     """Check the index of a block in a thread, and add the block to ``staged``. Returns: its frames.
 
     Raises: NotAdoptable; FormatError.
@@ -212,10 +216,18 @@ def _gather(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: byte
     ids = _ids(head, core)
     staged.ids_bytes += sum(map(len, ids.ids)) + ID_BYTES * len(ids.ids)
     staged.blocks.append(StagedBlock(ref, ids))
+    staged.times.add(ref, head, count_below)
     has_headers = bool(head.hlen if head.hlens is None else any(head.hlens))
     wanted = ids if has_headers or ids.ids else None
     return [_Frame(ref.frames_offset + frame.offset, frame.stored_bytes, head, number, wanted)
             for number, frame in enumerate(head.frames)]
+
+
+async def _count_below(store: ObjectStore, key: str, ref: BlockRef, in_thread: InThread, time_ns: int) -> int:
+    """Return the number of messages of a block with times below ``time_ns``. Raises: StoreError; FormatError."""
+    data = await store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
+    below: int = await in_thread(lambda: times_below(ref, decode_index(data, ref, key), time_ns))
+    return below
 
 
 def _check_lengths(head: Head, key: str) -> None:

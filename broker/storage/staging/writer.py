@@ -25,7 +25,17 @@ from broker.protocol import headers as header_block
 from broker.storage.format.block import BlockPlace
 from broker.storage.format.header import NONCE_BYTES, ObjectKind
 from broker.storage.format.records.message_ids import MessageIds
-from broker.storage.format.request import BLOCK_MESSAGES_MAX, BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
+from broker.storage.format.request import (
+    BLOCK_MESSAGES_MAX,
+    BLOCKS_MAX,
+    MESSAGES_MAX,
+    RUNS_MAX,
+    Request,
+    StagedRun,
+    Times,
+    Version,
+    request_id_of,
+)
 from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.format.staged import staged_position
 from broker.storage.log.open_block import OpenBlock
@@ -34,7 +44,7 @@ from broker.storage.paths import ShardPaths, StreamPaths
 from broker.storage.staging.headers import MSG_ID, MSG_ID_BLOCK, flaw
 from broker.storage.staging.subjects import is_stageable
 
-__all__ = ["RowRefused", "RunWriter", "ToPut", "request_id_of", "request_object"]
+__all__ = ["RowRefused", "RunWriter", "ToPut", "Version", "request_id_of", "request_object"]
 
 _RUN_BYTES: Final = 32 << 20
 _BLOCK_BYTES: Final = 4 << 20
@@ -60,12 +70,6 @@ class ToPut(NamedTuple):
     entry: StagedRun | None
 
 
-def request_id_of(*parts: str) -> int:
-    """Return the id of a request that must be granted only once; it depends only on ``parts``."""
-    return int.from_bytes(blake2b(b"".join(b"%d:%b" % (len(part.encode()), part.encode()) for part in parts),
-                                  digest_size=8).digest(), "little") or 1
-
-
 class RunWriter:
     """Writes rows of one stream, in order, into runs of about ``run_bytes``.
 
@@ -81,6 +85,8 @@ class RunWriter:
             raise ValueError(f"a block has 1 to {BLOCK_MESSAGES_MAX} messages, not {block_messages}")
         self.entries: list[StagedRun] = []
         """The entries of all runs that ``take`` has returned, in order."""
+        self.raised = 0
+        """Number of rows whose time was below an earlier row's, and was replaced by it."""
         self._account, self._stream, self._stream_id = account, stream, stream_id
         self._paths = StreamPaths(account, stream, stream_id)
         self._position = staged_position(now_ns)
@@ -122,8 +128,9 @@ class RunWriter:
         if rows and (self._rows_bytes + size > self._block_bytes or len(rows) >= self._block_messages):
             self._end_block()
             rows = self._rows
-        if time_ns is not None and time_ns > self._last_time_ns:
-            self._last_time_ns = time_ns
+        if time_ns is not None:
+            self.raised += time_ns < self._last_time_ns
+            self._last_time_ns = max(self._last_time_ns, time_ns)
         rows.append((subject, headers + payload, len(headers), self._last_time_ns, msg_id or b""))
         self._rows_bytes += size
 
@@ -148,15 +155,19 @@ class RunWriter:
             self._end_run()
         return self.take()
 
-    def request(self, request_id: int, shard: int) -> ToPut:
+    def request(self, identity: int | Version, shard: int, *, times: str = Times.RAISE) -> ToPut:
         """Return the request to adopt all runs that ``take`` has returned, for the owner of ``shard``, which has the
         stream.
 
-        Put it after all runs. Each call makes another attempt: after a refusal, put a new one. Raises: ValueError.
+        Put it after all runs. Each call makes another attempt: after a refusal, put a new one.
+        Args and Raises: as ``request_object``.
         """
+        if times == Times.REFUSE and self.raised:
+            raise ValueError(f"the times of {self.raised} rows are below an earlier row's: add the rows in the order "
+                             f"of their times, or request with times that may be raised")
         nonce, self._request_nonce = self._request_nonce, blake2b(self._request_nonce, digest_size=NONCE_BYTES).digest()
-        return request_object(self._account, self._stream, self._stream_id, request_id, self.entries, shard=shard,
-                              nonce=nonce)
+        return request_object(self._account, self._stream, self._stream_id, identity, self.entries, shard=shard,
+                              times=times, nonce=nonce)
 
     def _end_block(self) -> None:
         rows, self._rows, self._rows_bytes = self._rows, [], 0
@@ -192,17 +203,28 @@ class RunWriter:
         return int.from_bytes(self._randbytes(8), "little") or 1
 
 
-def request_object(account: str, stream: str, stream_id: int, request_id: int, entries: Sequence[StagedRun], *,
-                   shard: int, nonce: bytes | None = None) -> ToPut:
-    """Return the request to adopt these runs in this order. Raises: ValueError for none, or too many for one record."""
+def request_object(account: str, stream: str, stream_id: int, identity: int | Version, entries: Sequence[StagedRun], *,
+                   shard: int, times: str = Times.RAISE, nonce: bytes | None = None) -> ToPut:
+    """Return the request to adopt these runs in this order.
+
+    Args: ``identity`` is the id of the request, or the version that a writer gives it; the stream grants each once.
+        ``times`` "refuse": the request is refused if a message has a time below an earlier message's.
+    Raises: ValueError for no runs, or too many for one record; for an impossible version.
+    """
+    version = None
+    if isinstance(identity, Version):
+        if (why := identity.flaw()) is not None:
+            raise ValueError(why)
+        version, identity = identity, identity.request_id(stream_id)
     if not entries:
         raise ValueError("a request without messages: nothing was added to the writer, or its runs were not taken")
     blocks, messages = sum(run.blocks for run in entries), sum(run.messages for run in entries)
     if len(entries) > RUNS_MAX or blocks > BLOCKS_MAX or messages > MESSAGES_MAX:
         raise ValueError(f"{messages} messages in {blocks} blocks and {len(entries)} runs are too many for one "
                          f"request: at most {MESSAGES_MAX}, {BLOCKS_MAX} and {RUNS_MAX}; make several requests of them")
-    request = Request(request_id, account, stream, stream_id, entries, nonce or os.urandom(NONCE_BYTES))
-    return ToPut(ShardPaths(shard).inbox(request_id), [request.encode()], None)
+    request = Request(identity, account, stream, stream_id, entries, nonce or os.urandom(NONCE_BYTES), version,
+                      Times(times))
+    return ToPut(ShardPaths(shard).inbox(identity), [request.encode()], None)
 
 
 def _with_id(headers: bytes, msg_id: bytes | None) -> tuple[bytes, bytes]:

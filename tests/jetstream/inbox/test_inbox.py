@@ -659,7 +659,7 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     state = broker.state.stream("$G", "S")
     assert state is not None
-    body = {"version": 2, "account": "$G", "stream": "S", "incarnation": state.stream_id, "what": "unknown"}
+    body = {"version": 3, "account": "$G", "stream": "S", "incarnation": state.stream_id, "what": "unknown"}
     newer = ShardPaths(0).inbox(1)
     await broker.store.put(newer, [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), body, 1)])
     await stage(broker.store, broker.state, "S", [(b"S", b"")], now_ns=1_000_000_000)
@@ -668,7 +668,7 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
     inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), deleted.extend)
     done = {one.request_id: one for one in await inbox.carry_out_all()}
     assert done[1].stays
-    assert "version 2" in done[1].why
+    assert "version 3" in done[1].why
     assert done[request_id_of("job")].answer is not None
     await inbox.sweep()
     assert (newer in broker.store.objects, deleted) == (True, [])

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from broker.protocol import headers as header_block
 from broker.storage.format.block import BlockPlace
+from broker.storage.format.document import decode_document
+from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.records.message_ids import MessageIds
-from broker.storage.format.request import Request
+from broker.storage.format.request import Request, Version
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.format.staged import placed
 from broker.storage.paths import parse
@@ -129,6 +131,51 @@ def test_a_row_that_no_stream_could_store_is_refused_and_the_others_are_kept(row
     writer.add(b"a", b"after")
     writer.finish()
     assert writer.entries[0].messages == 2
+
+
+def test_the_key_of_a_version_follows_from_stream_writer_and_number() -> None:
+    """Shows the round trip of a request with a writer. Each of its parts changes the id, and an object at another id,
+    or with an impossible version, is refused."""
+    writer, _ = written([(b"a", b"x", b"", None, None)])
+    version = Version("größe, shop 7", 41)
+    to_put = writer.request(version, 0, times="refuse")
+    key = parse(to_put.key)
+    assert key is not None
+    assert key.object_id == version.request_id(STREAM)
+    request = Request.decode(b"".join(to_put.data), key.object_id)
+    assert (request.version, request.times, request.runs) == (version, "refuse", writer.entries)
+    others = {version.request_id(STREAM + 1), Version("größe, shop 74", 1).request_id(STREAM),
+              Version(version.writer, 42).request_id(STREAM), version.request_id(STREAM)}
+    assert len(others) == 4
+    moved = request._replace(request_id=5)
+    with pytest.raises(Corrupt, match="not that of the writer's version"):
+        Request.decode(moved.encode(), 5)
+    for wrong in (Version("", 1), Version("x" * 256, 1), Version("a\n", 1), Version("a", -1), Version("a", 1 << 63),
+                  Version("\udc80", 1)):
+        with pytest.raises(ValueError, match=r"writer's name|no version"):
+            writer.request(wrong, 0)
+    with pytest.raises(ValueError, match="never"):
+        writer.request(version, 0, times="never")
+
+
+def test_a_request_without_new_members_is_one_that_earlier_releases_read() -> None:
+    """Shows version 1 of the object for a plain request, and version 2 for one that asks for more."""
+    writer, _ = written([(b"a", b"x", b"", None, None)])
+    found = []
+    for identity, times in ((7, "raise"), (7, "refuse"), (Version("w", 1), "raise")):
+        data = b"".join(writer.request(identity, 0, times=times).data)
+        request_id = identity if isinstance(identity, int) else identity.request_id(STREAM)
+        found.append(decode_document(data, ObjectKind.INBOX, None, request_id)[1]["version"])
+    assert found == [1, 2, 2]
+
+
+def test_lower_times_are_counted_as_they_are_raised() -> None:
+    """Shows the number of rows of one writer whose time was below an earlier row's."""
+    writer, _ = written([(b"a", b"", b"", time_ns, None) for time_ns in (5, 7, 6, None, 7, 1, 9)])
+    assert writer.raised == 2
+    writer.request(1, 0)
+    with pytest.raises(ValueError, match="the times of 2 rows"):
+        writer.request(1, 0, times="refuse")
 
 
 def test_an_empty_request_is_refused() -> None:
