@@ -96,6 +96,8 @@ class _Player:
                 if connection.closed:
                     return "closed before"
                 connection.send(_encoded(verb, arguments, self._replies.get(name, "none")))
+                if verb == "raw":
+                    await connection.read_by_server()
                 if verb == "sub":
                     connection.sids[arguments[2]] = arguments[1]
         received = await self._received(name, raw=verb == "raw")
