@@ -4,6 +4,7 @@ This package has the names for other programs. Everything below ``broker`` (``je
 is internal, and changes without notice.
 
     jetblock            Broker: a broker inside this program, on its event loop
+                        scan: a stream's messages as Arrow batches, read from the store, with no broker
     jetblock.testing    BrokerThread: a broker for programs without asyncio; a pytest plugin with the fixture
                         nats_broker
     jetblock.store      reading streams from the store, with no broker
@@ -20,9 +21,10 @@ from broker import __version__
 if TYPE_CHECKING:
     from broker.base.errors import StartError, StoreInUse
     from broker.config.settings import ConfigError
+    from broker.pipeline.read.reader import scan
     from broker.runtime.embedded import Broker
 
-__all__ = ["Broker", "ConfigError", "StartError", "StoreInUse", "__version__"]
+__all__ = ["Broker", "ConfigError", "StartError", "StoreInUse", "__version__", "scan"]
 
 
 def __getattr__(name: str) -> Any:
@@ -37,4 +39,10 @@ def __getattr__(name: str) -> Any:
     if name in ("StartError", "StoreInUse"):
         from broker.base import errors
         return getattr(errors, name)
+    if name == "scan":
+        try:
+            from broker.pipeline.read.reader import scan
+        except ModuleNotFoundError as error:
+            raise ImportError(f"jetblock.scan needs {error.name}: install jetblock with its extra [arrow]") from None
+        return scan
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +23,8 @@ from broker.pipeline.plan.selection import NS_MAX, SEQ_MAX, Selection, time_ns
 from broker.pipeline.plan.snapshot import AsOf, names
 from broker.protocol.subject import is_valid
 
-__all__ = ["OPTIONS", "VIEWS", "Option", "Options"]
+__all__ = ["OPTIONS", "STORE_NEEDED", "VIEWS", "Option", "Options", "as_texts", "filled", "flag", "number", "one_of",
+           "read_values", "spelled", "store_url"]
 
 VIEWS: Final = ("messages", "subjects", "blocks", "streams", "consumers")
 HEADERS: Final = ("raw", "parsed")
@@ -64,18 +66,12 @@ class Options:
             for the view or kind of query, and every wrong value with the allowed ones. An empty range is no error,
             since bounds are often computed.
         """
-        low = _spelled(given)
-        values: dict[str, Any] = {}
-        wrong: list[str] = []
-        for name, text in low.items():
-            try:
-                values[name] = OPTIONS[name].read(text)
-            except ValueError as error:
-                wrong.append(f"option {OPTIONS[name].name}={_short(text)}: {error}")
+        low = spelled(given, OPTIONS)
+        values, wrong = read_values(low, OPTIONS)
         if not low:
             raise BadOption(f"there are no options, not even store; {_NO_TABLES}")
         if "store" not in low:
-            wrong.append("option store is needed: file:///DIR or s3://BUCKET/PREFIX")
+            wrong.append(STORE_NEEDED)
         view = values.get("view", "messages")
         if "view" in values or "view" not in low:
             wrong += _out_of_place(low, view, streaming)
@@ -97,34 +93,65 @@ class Options:
             view=self.view)
 
 
+STORE_NEEDED: Final = "option store is needed: file:///DIR or s3://BUCKET/PREFIX"
 _NO_TABLES: Final = ("Spark keeps the options of CREATE TABLE … USING jetblock from the source: write CREATE TEMPORARY "
                      "VIEW … USING jetblock OPTIONS (store '…', stream '…'); or add the jar, with which tables persist "
                      "(jetblock pipeline jar)")
 
 
-def _spelled(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by name in lower case; ``path``, which ``load(…)`` sets, is the store. Raises: BadOption for
-    unknown ones."""
+def as_texts(given: Mapping[str, Any]) -> dict[str, str]:
+    """Convert options of a Python program to the form in which Spark passes them: names in lower case, values as text.
+
+    None leaves an option out; the items of a list or set are separated by commas.
+    """
+    return {name.lower(): _as_text(value) for name, value in given.items() if value is not None}
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return ",".join(value) if isinstance(value, (list, tuple, set, frozenset)) else str(value)
+
+
+def spelled(given: Mapping[str, str], options: Mapping[str, Option]) -> dict[str, str]:
+    """Return the options by name in lower case; ``path``, which ``load(…)`` and ``save(…)`` set, is the store.
+
+    Raises: BadOption for options that are not in ``options``.
+    """
     low = {name.lower(): value for name, value in given.items()}
     if (path := low.pop("path", None)) is not None:
         if "store" in low and low["store"] != path:
-            raise BadOption(f"option store={_short(low['store'])} and load({_short(path)}) name two stores: leave one "
+            raise BadOption(f"option store={_short(low['store'])} and the path {_short(path)} name two stores: leave one "
                             "out")
         low["store"] = path
     if "provider" in low:  # a property that Spark sets only for tables
         raise BadOption(_NO_TABLES)
-    unknown = [name for name in given if name.lower() not in OPTIONS and name.lower() != "path"]
+    unknown = [name for name in given if name.lower() not in options and name.lower() != "path"]
     if unknown:
-        raise BadOption("; ".join(_unknown(name) for name in unknown) + "; there are: "
-                        + ", ".join(option.name for option in OPTIONS.values()))
+        raise BadOption("; ".join(_unknown(name, options) for name in unknown) + "; there are: "
+                        + ", ".join(option.name for option in options.values()))
     return low
 
 
-def _unknown(name: str) -> str:
-    near = get_close_matches(name.lower(), OPTIONS, 1, 0.5)
+def _unknown(name: str, options: Mapping[str, Option]) -> str:
+    near = get_close_matches(name.lower(), options, 1, 0.5)
     # An option with a word added scores low by letters alone.
-    near = near or [one for one in OPTIONS if one in name.lower() or (len(name) > 3 and name.lower() in one)][:1]
-    return f"no option {_short(name)}" + (f": did you mean {OPTIONS[near[0]].name}?" if near else "")
+    near = near or [one for one in options if one in name.lower() or (len(name) > 3 and name.lower() in one)][:1]
+    return f"no option {_short(name)}" + (f": did you mean {options[near[0]].name}?" if near else "")
+
+
+def read_values(low: Mapping[str, str], options: Mapping[str, Option]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of ``spelled`` options by name, and an error for each wrong value."""
+    values: dict[str, Any] = {}
+    wrong: list[str] = []
+    for name, text in low.items():
+        try:
+            values[name] = options[name].read(text)
+        except ValueError as error:
+            wrong.append(f"option {options[name].name}={_short(text)}: {error}")
+    return values, wrong
 
 
 def _out_of_place(low: Mapping[str, str], view: str, streaming: bool) -> list[str]:
@@ -152,9 +179,9 @@ def _short(text: str) -> str:
     return repr(text) if len(text) <= 80 else repr(text[:77] + "…")
 
 
-# ---- values: each parses a text, or raises ValueError naming what is allowed
+# ---- values: each function parses a text, or returns one that does; it raises ValueError naming what is allowed
 
-def _store(text: str) -> str:
+def store_url(text: str) -> str:
     word = text.strip()
     if word.startswith("file:/") and not word.startswith("file://"):
         word = f"file://{word[5:]}"  # as Hadoop writes it
@@ -169,7 +196,7 @@ def _store(text: str) -> str:
     return f"file://{os.path.abspath(where)}" if scheme == "file" else word
 
 
-def _filled(what: str) -> Callable[[str], str]:
+def filled(what: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if not text.strip():
             raise ValueError(f"write {what}")
@@ -185,7 +212,7 @@ def _stream(text: str) -> str:
     return text.strip()
 
 
-def _one_of(*allowed: str) -> Callable[[str], str]:
+def one_of(*allowed: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         word = text.strip().lower()
         if word not in allowed:
@@ -206,7 +233,7 @@ def _subjects(text: str) -> tuple[str, ...]:
     return patterns
 
 
-def _number(least: int, most: int, what: str) -> Callable[[str], int]:
+def number(least: int, most: int, what: str) -> Callable[[str], int]:
     def read(text: str) -> int:
         word = text.strip()
         if not (word.isascii() and word.isdigit()) or not least <= int(word) <= most:
@@ -227,7 +254,7 @@ def _size(text: str) -> int:
     return size
 
 
-def _flag(text: str) -> bool:
+def flag(text: str) -> bool:
     word = text.strip().lower()
     if word not in ("true", "false"):
         raise ValueError("allowed are true and false")
@@ -260,31 +287,31 @@ _STARTS: Final = "a streaming query begins at startingOffsets and has no end"
 _ONLY_STREAMS: Final = "leave it out, or use spark.readStream"
 
 OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option in (
-    Option("store", "URL of the store: file:///DIR or s3://BUCKET/PREFIX; load(URL) sets it too", _store),
-    Option("account", "account whose streams are read; * as a wildcard", _filled("an account's name, or * for all")),
+    Option("store", "URL of the store: file:///DIR or s3://BUCKET/PREFIX; load(URL) sets it too", store_url),
+    Option("account", "account whose streams are read; * as a wildcard", filled("an account's name, or * for all")),
     Option("stream", "stream to read; several separated by commas, * as a wildcard", _stream),
-    Option("view", f"what the rows are: {', '.join(VIEWS)}", _one_of(*VIEWS)),
+    Option("view", f"what the rows are: {', '.join(VIEWS)}", one_of(*VIEWS)),
     Option("subjects", "NATS subjects separated by commas, * and > as wildcards; one must match", _subjects, _READ),
-    Option("startSeq", "first sequence", _number(1, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
-    Option("endSeq", "last sequence", _number(0, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
+    Option("startSeq", "first sequence", number(1, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
+    Option("endSeq", "last sequence", number(0, SEQ_MAX, "a sequence"), _BLOCKS, "batch", _STARTS),
     Option("startTime", "messages of this time and later: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
     Option("endTime", "messages before this time: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
     Option("asOf", "the store as of a position of the log; or messages up to a sequence (seq:N) or a time", _as_of,
            _BLOCKS, "batch", _STARTS),
-    Option("headers", "column headers as bytes (raw) or as an array of name and value (parsed)", _one_of(*HEADERS),
+    Option("headers", "column headers as bytes (raw) or as an array of name and value (parsed)", one_of(*HEADERS),
            ("messages",)),
     Option("targetPartitionBytes", "bytes that one task reads, about: 64m", _size, _BLOCKS),
-    Option("prefetch", "concurrent reads of a task", _number(1, 64, "a number of reads"), _BLOCKS),
+    Option("prefetch", "concurrent reads of a task", number(1, 64, "a number of reads"), _BLOCKS),
     Option("pushdown",
-           "whether Spark's filters narrow what is read (true, false); safe only if each load is for one scan", _flag),
+           "whether Spark's filters narrow what is read (true, false); safe only if each load is for one scan", flag),
     Option("startingOffsets", "where a new query begins: earliest, latest, a sequence, a time, or offsets as JSON",
-           _filled("earliest, latest, a sequence, a time, or offsets as JSON"), ("messages",), "stream",
+           filled("earliest, latest, a sequence, a time, or offsets as JSON"), ("messages",), "stream",
            "a batch query has startSeq and startTime"),
-    Option("maxMessagesPerTrigger", "messages in one micro-batch, at most", _number(1, SEQ_MAX, "a number of messages"),
+    Option("maxMessagesPerTrigger", "messages in one micro-batch, at most", number(1, SEQ_MAX, "a number of messages"),
            ("messages",), "stream", _ONLY_STREAMS),
     Option("maxBytesPerTrigger", "bytes in one micro-batch, at most: 256m", _size, ("messages",), "stream",
            _ONLY_STREAMS),
     Option("failOnDataLoss", "whether a query fails when messages were removed before it read them (true, false)",
-           _flag, ("messages", "subjects")),
+           flag, ("messages", "subjects")),
 )}
 """Options by name in lower case, in the order of the docs."""

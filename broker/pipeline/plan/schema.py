@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from broker.pipeline.errors import BadOption
 
-__all__ = ["VIEWS", "Column", "arrow_schema", "ddl", "requested"]
+__all__ = ["VIEWS", "Column", "arrow_schema", "ddl", "named", "requested"]
 
 LONG: Final = pa.int64()
 INT: Final = pa.int32()
@@ -129,6 +129,15 @@ def requested(view: str, wanted: Any) -> pa.Schema:
     if not fields:
         raise BadOption(f"schema: no column is asked for; the view {view} has {', '.join(columns)}")
     return pa.schema(fields.values())
+
+
+def named(view: str, names: Iterable[str], *, headers: str = "raw") -> pa.Schema:
+    """Return the Arrow schema of these columns, in this order and spelling. headers: ``raw`` or ``parsed``.
+
+    Raises: BadOption for a column that the view lacks, or that is repeated.
+    """
+    types = {column.name: spark_type(_type(column, headers)) for column in VIEWS[view]}
+    return requested(view, [(name, types.get(name.lower(), "")) for name in names])
 
 
 def _type(column: Column, headers: str) -> pa.DataType:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from broker.pipeline.plan.options import as_texts
 from broker.pipeline.spark.errors import plainly
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def read(spark: SparkSession, *, schema: StructType | str | None = None, **optio
     ``asOf`` is set to the current log position, unless it is given. Messages deleted later disappear nevertheless.
     Args: options by their names (``store=…, stream=…, subjects=[…], startTime=datetime(…)``); schema names columns.
     """
-    given = _texts(options)
+    given = as_texts(options)
     if "asof" not in given and given.get("view", "messages") not in ("streams", "consumers"):
         given["asof"] = _ask(spark, "position", given)
     reader = spark.read.format("jetblock").options(**given)
@@ -81,7 +81,7 @@ def read_stream(spark: SparkSession, *, schema: StructType | str | None = None, 
 
     ``startingOffsets="latest"`` means the end of the streams at this call, not when the query starts.
     """
-    given = _texts(options)
+    given = as_texts(options)
     if given.get("startingoffsets", "").strip().lower() == "latest":
         given["startingoffsets"] = _ask(spark, "latest", given)
     reader = spark.readStream.format("jetblock").options(**given)
@@ -90,20 +90,7 @@ def read_stream(spark: SparkSession, *, schema: StructType | str | None = None, 
 
 def explain_read(spark: SparkSession, **options: Any) -> dict[str, Any]:
     """Estimate the blocks, messages and bytes that a query with these options will read; see ``query.forecast``."""
-    return dict(json.loads(_ask(spark, "forecast", _texts(options))))
-
-
-def _texts(options: dict[str, Any]) -> dict[str, str]:
-    """Convert options to the form in which Spark passes them: names in lower case, values as text."""
-    return {name.lower(): _text(value) for name, value in options.items() if value is not None}
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return ",".join(value) if isinstance(value, (list, tuple, set, frozenset)) else str(value)
+    return dict(json.loads(_ask(spark, "forecast", as_texts(options))))
 
 
 def _ask(spark: SparkSession, what: str, given: dict[str, str]) -> str:
