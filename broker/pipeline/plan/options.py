@@ -123,8 +123,8 @@ def spelled(given: Mapping[str, str], options: Mapping[str, Option]) -> dict[str
     low = {name.lower(): value for name, value in given.items()}
     if (path := low.pop("path", None)) is not None:
         if "store" in low and low["store"] != path:
-            raise BadOption(f"option store={_short(low['store'])} and the path {_short(path)} name two stores: leave one "
-                            "out")
+            raise BadOption(f"option store={_short(low['store'])} and the path {_short(path)} name two stores: leave "
+                            "one out")
         low["store"] = path
     if "provider" in low:  # a property that Spark sets only for tables
         raise BadOption(_NO_TABLES)
