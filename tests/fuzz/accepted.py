@@ -422,8 +422,8 @@ ACCEPTED: tuple[Rule, ...] = (
     Rule("short heartbeats", _REQUESTS, _short_heartbeats,
          "The number of heartbeats that are less than 10 ms apart depends on the load of the machine."),
     Rule("invalid subject twice", _OPERATIONS, changed_frames(_invalid_subject_once),
-         "nats-server parses a PUB or HPUB line a second time if its read buffer ends within the message, and sends the "
-         "error of pedantic clients again."),
+         "nats-server parses a PUB or HPUB line a second time if its read buffer ends within the message, and sends "
+         "the error of pedantic clients again."),
     Rule("message that is too large", _OPERATIONS,
          changed_frames(_without_errors_of_size, _both_closed_for_size),
          "nats-server looks for the trace header in the part of the message that has arrived, often in 64 bytes of "
