@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -48,6 +48,7 @@ from broker.storage.objectstore.base import (
     check_key,
 )
 from broker.storage.objectstore.credentials import Credentials, S3Keys
+from broker.storage.objectstore.s3_objects import BucketObjects
 from broker.storage.objectstore.s3_reserve import S3Reserve
 
 __all__ = ["S3Store"]
@@ -141,6 +142,8 @@ class S3Store(ObjectStore):
         self._clock = clock or SystemClock()
         self._where = self.url
         self._client: Any = None
+        self._objects: BucketObjects
+        """Set together with ``_client``."""
         self._credentials = Credentials(self.url, self._clock, timeout_s=_CLIENT_TIMEOUT_S,
                                         find=keys.find if keys is not None else None)
         self._client_making = asyncio.Lock()
@@ -156,13 +159,12 @@ class S3Store(ObjectStore):
 
     async def put(self, key: str, data: Buffers) -> None:
         body = data[0] if len(data) == 1 else b"".join(data)
-        async with self._call("put", check_key(key), self._put_timeout_s) as client:
-            answer = await client.put_object(Bucket=self._bucket, Key=self._base + key, Body=body, IfNoneMatch="*")
-            self._note_date(answer)
+        async with self._call("put", check_key(key), self._put_timeout_s):
+            self._note_date((await self._objects.put(self._base + key, body)).headers)
 
     async def replace(self, key: str, data: Buffers) -> None:
         async with self._call("put", check_key(key), self._put_timeout_s) as client:
-            self._note_date(await client.put_object(Bucket=self._bucket, Key=self._base + key, Body=b"".join(data)))
+            self._note_answer(await client.put_object(Bucket=self._bucket, Key=self._base + key, Body=b"".join(data)))
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         if start < 0:
@@ -170,17 +172,15 @@ class S3Store(ObjectStore):
         if end is not None and end <= start:
             return b""
         try:
-            async with self._call("get", check_key(key), self._get_timeout_s) as client:
+            async with self._call("get", check_key(key), self._get_timeout_s):
                 # A server answers a range request, even one for the whole object, with the range's length, so that a
                 # truncated body is noticed.
-                answer = await client.get_object(Bucket=self._bucket, Key=self._base + key,
-                                                 Range=f"bytes={start}-{'' if end is None else end - 1}")
-                self._note_date(answer)
-                async with answer["Body"] as stream:
-                    data: bytes = await stream.read()
-                content_range = answer.get("ContentRange", "")
-                if answer["ResponseMetadata"]["HTTPStatusCode"] != 206 and not content_range:
-                    if not answer.get("ETag"):  # it is a proxy's page
+                status, headers, data = await self._objects.get(
+                    self._base + key, f"bytes={start}-{'' if end is None else end - 1}")
+                self._note_date(headers)
+                content_range = headers.get("content-range", "")
+                if status != 206 and not content_range:
+                    if not headers.get("etag"):  # it is a proxy's page
                         raise Transient(f"{self._where}: get {key}: the response is not S3's; check AWS_ENDPOINT_URL")
                     return data[start:end]  # a server that ignores ranges sends the whole object
                 if not _is_complete(content_range, start, end, len(data)):
@@ -204,7 +204,7 @@ class S3Store(ObjectStore):
                 asked["MaxKeys"] = min(1000, limit - len(found))
             async with self._call("list", prefix, self._get_timeout_s) as client:
                 answer = await client.list_objects_v2(**asked)
-                self._note_date(answer)
+                self._note_answer(answer)
                 if not _LISTING & answer.keys():
                     raise Transient(f"{self._where}: list {prefix}: the response is not S3's; check AWS_ENDPOINT_URL")
                 token = answer.get("NextContinuationToken")
@@ -229,7 +229,7 @@ class S3Store(ObjectStore):
     async def delete(self, key: str) -> None:
         try:
             async with self._call("delete", check_key(key), self._put_timeout_s) as client:
-                self._note_date(await client.delete_object(Bucket=self._bucket, Key=self._base + key))
+                self._note_answer(await client.delete_object(Bucket=self._bucket, Key=self._base + key))
         except NotFound:
             pass
 
@@ -275,9 +275,11 @@ class S3Store(ObjectStore):
         # The header has truncated seconds: half a second more is the best guess.
         return seconds * 1_000_000_000 + 500_000_000 + self._clock.monotonic_ns() - at_ns
 
-    def _note_date(self, answer: Any) -> None:
-        metadata = answer.get("ResponseMetadata")
-        if metadata and (date := metadata.get("HTTPHeaders", {}).get("date")):
+    def _note_answer(self, answer: Any) -> None:
+        self._note_date((answer.get("ResponseMetadata") or {}).get("HTTPHeaders", {}))
+
+    def _note_date(self, headers: Mapping[str, str]) -> None:
+        if date := headers.get("date"):
             self._date = date, self._clock.monotonic_ns()
 
     @asynccontextmanager
@@ -296,7 +298,7 @@ class S3Store(ObjectStore):
         except TimeoutError as e:
             raise Transient(f"{self._where}: {operation} {key}: no answer within {timeout_s:g} s") from e
         except boto.ClientError as e:
-            self._note_date(e.response)
+            self._note_answer(e.response)
             raise await self._with_new_credentials(self._refusal(e, operation, key), e, version) from e
         except (boto.BotoCoreError, ResponseParserError, aiohttp.ClientError, OSError) as e:
             raise await self._with_new_credentials(self._failure(e, operation, key), e, version) from e
@@ -411,6 +413,9 @@ class S3Store(ObjectStore):
             raise Transient(f"{self._where}: no credentials within {_CLIENT_TIMEOUT_S:g} s") from e
         client.meta.events.register("before-send.s3", self._before_send)
         self._at_aws = at_aws
+        self._objects = BucketObjects(client, client._endpoint.http_session, self._bucket,
+                                      self._credentials.get_frozen_credentials,
+                                      signs_payloads=bool(s3["payload_signing_enabled"]))
         return client
 
 

@@ -162,9 +162,10 @@ async def test_a_put_whose_answer_was_lost_is_there(s3: S3Store, fake: FakeS3) -
 async def test_a_redirect_that_names_no_region(s3: S3Store, fake: FakeS3) -> None:
     """An endpoint that redirects everything is refused with the setting to correct, not followed forever."""
     fake.script = lambda request: (301, "PermanentRedirect")
-    with pytest.raises(StoreRefused, match="AWS_REGION"):
-        await s3.put("k", [b"x"])
-    assert len(fake.requests) == 1
+    for at_most in (1, 3):  # botocore sends the first one, and repeats the second one
+        with pytest.raises(StoreRefused, match="AWS_REGION"):
+            await s3.put("k", [b"x"])
+        assert len(fake.requests) == at_most
 
 
 async def test_an_unreachable_endpoint_is_transient(monkeypatch: pytest.MonkeyPatch) -> None:
