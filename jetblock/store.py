@@ -3,6 +3,8 @@
 from broker.inspect.messages import Message, Missing, read_messages
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.objectstore.url import open_store
+from broker.storage.read.lookup import FoundStream, find_stream
 from broker.storage.read.snapshot import Snapshot, read_snapshot
 
-__all__ = ["Message", "Missing", "ObjectStore", "Snapshot", "open_store", "read_messages", "read_snapshot"]
+__all__ = ["FoundStream", "Message", "Missing", "ObjectStore", "Snapshot", "find_stream", "open_store",
+           "read_messages", "read_snapshot"]

@@ -42,6 +42,7 @@ from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced, key_taken_error, put_ours
 from broker.storage.read.snapshot import Snapshot
 from broker.storage.state.applied import ShardState
+from broker.storage.state.names import NAMES, pack_names
 from broker.storage.state.pages import (
     DIRECTORY_STREAMS,
     StreamCopy,
@@ -143,6 +144,8 @@ class Checkpointer(LogListener):
         """Page objects whose put began since the last root. Each may be in the store, whether or not its put ended."""
         self._directory: dict[int, PageRef] = {}
         self._members: dict[int, frozenset[int]] = {}
+        self._names: dict[int, bytes] = {}
+        """The packed names of the streams in each directory page; those of earlier releases' pages are missing."""
         self.roots: list[KeptRoot] = []
         """The kept roots, oldest first."""
         self.dropped: set[Position] = set()
@@ -340,6 +343,7 @@ class Checkpointer(LogListener):
             # Each stream's entry has a position of its own. None of them is after the page's position.
             bodies[number] = (state.position, copies)
             members[number] = frozenset(copy.stream.stream_id for copy in copies)
+            self._names[number] = pack_names((copy.stream.account, copy.stream.name) for copy in copies)
         if parts:
             for i, (ref, placed) in enumerate(zip(await self._put_pages(start.epoch, parts), placers, strict=True)):
                 placed(ref)
@@ -361,6 +365,8 @@ class Checkpointer(LogListener):
                 await asyncio.sleep(0)
         objects = {ref.position for ref in directory.values()} | needed
         kept = [*self.roots, KeptRoot(start, frozenset(objects))][-self.settings.roots_kept:]
+        self._names = {number: names for number, names in self._names.items() if number in directory}
+        extra[NAMES] = [[number, names] for number, names in sorted(self._names.items())]
         extra["roots"] = [[list(root.position), [list(p) for p in sorted(root.objects)]] for root in kept]
         now_held = frozenset(at for _, positions in held_of(extra, start) for at in positions)
         extra |= pack_roots_held((root.position, root.held - now_held) for root in kept)
@@ -468,6 +474,7 @@ class Checkpointer(LogListener):
         """Continue from the root that recovery began with."""
         self._directory = {ref.key: ref for ref in root.pages}
         self._members = members
+        self._names = dict(root.extra.get(NAMES, ()))
         held = roots_held_of(root.extra, root.position)
         self.roots = [
             KeptRoot(position := Position(*at), frozenset(Position(*p) for p in objects),

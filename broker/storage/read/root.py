@@ -19,7 +19,7 @@ from broker.storage.read.steps import Gets, Steps
 from broker.storage.state.applied import ShardState
 from broker.storage.state.pages import Part, load_directory, load_part, note_unlisted, shard_of
 
-__all__ = ["Unusable", "load_root"]
+__all__ = ["Unusable", "load_root", "read_pages", "read_root"]
 
 _PIECES_AT_ONCE = 32
 _PIECE_BYTES = 1 << 20
@@ -39,11 +39,8 @@ def load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str]
     Raises: Unusable; VersionUnknown.
     """
     key = paths.checkpoint(position)
-    [data] = yield Gets([(key, 0, None)])
-    if data is None:
-        raise Unusable(f"{key} is gone")
+    root = yield from read_root(paths, position)
     try:
-        root = Root.decode(data, position)
         state = shard_of(root.extra, root.replay_from, key, wanted)
         needed: list[Part] = []
         members: dict[int, frozenset[int]] = {}
@@ -70,8 +67,8 @@ def load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str]
             else:
                 load_part(state, in_time(decode_page(data, part.ref, unpack_table_page)), part, LazyBlockRef.unpack)
 
-        yield from _read_pages(paths, root.pages, add_directory)
-        yield from _read_pages(paths, [part.ref for part in needed], add_part)
+        yield from read_pages(paths, root.pages, add_directory)
+        yield from read_pages(paths, [part.ref for part in needed], add_part)
         if wanted is None:
             note_unlisted(state, root.extra)
     except VersionUnknown:
@@ -81,7 +78,21 @@ def load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str]
     return root, state, members
 
 
-def _read_pages(paths: ShardPaths, refs: Sequence[PageRef], add: Callable[[bytes, int], None]) -> Steps[None]:
+def read_root(paths: ShardPaths, position: Position) -> Steps[Root]:
+    """Read the root at ``position``. Raises: Unusable; VersionUnknown."""
+    key = paths.checkpoint(position)
+    [data] = yield Gets([(key, 0, None)])
+    if data is None:
+        raise Unusable(f"{key} is gone")
+    try:
+        return Root.decode(data, position)
+    except VersionUnknown:
+        raise
+    except FormatError as error:
+        raise Unusable(f"{key}: {error}") from None
+
+
+def read_pages(paths: ShardPaths, refs: Sequence[PageRef], add: Callable[[bytes, int], None]) -> Steps[None]:
     """Pass each page's bytes to ``add`` with its place in ``refs``, in order.
 
     One page at a time is decoded, since decoded pages are many times as large. Pages that are neighbours in their
