@@ -33,7 +33,6 @@ _DAMAGED_MAX = 32
 _PROBES = 16
 _POSITION = re.compile(r"\b([0-9a-f]{8})-([0-9a-f]{12})\b")
 _KEY = re.compile(r"v1/[^\s:,;]+")
-_EPOCH = re.compile(r"\bepoch (\d+) was opened")
 
 T = TypeVar("T")
 
@@ -94,7 +93,7 @@ async def read_shard(source: Source, paths: ShardPaths) -> ShardView:
             snapshot = await drive(source, replay(paths), until)
         except (FormatError, CutOff) as error:
             problems.append(_replay_problem(paths, error))
-            before = _before(str(error))
+            before = _before(error)
             if before is None or (until is not None and before >= until):
                 break
             until = before
@@ -129,12 +128,13 @@ def _beyond(key: str, until: Position) -> bool:
     return (parsed.kind in (ObjectKind.SEGMENT, ObjectKind.ROOT, ObjectKind.CLAIM)) and parsed.position > until
 
 
-def _before(text: str) -> Position | None:
-    """Return the position before the first one that ``text`` names; None if there is none."""
-    if (match := _POSITION.search(text)) is not None:
+def _before(error: FormatError | CutOff) -> Position | None:
+    """Return the position before the log entry that ``error`` is about; None if it names none."""
+    parsed = parse(error.key) if isinstance(error, CutOff) else None
+    if parsed is not None and parsed.position is not None:
+        epoch, number = parsed.position
+    elif (match := _POSITION.search(str(error))) is not None:
         epoch, number = (int(part, 16) for part in match.groups())
-    elif (match := _EPOCH.search(text)) is not None:
-        epoch, number = int(match[1]), 0
     else:
         return None
     if number:
@@ -147,7 +147,7 @@ def _replay_problem(paths: ShardPaths, error: FormatError | CutOff) -> Problem:
     means = ("the log cannot be read past this: a broker will not start on the store, and what follows is not shown "
              "here")
     if isinstance(error, CutOff):
-        return Problem(_key_in(str(error), paths.prefix), str(error), means, RESTORE)
+        return Problem(error.key or _key_in(str(error), paths.prefix), str(error), means, RESTORE)
     key = error.name
     if parse(key) is None and (match := _POSITION.search(key)) is not None:
         key = paths.log(Position(int(match[1], 16), int(match[2], 16)))

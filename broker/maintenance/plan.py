@@ -10,7 +10,6 @@ A plan may leave out some parts: if one part cannot be carried out, the others c
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,7 +35,6 @@ from broker.storage.state.table import BlockEntry
 
 __all__ = ["Lost", "Part", "Plan", "make_plan"]
 
-_OPENING_GONE = re.compile(r"\bepoch (\d+) was opened")
 _SUBSTITUTES_MAX = 10_000
 _WITNESSES = 32
 """The number of an epoch's objects whose headers are read to find the process run that wrote them."""
@@ -407,7 +405,4 @@ def _is_hole(shard: ShardSurvey, problem: Problem) -> bool:
 def _position_of(problem: Problem) -> Position | None:
     """Return the position of the log entry that a problem is about; None if it is about none."""
     parsed = parse(problem.object)
-    if parsed is not None and parsed.kind == ObjectKind.SEGMENT:
-        return parsed.position
-    match = _OPENING_GONE.search(problem.what)
-    return Position(int(match[1]), 0) if match is not None else None
+    return parsed.position if parsed is not None and parsed.kind == ObjectKind.SEGMENT else None
