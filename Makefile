@@ -17,7 +17,7 @@ ARGS ?=
 JOBS ?= $(shell echo $$(($$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2) * 2)))
 SEEDS ?= 10000
 
-.PHONY: run test check docs soak bench parts clean compiled help
+.PHONY: run test check docs soak bench parts wheels clean compiled help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -51,15 +51,20 @@ bench: $(VENV)/.dev compiled  ## measure beside the real nats-server, in one run
 	@$(BIN)/python -m tests.real.parts
 	@$(BIN)/python -m bench $(ARGS)
 
-# Without compiled files, half of a start would be compiling if PYTHONDONTWRITEBYTECODE is set, as in many images.
+# Without files of bytecode, half of a start would be compiling if PYTHONDONTWRITEBYTECODE is set, as in many images. If
+# there is a C compiler, the hottest modules become machine code, too: once for the same sources.
 compiled: | $(BIN)/python
 	@$(BIN)/python -m compileall -q broker jetblock
+	@$(BIN)/python compile_modules.py
 
 parts: $(VENV)/.dev  ## fetch or build the real servers that tests run against
 	@$(BIN)/python -m tests.real.parts
 
+wheels: | $(BIN)/python  ## compiled wheels for Linux on x86-64 and arm64, into ./dist
+	@$(BIN)/python compile_modules.py wheels
+
 clean:  ## remove what was built, but not ./data nor the caches outside the checkout
-	rm -rf $(VENV) .venv-newest build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-newest build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis broker/compiled/*.*-*
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; name it: make PYTHON=/path/to/python3" >&2; exit 1; }

@@ -9,14 +9,20 @@ In the wheel, imports of ``broker`` name ``jetblock._broker`` instead. Lines kee
 sources. An editable install has the folders as they are, and the hook only compiles them: where PYTHONDONTWRITEBYTECODE
 is set, as in many images, each start would otherwise compile all modules, which takes 0.3 s. For other installs, pip
 compiles.
+
+A wheel is for any platform. With a processor in JETBLOCK_WHEEL, as ``compile_modules.py`` sets it, the wheel is for Linux
+on that processor and has the hottest modules in compiled form, too.
 """
 
 from __future__ import annotations
 
 import ast
 import compileall
+import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -43,10 +49,16 @@ class PackBroker(BuildHookInterface):  # type: ignore[type-arg]
             return
         self._folder = Path(tempfile.mkdtemp(prefix="jetblock-wheel-"))
         for source, place in _PLACES.items():
-            ignored = shutil.ignore_patterns("__pycache__", "autoload")
+            ignored = shutil.ignore_patterns("__pycache__", "autoload", "*.cpython-*")
             shutil.copytree(root / source, self._folder / place, ignore=ignored)
         for path in self._folder.rglob("*.py"):
             path.write_bytes(in_wheel(path.read_bytes(), str(path.relative_to(self._folder))))
+        if arch := os.environ.get("JETBLOCK_WHEEL"):
+            subprocess.run([sys.executable, str(root / "compile_modules.py"), "into", str(self._folder),
+                            "jetblock._broker", arch], check=True)
+            python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+            build_data["pure_python"] = False
+            build_data["tag"] = f"{python}-{python}-manylinux_2_17_{arch}"
         build_data["force_include"] = {str(path): path.name for path in self._folder.iterdir()}
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:

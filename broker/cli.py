@@ -18,7 +18,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from broker import NATS_SERVER_VERSION, __version__
+from broker import COMPILED, NATS_SERVER_VERSION, __version__
 from broker.base.suggest import did_you_mean
 from broker.config.flags import USAGE, CommandLine, FlagError, read_flags
 from broker.config.settings import ConfigError, InvalidFile
@@ -134,8 +134,9 @@ def _word(word: str) -> int:
 
 
 def _version() -> int:
-    # Programs that start a broker parse the first line; the second is for people.
-    print(f"nats-server: v{NATS_SERVER_VERSION}\njetblock: v{__version__}")
+    # Programs that start a broker parse the first line; the others are for people.
+    print(f"nats-server: v{NATS_SERVER_VERSION}\njetblock: v{__version__}\n"
+          f"hot path: {'compiled' if COMPILED else 'pure Python'}")
     return 0
 
 

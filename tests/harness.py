@@ -27,6 +27,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from broker.compiled import PURE
+
 __all__ = ["BrokerProcess", "NatsServerProcess", "ServerFailed", "ServerProcess", "free_port"]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,7 +70,7 @@ class ServerProcess:
         self.ports: dict[str, list[str]] = {}
         self.returncode: int | None = None
         self._environ = {name: value for name, value in os.environ.items()
-                         if not name.startswith("JETBLOCK_") or name.startswith("JETBLOCK_TEST_")}
+                         if not name.startswith("JETBLOCK_") or name.startswith(("JETBLOCK_TEST_", PURE))}
         # Compiling the broker again takes longer than the rest of its start.
         self._environ.pop("PYTHONDONTWRITEBYTECODE", None)
         # The stores of tests are kept for a while, and are many.

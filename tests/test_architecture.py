@@ -19,7 +19,8 @@ from broker.jetstream.wire.error_table import ERROR_TABLE
 ROOT = Path(__file__).parent.parent
 
 MAY: dict[str, set[str]] = {
-    "version": set(),
+    "compiled": set(),
+    "version": {"compiled"},
     # Used everywhere.
     "base": set(),
     "protocol": set(),

@@ -15,8 +15,8 @@ from broker.config.settings import REMOVED, ConfigError, settings_table
 __all__ = ["PREFIX", "read_environment"]
 
 PREFIX = "JETBLOCK_"
-OTHERS = ("JETBLOCK_TEST_", "JETBLOCK_BENCH_")
-"""Variables of tests and benchmarks, not settings of the broker."""
+OTHERS = ("JETBLOCK_TEST_", "JETBLOCK_BENCH_", "JETBLOCK_PURE")
+"""Variables of tests and benchmarks, and the choice of ``broker.compiled``: not settings of the broker."""
 
 
 def read_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ so routing need not inspect each item.
     INFO +OK  ignored
     -ERR      closes the connection
 
-Owns: the client's verbs. Does not own: lines and payloads (framing).
+Owns: the client's verbs. Does not own: lines and payloads (framing), the values of operations (operations).
 
 Source: nats-server, server/parser.go (parse), server/client.go (parseSub, processUnsub).
 """
@@ -24,9 +24,10 @@ from __future__ import annotations
 from typing import Final
 
 from broker.protocol.framing import Framing, MessageVerbs, Verb, parse_size, silent_error
+from broker.protocol.operations import Connect, Err, Ping, Pong, Sub, Unsub
 from broker.protocol.run import Msg
 
-__all__ = ["Connect", "Err", "Op", "Parser", "Ping", "Pong", "Sub", "Unsub"]
+__all__ = ["Op", "Parser"]
 
 _ACK = b"PUB $JS.ACK."
 _ACK_TAILS = {b" 0\r\n\r\n": b"", b"  0\r\n\r\n": b"", b" 4\r\n+ACK\r\n": b"+ACK", b"  4\r\n+ACK\r\n": b"+ACK",
@@ -35,70 +36,7 @@ _ACK_TAILS = {b" 0\r\n\r\n": b"", b"  0\r\n\r\n": b"", b" 4\r\n+ACK\r\n": b"+ACK
 its payload."""
 
 
-class _Value:
-    """Base of operations: equality and display by slots, for tests."""
-
-    __slots__: tuple[str, ...] = ()
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
-
-    def __hash__(self) -> int:
-        return hash((type(self), *(getattr(self, name) for name in self.__slots__)))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in self.__slots__)})"
-
-
-class Connect(_Value):
-    """A CONNECT; ``arg`` is the JSON text as received."""
-
-    __slots__ = ("arg",)
-
-    def __init__(self, arg: bytes) -> None:
-        self.arg = arg
-
-
-class Sub(_Value):
-    """A SUB; ``queue`` is b"" for a plain subscription."""
-
-    __slots__ = ("queue", "sid", "subject")
-
-    def __init__(self, subject: bytes, queue: bytes, sid: bytes) -> None:
-        self.subject = subject
-        self.queue = queue
-        self.sid = sid
-
-
-class Unsub(_Value):
-    """An UNSUB; ``max`` is -1 if there is none."""
-
-    __slots__ = ("max", "sid")
-
-    def __init__(self, sid: bytes, max: int) -> None:
-        self.sid = sid
-        self.max = max
-
-
-class Ping(_Value):
-    __slots__ = ()
-
-
-class Pong(_Value):
-    __slots__ = ()
-
-
-class Err(_Value):
-    """An error that the client reports; the server closes the connection."""
-
-    __slots__ = ("arg",)
-
-    def __init__(self, arg: bytes) -> None:
-        self.arg = arg
-
-
 Op = Msg | Connect | Sub | Unsub | Ping | Pong | Err
-
 
 _PING: Final = Ping()
 _PONG: Final = Pong()

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from broker import JETSTREAM_API_LEVEL, __version__
+from broker import COMPILED, JETSTREAM_API_LEVEL, __version__
 from broker.base.clock import Clock
 from broker.base.gotime import format_time
 from broker.config.kinds import SYNC_INTERVAL_NS
@@ -115,7 +115,8 @@ class Sources:
 
     def _own_figures(self) -> dict[str, Any]:
         """Return the figures that nats-server does not have: the log, the store, the cache, the loop."""
-        figures: dict[str, Any] = {"version": __version__, "loop_lag_ms": self._parts.lag.snapshot()}
+        figures: dict[str, Any] = {
+            "version": __version__, "compiled": COMPILED, "loop_lag_ms": self._parts.lag.snapshot()}
         host, owner = self._parts.store_host, self._parts.shard_owner
         if host is not None and owner is not None:
             figures["store"] = host.store.snapshot()

@@ -20,7 +20,8 @@ from tests.real import parts
 from tests.real.s3 import MISSING
 
 ROOT = Path(__file__).parents[2]
-INPUTS = ("broker", "jetblock", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
+INPUTS = ("broker", "jetblock", "pyproject.toml", "hatch_build.py", "compile_modules.py", "README.md", "LICENSE",
+          ".gitignore")
 
 
 class Installed(NamedTuple):

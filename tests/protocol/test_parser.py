@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from broker.protocol.framing import ProtocolError
-from broker.protocol.parser import Connect, Err, Op, Parser, Ping, Pong, Sub, Unsub
+from broker.protocol.operations import Connect, Err, Ping, Pong, Sub, Unsub
+from broker.protocol.parser import Op, Parser
 
 CASES: dict[str, tuple[bytes, list[Op]]] = {
     "pub": (b"PUB foo 3\r\nabc\r\n", [(b"foo", b"", 0, b"abc")]),

@@ -17,6 +17,7 @@ from pathlib import Path
 import nats
 import pytest
 
+from broker import COMPILED
 from tests.certificates import Authority
 from tests.harness import ROOT, BrokerProcess, NatsServerProcess, ServerProcess, fetch
 
@@ -36,6 +37,7 @@ def test_version() -> None:
         assert done.returncode == 0
         assert done.stdout.splitlines()[0] == "nats-server: v2.15.1"
         assert re.fullmatch(r"jetblock: v\d+\.\d+\.\d+", done.stdout.splitlines()[1])
+        assert done.stdout.splitlines()[2] == f"hot path: {'compiled' if COMPILED else 'pure Python'}"
 
 
 @pytest.mark.shows("operation.flags")

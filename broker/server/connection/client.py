@@ -16,7 +16,8 @@ from typing import Any, Final
 from broker.access.accounts import Permissions
 from broker.protocol import encoder
 from broker.protocol.encoder import encode, encode_one
-from broker.protocol.parser import Connect, Err, Parser, Ping, Pong, Sub, Unsub
+from broker.protocol.operations import Connect, Err, Ping, Pong, Sub, Unsub
+from broker.protocol.parser import Parser
 from broker.protocol.run import AnyRun, Msg, Run
 from broker.server.auth.login import Login, Refusal
 from broker.server.connection.connect_options import CONNECT_DEFAULTS, described, go_quoted, read_connect

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from broker.protocol.parser import Sub, Unsub
+from broker.protocol.operations import Sub, Unsub
 from broker.protocol.run import Msg
 from broker.protocol.subject import is_valid
 from broker.server.auth.permissions import ReplyPermissions, SubscribeRules

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from broker.config.settings import LoggingSettings
-from broker.protocol.parser import Connect, Err, Ping, Sub, Unsub
+from broker.protocol.operations import Connect, Err, Ping, Sub, Unsub
 from broker.server.connection.connect_options import shown_connect
 from broker.server.connection.outbound import Outbound
 
