@@ -130,7 +130,8 @@ def make_wheels(arches: list[str]) -> int:
         for arch in arches:
             print(f"Making the wheel for Linux on {arch} ...", flush=True)
             environ = {"PYTHONPATH": tools, "JETBLOCK_WHEEL": arch}
-            print(_run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"], environ, ROOT).strip())
+            words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
+            print(_run(words, environ, ROOT).strip())
     return 0
 
 
@@ -176,8 +177,8 @@ def _install(build: Path, target: Path, root: Path) -> None:
     except OSError:  # another process was faster
         shutil.rmtree(new)
     try:
-        _run([sys.executable, "-c", "import sys, broker.runtime.app as _; import broker; sys.exit(not broker.COMPILED)"],
-             {"PYTHONPATH": str(root)})
+        check = "import sys, broker, broker.runtime.app; sys.exit(not broker.COMPILED)"
+        _run([sys.executable, "-c", check], {"PYTHONPATH": str(root)})
     except CannotCompile:
         shutil.rmtree(target)
         raise

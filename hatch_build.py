@@ -10,8 +10,8 @@ sources. An editable install has the folders as they are, and the hook only comp
 is set, as in many images, each start would otherwise compile all modules, which takes 0.3 s. For other installs, pip
 compiles.
 
-A wheel is for any platform. With a processor in JETBLOCK_WHEEL, as ``compile_modules.py`` sets it, the wheel is for Linux
-on that processor and has the hottest modules in compiled form, too.
+A wheel is for any platform. With a processor in JETBLOCK_WHEEL, as ``compile_modules.py`` sets it, the wheel is for
+Linux on that processor and has the hottest modules in compiled form, too.
 """
 
 from __future__ import annotations

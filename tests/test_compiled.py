@@ -87,7 +87,8 @@ def test_a_machine_without_a_compiler_runs_the_sources(checkout: Path, environ: 
         shutil.rmtree(build)
     own = {**environ, "XDG_CACHE_HOME": str(checkout)}
     [line] = python("compile_modules.py", root=checkout, environ=own).splitlines()
-    assert line.startswith("The broker will run as pure Python") and reason in line
+    assert line.startswith("The broker will run as pure Python")
+    assert reason in line
     assert "hot path: pure Python" in python("-m", "broker", "--version", root=checkout, environ=own)
 
 
@@ -97,12 +98,14 @@ def test_a_failed_build_is_not_tried_again(checkout: Path) -> None:
     for build in (checkout / "broker" / "compiled").glob("*.*-*"):
         shutil.rmtree(build)
     (checkout / "mypyc").mkdir()
+    (checkout / "mypyc" / "__init__.py").touch()
     (checkout / "mypyc" / "build.py").write_text('raise SystemExit("this cannot be compiled")\n')
     (checkout / "setuptools.py").touch()
     own = {"XDG_CACHE_HOME": str(checkout), "CC": sys.executable}
     [first, second] = python("compile_modules.py", root=checkout, environ=own).splitlines()
     assert first.startswith("Compiling the hottest modules")
-    assert second.startswith("The broker will run as pure Python") and "this cannot be compiled" in second
+    assert second.startswith("The broker will run as pure Python")
+    assert "this cannot be compiled" in second
     [failed] = (checkout / "broker" / "compiled").glob("*.failed")
     [line] = python("compile_modules.py", root=checkout, environ=own).splitlines()
     assert str(failed) in line
@@ -115,7 +118,10 @@ def test_no_source_extends_a_compiled_class() -> None:
     found = []
     for path in sorted((ROOT / "broker").rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        tree = ast.parse(path.read_text())
+        text = path.read_text()
+        if not any(module in text for module in compiled):
+            continue
+        tree = ast.parse(text)
         imported = {alias.asname or alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
                     and node.module in compiled for alias in node.names}
         if name not in compiled:
