@@ -166,7 +166,8 @@ MAY: dict[str, set[str]] = {
     "pipeline.read": {
         "pipeline.errors", "pipeline.plan", "pipeline.store", "protocol", "storage.format", "storage.state"},
     "pipeline.spark": {"pipeline.errors", "pipeline.plan", "pipeline.read", "pipeline.store"},
-    "pipeline": {"base", "pipeline.errors", "pipeline.read", "pipeline.spark"},
+    "pipeline.jobs": {"base", "pipeline.errors", "pipeline.spark"},
+    "pipeline": {"base", "pipeline.errors", "pipeline.jobs", "pipeline.read", "pipeline.spark"},
     # The one place where the parts meet, and the programs that start it.
     "runtime.store_host": {
         "base", "cluster", "config.settings", "storage.format", "storage.log", "storage.objectstore", "storage.paths",

@@ -18,10 +18,15 @@ _BAR_CELLS = 24
 
 
 class Progress:
-    """Shows the last call's progress, at most ten times a second on a terminal and every five seconds elsewhere."""
+    """Shows the last call's progress, at most ten times a second on a terminal and every five seconds elsewhere.
 
-    def __init__(self, out: TextIO | None = None, now: Callable[[], float] = time.monotonic) -> None:
+    Args: amount formats what is counted, by default bytes.
+    """
+
+    def __init__(self, out: TextIO | None = None, now: Callable[[], float] = time.monotonic, *,
+                 amount: Callable[[int], str] = size) -> None:
         self._out = out if out is not None else sys.stderr
+        self._amount = amount
         self._now = now
         self._terminal = self._out.isatty()
         self._every = _BAR_SECONDS if self._terminal else _LINE_SECONDS
@@ -34,7 +39,7 @@ class Progress:
         self._began = self._now()
 
     def show(self, what: str, done: int, of: int) -> None:
-        """Show that ``done`` bytes of ``of`` are done; ``of`` 0: the total is not known. ``what`` begins the line.
+        """Show that ``done`` of ``of`` is done; ``of`` 0: the total is not known. ``what`` begins the line.
 
         A total that was estimated too low grows with what is done.
         """
@@ -45,7 +50,8 @@ class Progress:
         of = max(of, done) if of else 0
         share = done / of if of else 0.0
         rate = done / max(now - self._began, 1e-3)
-        text = f"{printable(what)}, {size(done)}" + (f" of {size(of)}" if of else "") + f", {size(int(rate))}/s"
+        total = f" of {self._amount(of)}" if of else ""
+        text = f"{printable(what)}, {self._amount(done)}{total}, {self._amount(int(rate))}/s"
         if not self._terminal:
             print(text, file=self._out, flush=True)
             return

@@ -8,5 +8,8 @@ replay it uses (``jetblock pipeline zip`` packs them into one file), msgpack, zs
     plan     options, snapshots of the store, selections, and the scan tasks of a query
     read     scan tasks to Arrow batches
     store    the object client
-    spark    what Spark calls: source, readers, session helpers, SQL functions; the rest runs without Spark
+    spark    what Spark calls: source, readers, session helpers, SQL functions
+    jobs     work on Spark with its own command: export
+
+The first three run without Spark.
 """

@@ -1,4 +1,4 @@
-"""``jetblock pipeline``: write the zip for Spark's workers or the jar for its driver, or estimate the cost of a query.
+"""``jetblock pipeline``: the zip for Spark's workers, the jar for its driver, the cost of a query, and jobs on Spark.
 
 Exit status: 0 success; 2 failure (no store, no such stream, wrong credentials, wrong arguments), with the reason on
 standard error.
@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from broker.base.output import count, outline, printable, size
 from broker.pipeline.errors import PipelineError
+from broker.pipeline.jobs.cli import add_jobs
 
 __all__ = ["main", "parse_arguments"]
 
@@ -82,6 +83,7 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
         plan.add_argument(flag, metavar=metavar, help=text)
     plan.add_argument("--json", action="store_true", help="one JSON document instead of text")
     plan.set_defaults(run=_plan)
+    add_jobs(commands)
     return parser.parse_args(list(arguments))
 
 

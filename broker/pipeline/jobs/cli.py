@@ -1,0 +1,134 @@
+"""The jobs among the commands of ``jetblock pipeline``: arguments, session, progress and summary."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from broker.base.output import count, outline
+from broker.base.progress import Progress
+from broker.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["add_jobs"]
+
+_EPILOG = """\
+STORE_URL is the broker's --store; s3:// takes region and credentials from the AWS_* environment. TARGET is a directory,
+or a URL that Spark can write to. Run the same command again to continue after an interruption.
+status: 0 the job is done, 2 it is not, and the reason is on standard error
+"""
+
+
+class Result(Protocol):
+    """The result of a job."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as JSON values."""
+
+
+class Job(NamedTuple):
+    """A command: its arguments, its function, and its summary."""
+
+    name: str
+    help: str
+    description: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[SparkSession, argparse.Namespace, Progress], Result]
+    summary: Callable[[Any], dict[str, Any]]
+
+
+def add_jobs(commands: Any) -> None:
+    """Add the jobs to the commands of a parser; ``run`` in the parsed arguments is the function of the job."""
+    for job in _JOBS:
+        parser = commands.add_parser(job.name, help=job.help, description=job.description, epilog=_EPILOG,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("store", metavar="STORE_URL")
+        parser.add_argument("stream", metavar="STREAM")
+        job.add_arguments(parser)
+        parser.add_argument("--account", default="$G", help="account of the stream (default $G)")
+        parser.add_argument("--subjects", metavar="PATTERNS", default="",
+                            help="NATS subjects, separated by commas: orders.*.created,alarm.>")
+        parser.add_argument("--master", default="local[*]", help="Spark's master (default local[*])")
+        parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", type=_setting,
+                            help="a setting of Spark; may be given several times")
+        parser.add_argument("--log", type=Path, metavar="FILE",
+                            help="file for Spark's own log (default: a temporary file, kept if the job fails)")
+        parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+        parser.set_defaults(run=lambda options, job=job: _run(job, options))
+
+
+def _run(job: Job, options: argparse.Namespace) -> int:
+    from broker.pipeline.jobs.failures import summary
+    from broker.pipeline.jobs.session import log_file, session
+
+    progress = Progress(amount=count)
+    with log_file(options.log) as log:
+        try:
+            with session(job.name, options.master, dict(options.conf), log) as spark:
+                done = job.run(spark, options, progress)
+        except PipelineError as error:
+            raise PipelineError(f"{error} (Spark's log: {log})") from None
+        except Exception as error:  # Spark's errors have no common base, and their texts have stack traces.
+            raise PipelineError(f"{summary(error)} (Spark's log: {log})") from None
+        finally:
+            progress.clear()
+    if options.json:
+        json.dump(done.to_json(), sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(outline(job.summary(done))))
+    return 0
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("to", metavar="TARGET", help="directory or URL; with --format iceberg, a table")
+    parser.add_argument("--format", default="parquet", help="parquet (default), delta or iceberg")
+    parser.add_argument("--partitionBy", default="day", metavar="COLUMNS",
+                        help="day (default) and token1, token2, … of the subject, separated by commas; '' for none")
+    parser.add_argument("--payload", default="bytes", help="bytes (default), or json: a column for each field")
+    parser.add_argument("--schema", metavar="DDL",
+                        help="the fields of JSON payloads, as 'id BIGINT, name STRING' (default: inferred)")
+    parser.add_argument("--state", metavar="DIR", help="where the job keeps its state (default TARGET/_jetblock)")
+    parser.add_argument("--maxBytesPerTrigger", metavar="SIZE", default="2g",
+                        help="bytes of messages in one batch (default 2g)")
+    parser.add_argument("--failOnDataLoss", default="true", choices=("true", "false"),
+                        help="whether to fail if messages were removed before they were exported (default true)")
+
+
+def _export(spark: SparkSession, options: argparse.Namespace, progress: Progress) -> Result:
+    from broker.pipeline.jobs.export import export
+
+    return export(spark, store=options.store, stream=options.stream, to=options.to, format=options.format,
+                  account=options.account, subjects=options.subjects, partition_by=options.partitionBy,
+                  payload=options.payload, schema=options.schema, state=options.state,
+                  max_bytes_per_trigger=options.maxBytesPerTrigger,
+                  fail_on_data_loss=options.failOnDataLoss == "true",
+                  report=lambda done, of: progress.show("messages exported", done, of))
+
+
+def _of_export(done: Any) -> dict[str, Any]:
+    return {"exported": f"{count(done.messages)} messages in {count(done.batches)} "
+                        f"batch{'' if done.batches == 1 else 'es'}, {done.seconds:.1f} s",
+            "target": f"{done.target} ({done.format})",
+            "next run": "begins at " + ", ".join(f"{name} {count(seq)}" for name, seq in done.next_seq.items())
+            if done.next_seq else "begins where the last one ended: there was nothing new"}
+
+
+_JOBS = (
+    Job("export", "copy a stream to Parquet, Delta or Iceberg",
+        "Copy the messages of a stream that earlier runs did not copy to Parquet, Delta or Iceberg, each exactly once.",
+        _add_export, _export, _of_export),
+)

@@ -1,0 +1,74 @@
+"""The Spark session of a job that the command line starts, and the file that receives Spark's own log."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from broker.pipeline.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["log_file", "session"]
+
+_CONF: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
+                "spark.sql.session.timeZone": "UTC", "spark.sql.python.filterPushdown.enabled": "true"}
+
+
+@contextmanager
+def log_file(given: Path | None) -> Iterator[Path]:
+    """Yield the file for Spark's log: the given one, or a temporary file that is removed unless the job fails."""
+    if given is not None:
+        yield given
+        return
+    handle, name = tempfile.mkstemp(prefix="jetblock-spark-", suffix=".log")
+    os.close(handle)
+    yield Path(name)
+    with suppress(FileNotFoundError):
+        os.unlink(name)
+
+
+@contextmanager
+def session(job: str, master: str, conf: Mapping[str, str], log: Path) -> Iterator[SparkSession]:
+    """Yield a new session. Its JVM and workers write to ``log`` what they would write to standard error.
+
+    Raises: PipelineError without Java, or if the JVM does not start.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        raise PipelineError("Spark needs Java 17 or newer: install it, or set JAVA_HOME")
+    # Workers must run this Python, not the first python3 on PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName(f"jetblock {job}").config(map={**_CONF, **conf})
+    try:
+        with _standard_error_in(log):
+            spark = builder.getOrCreate()
+    except PySparkException as error:
+        raise PipelineError(f"Spark does not start on {master}: {str(error).partition(chr(10))[0]}") from None
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+@contextmanager
+def _standard_error_in(log: Path) -> Iterator[None]:
+    """Let processes that are started meanwhile inherit ``log`` as their standard error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(log, "ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
