@@ -231,7 +231,8 @@ async def _drain(stream: asyncio.StreamReader) -> None:
 def folder_of_a_checkout(folder: Path, root: Path) -> Path:
     """Make a folder that looks like a checkout in which ``make run`` has installed what it needs; return it."""
     folder.mkdir()
-    for name in ("Makefile", "pyproject.toml", "broker", "jetblock", "config", "docs", "docker-compose.yml"):
+    for name in ("Makefile", "compile_modules.py", "pyproject.toml", "broker", "jetblock", "config", "docs",
+                 "docker-compose.yml"):
         (folder / name).symlink_to(root / name)
     environment = folder / ".venv"
     environment.mkdir()
