@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 __all__ = ["ACCOUNT", "CURVE", "KEY_CHARS", "OPERATOR", "SERVER", "USER", "CurveKeyPair", "KeyPair", "decode_base64url",
-           "decode_signature", "encode_base64url", "is_public_key", "public_key", "raw_key", "seed_text", "verify"]
+           "decode_signature", "encode_base64url", "is_public_key", "public_key", "raw_key", "seed_text",
+           "split_credentials", "verify"]
 
 OPERATOR, ACCOUNT, USER, SERVER, CURVE = "O", "A", "U", "N", "X"
 """The kinds of keys that jetblock knows, by the letter that begins their text."""
@@ -29,6 +30,8 @@ _PREFIXES: Final = {OPERATOR: 14 << 3, ACCOUNT: 0, USER: 20 << 3, SERVER: 13 << 
 _SEED: Final = 18 << 3
 _SEALED: Final = b"xkv1"
 _BASE64URL: Final = re.compile(r"[A-Za-z0-9_-]*")
+_TOKEN: Final = re.compile(r"-----BEGIN NATS USER JWT-----\s+(\S+)\s+-+END")
+_SEED_BLOCK: Final = re.compile(r"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-+END")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 
 
@@ -130,6 +133,14 @@ def seed_text(kind: str, secret: bytes) -> str:
     """Return the text of the seed with these 32 bytes."""
     prefix = _PREFIXES[kind]
     return _text(bytes([_SEED | prefix >> 5, (prefix & 31) << 3]) + secret)
+
+
+def split_credentials(text: str) -> tuple[str, str]:
+    """Return the token and the seed of a user's credentials file. Raises: ValueError."""
+    token, seed = _TOKEN.search(text), _SEED_BLOCK.search(text)
+    if token is None or seed is None:
+        raise ValueError("no credentials: a user's token and seed are expected in it")
+    return token[1], seed[1]
 
 
 def encode_base64url(data: bytes) -> str:

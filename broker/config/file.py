@@ -21,6 +21,7 @@ from broker.config.file_settings import EMPTY, FileSettings
 from broker.config.reading.callout import read_callout
 from broker.config.reading.findings import Findings, go_type, shown
 from broker.config.reading.identities import Identities
+from broker.config.reading.leafnodes import check_compression, read_remotes
 from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
 from broker.config.reading.proxies import read_proxies
 from broker.config.reading.refused import NO_EFFECT, REFUSED
@@ -32,7 +33,7 @@ __all__ = ["address", "read_file"]
 _BY_KEY: dict[str, Setting] = {key: setting for setting in settings_table() for key in setting.keys}
 
 _SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorization", "authorization", "jetblock",
-                       "jetstream",
+                       "jetstream", "leafnodes",
                        "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store"})
 
 
@@ -193,6 +194,15 @@ class _Meaning:
     def pinned_accounts(self, value: Value) -> None:
         self.put("operator.pinned_accounts", read_pinned(value, self.report), value)
 
+    def leafnodes(self, value: Value) -> None:
+        self.section("leafnodes", value)
+
+    def remotes(self, value: Value) -> None:
+        self.put("leafnodes.remotes", read_remotes(value, self.report), value)
+
+    def leaf_compression(self, value: Value) -> None:
+        check_compression("compression", value, self.report)
+
     def accounts(self, value: Value) -> None:
         self.found.places["accounts.configured"] = value.place
         self.identities.accounts(value)
@@ -315,6 +325,7 @@ class _Meaning:
         **dict.fromkeys(("trusted", "trusted_keys"), trusted_keys),
         "resolver_preload": preload, "resolver_pinned_accounts": pinned_accounts,
         "authorization.auth_callout": callout, "authorization.auth_hook": callout,
+        "leaf": leafnodes, "leafnodes.remotes": remotes, "leafnodes.compression": leaf_compression,
         "proxies": proxies, "accounts": accounts, "mappings": mappings, "maps": mappings,
         "feature_flags": feature_flags, "jetstream": jetstream, "jetstream.enabled": enabled,
         "jetstream.enable": enabled,

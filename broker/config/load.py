@@ -253,6 +253,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
                                        "authorization block or account configuration")
     yield from _accounts_contradictions(settings)
     yield from _domain_contradictions(settings)
+    yield from _leaf_contradictions(settings)
     if storage.tail_bytes_max < 2 * storage.segment_bytes:
         yield (("storage.tail_bytes_max", "storage.segment_bytes"),
                "tail_bytes_max must be at least twice segment_bytes")
@@ -298,6 +299,26 @@ def _domain_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...]
             yield here, f'in non operator mode, `default_js_domain` references non existing account "{name}"'
         if domain and not is_valid(f"$JS.{domain}.API.>".encode()):
             yield here, f'default_js_domain contains account "{name}" with invalid domain name "{domain}"'
+
+
+def _leaf_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    names = {DEFAULT_ACCOUNT, *(account.name for account in settings.accounts.configured)}
+    if not settings.accounts.no_system:
+        names.add(settings.accounts.system)
+    seen = set()
+    for remote in settings.leafnodes.remotes:
+        if settings.operator.enabled:
+            if not is_public_key(remote.account, ACCOUNT):
+                yield ("leafnodes.remotes",), (
+                    "operator mode requires account nkeys in remotes. Please add an `account` key to each remote in "
+                    "your `leafnodes` section, to assign it to an account. Each account value should be a 56 "
+                    f"character public key, starting with the letter 'A', not {remote.account!r}")
+        elif remote.account not in names:
+            yield ("leafnodes.remotes",), (f'cannot find local account "{remote.account}" specified in leafnode remote')
+        key = remote.account, frozenset((url.host, url.port) for url in remote.urls)
+        if key in seen:
+            yield ("leafnodes.remotes",), f"duplicate remote {', '.join(url.address for url in remote.urls)}"
+        seen.add(key)
 
 
 def _accounts_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:

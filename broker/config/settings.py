@@ -24,12 +24,13 @@ from broker.base.value import Value, fields
 from broker.config import kinds
 from broker.config.callout import CalloutSettings
 from broker.config.kinds import DEFAULT_MAX_CONSUMERS
+from broker.config.leafnodes import LeafRemote
 from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
 from broker.protocol.framing import MAX_CONTROL_LINE, MAX_PAYLOAD
 
 __all__ = ["MASK", "MASKED", "REMOVED", "AccountsSettings", "AuthSettings", "CertificateFiles", "ClientSettings",
-           "ConfigError", "InvalidFile", "JetStreamSettings", "LoggingSettings", "MonitoringSettings",
+           "ConfigError", "InvalidFile", "JetStreamSettings", "LeafSettings", "LoggingSettings", "MonitoringSettings",
            "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits", "Setting", "Settings",
            "StorageSettings", "TlsSettings", "WebSocketSettings", "default_store_url", "make_settings", "setting_at",
            "settings_table"]
@@ -311,6 +312,19 @@ class WebSocketSettings(Section):
         "headers", variable="", reload="server")
 
 
+class LeafSettings(Section):
+    """Leaf nodes: connections between an account here and an account of another server."""
+
+    remotes: tuple[LeafRemote, ...] = setting(
+        (), kinds.text, "Other servers to connect to: [ { urls: [nats-leaf://host:7422], account: …, credentials: … } "
+        "]; from a file only.", "remotes", variable="")
+    reconnect_interval_ns: int = setting(
+        SECOND, kinds.duration_ns(MS), "Time before a lost connection to another server is opened again.",
+        "reconnect_interval", "reconnect_delay", "reconnect")
+    dial_timeout_ns: int = setting(
+        SECOND, kinds.duration_ns(MS), "Time to connect to another server.", "dial_timeout")
+
+
 class MonitoringSettings(Section):
     """The monitoring pages."""
 
@@ -520,6 +534,7 @@ class Settings(Section, hidden=["notices", "file", "digest"]):
     auth: AuthSettings = section(AuthSettings())
     accounts: AccountsSettings = section(AccountsSettings())
     operator: OperatorSettings = section(OperatorSettings())
+    leafnodes: LeafSettings = section(LeafSettings(), "leafnodes")
     monitoring: MonitoringSettings = section(MonitoringSettings())
     logging: LoggingSettings = section(LoggingSettings())
     process: ProcessSettings = section(ProcessSettings())

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from broker.base.nkeys import KeyPair
+from broker.base.nkeys import KeyPair, split_credentials
 from broker.migration.errors import CannotMigrate
 
 if TYPE_CHECKING:
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["ApiRefusal", "Connection", "Login", "NobodyAnswers", "connect"]
 
 _CONNECT_SECONDS = 10
-_TOKEN = re.compile(r"-----BEGIN NATS USER JWT-----\s+(\S+)\s+-+END")
-_SEED = re.compile(r"-----BEGIN USER NKEY SEED-----\s+(\S+)\s+-+END")
 
 
 @dataclass(frozen=True)
@@ -195,10 +192,11 @@ def _read(path: str) -> str:
 
 def _credentials(path: str) -> tuple[str, KeyPair]:
     text = _read(path)
-    token, seed = _TOKEN.search(text), _SEED.search(text)
-    if token is None or seed is None:
-        raise CannotMigrate(f"{path}: no credentials: a user's token and seed are expected in it")
-    return token[1], _pair(seed[1], path)
+    try:
+        token, seed = split_credentials(text)
+    except ValueError as error:
+        raise CannotMigrate(f"{path}: {error}") from None
+    return token, _pair(seed, path)
 
 
 def _pair(seed: str, path: str) -> KeyPair:

@@ -259,7 +259,8 @@ class Framing:
                             _, subject, digits = parts
                             reply = b""
                         else:
-                            raise self._miscounted(line)
+                            reply, reserved = self._routed_reply(parts, 1, line), True
+                            subject, digits = parts[1], parts[-1]
                         hlen = 0
                     else:
                         if not self.headers:
@@ -272,7 +273,8 @@ class Framing:
                             _, subject, header_digits, digits = parts
                             reply = b""
                         else:
-                            raise self._miscounted(line)
+                            reply, reserved = self._routed_reply(parts, 2, line), True
+                            subject, header_digits, digits = parts[1], parts[-2], parts[-1]
                         hlen = parse_size(header_digits)
                         with_headers = True
                     try:
@@ -347,6 +349,13 @@ class Framing:
         Returns: the messages, their end, and the bytes of their bodies; no messages and 0 for other ``data``.
         """
         return [], 0, 0
+
+    def _routed_reply(self, parts: list[bytes], numbers: int, line: bytes) -> bytes:
+        """Return the reply of a message whose line has more than a reply between the subject and its ``numbers``.
+
+        Raises: ProtocolError; only servers send such lines.
+        """
+        raise self._miscounted(line)
 
     # Lines
 

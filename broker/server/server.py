@@ -44,6 +44,7 @@ from broker.server.sharing.exchange import Exchange
 from broker.server.system.system import System
 
 if TYPE_CHECKING:
+    from broker.server.leaf.nodes import LeafNodes
     from broker.server.listeners.websocket import WebSocketListener
 
 __all__ = ["Server"]
@@ -92,6 +93,13 @@ class Server:
             from broker.server.listeners.websocket import WebSocketListener
 
             self.websocket = WebSocketListener(self)
+        self.leafs: LeafNodes | None = None
+        """The connections to other servers; None if no settings mention them."""
+
+        if settings.leafnodes.remotes:
+            from broker.server.leaf.nodes import LeafNodes  # rarely needed, too
+
+            self.leafs = LeafNodes(self)
         self.warnings = warnings(settings.auth, by_certificate=settings.tls.verify_and_map)
         """Warnings about the settings, which are logged at the start."""
         self.started_at_ns = self.configured_at_ns = self.clock.now_ns()
@@ -172,6 +180,8 @@ class Server:
             await self.websocket.start(_BACKLOG)
         if self.system is not None:
             self.system.start(self.loop)
+        if self.leafs is not None:
+            await self.leafs.start()
 
     async def connect(self) -> socket.socket:
         """Open a connection within this process, without a port. Returns: the client's end."""
@@ -196,6 +206,8 @@ class Server:
             self.system.stop()
         for client in list(self.clients.values()):
             client.close("Server Shutdown")
+        if self.leafs is not None:
+            await self.leafs.stop()
         await _within(self._silent, _CLOSE_SECONDS)
 
     async def lame_duck(self) -> None:
@@ -274,6 +286,8 @@ class Server:
             for apply_entrance in entrances:
                 apply_entrance()
             self.accounts.change(wanted)
+            if self.leafs is not None:
+                self.leafs.accounts_changed()
             if self._listener is not None:
                 self._set_info()
             clients = list(self.clients.values())

@@ -14,7 +14,12 @@ LATER = "is not supported by this version of jetblock"
 ALONE = "needs other servers, and this version of jetblock runs alone"
 NOT_OURS = "is nothing that jetblock has"
 
+_NO_LISTENER = f"{LATER}: it connects to other servers as a leaf node, and accepts no leaf nodes"
+
 REFUSED: dict[str, str] = {
+    **dict.fromkeys((f"leafnodes.{key}" for key in (
+        "listen", "host", "net", "port", "authorization", "tls", "advertise", "leafnode_advertise", "no_advertise",
+        "min_version", "isolate_leafnode_interest", "isolate", "write_deadline", "write_timeout")), _NO_LISTENER),
     **dict.fromkeys(("ocsp", "ocsp_cache", "tls.ocsp_peer", "websocket.tls.ocsp_peer"),
                     f"{LATER}: certificates are not checked by OCSP"),
     **{f"{section}.{key}": f"{NOT_OURS}: it takes certificates from files"
@@ -23,7 +28,7 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("tls.verify_cert_and_check_known_urls", "websocket.tls.verify_cert_and_check_known_urls"),
                     "is for connections between servers: use verify"),
     "websocket.advertise": ALONE,
-    **dict.fromkeys(("cluster", "gateway", "leaf", "leafnodes", "client_advertise", "connect_error_reports",
+    **dict.fromkeys(("cluster", "gateway", "client_advertise", "connect_error_reports",
                      "reconnect_error_reports"), ALONE),
     "mqtt": f"{NOT_OURS}: it speaks the NATS protocol only",
     **dict.fromkeys((f"resolver_tls.{key}" for key in ("certs", "certificates", "cipher_suites", "curve_preferences",

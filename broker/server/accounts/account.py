@@ -57,24 +57,29 @@ class Account:
         # Each connection's counts at the time when it joined, since a connection may move between accounts.
         self._members: dict[Member, Traffic] = {}
         self._gone = Traffic()
+        self.leafs: dict[Member, None] = {}
+        """The members that are leaf connections."""
 
     @property
     def connections(self) -> int:
-        return len(self._members)
+        """The number of clients."""
+        return len(self._members) - len(self.leafs)
 
     @property
     def full(self) -> bool:
         """Flag: no further connection may join."""
         most = self.settings.max_connections
-        return most != NO_LIMIT and len(self._members) >= most
+        return most != NO_LIMIT and len(self._members) >= most  # leaf connections count, too
 
     @property
     def subscriptions(self) -> int:
         return self.router.subscription_count
 
-    def join(self, member: Member) -> None:
-        """Add a connection that belongs to no account."""
+    def join(self, member: Member, *, leaf: bool = False) -> None:
+        """Add a connection that belongs to no account; ``leaf``: it leads to another server."""
         self._members[member] = _traffic(member)
+        if leaf:
+            self.leafs[member] = None
         self.total_connections += 1
         if self.on_connections is not None:
             self.on_connections(self)
@@ -82,6 +87,7 @@ class Account:
     def leave(self, member: Member) -> None:
         """Remove a connection that ends or moves; an unknown one is ignored."""
         before = self._members.pop(member, None)
+        self.leafs.pop(member, None)
         if before is not None:
             self._gone = self._gone.plus(_traffic(member).minus(before))
             if self.on_connections is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from broker.base.gotime import format_duration, format_time
 from broker.server.connection.cipher_suites import standard_name
 from broker.server.connection.client import Client
+from broker.server.connection.connection import Connection
 from broker.server.routing.subscription import Subscription
 
 __all__ = ["connection_row", "identity", "peer_certificates", "subscription_row", "token_fields", "uptime"]
@@ -58,7 +59,7 @@ def subscription_row(sub: Subscription) -> dict[str, Any]:
     row |= {"sid": sub.sid.decode("utf-8", "replace"), "msgs": sub.delivered}
     if sub.max:
         row["max"] = sub.max
-    return row | {"cid": sub.peer.cid if isinstance(sub.peer, Client) else 0}
+    return row | {"cid": sub.peer.cid if isinstance(sub.peer, Connection) else 0}
 
 
 def peer_certificates(client: Client) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ from typing import Protocol
 from broker.protocol.run import Msg
 from broker.server.routing.subscription import Subscription
 
-__all__ = ["Columns", "Handle", "Mapper", "Shadows", "Tracing"]
+__all__ = ["Columns", "Handle", "InterestObserver", "Mapper", "Shadows", "Tracing"]
 
 
 class Handle(Protocol):
@@ -39,6 +39,10 @@ class Mapper(Protocol):
     def map(self, subject: bytes) -> bytes:
         """Return the subject to which a message to ``subject`` goes; b"" if it goes nowhere."""
 
+    @property
+    def sources(self) -> Sequence[bytes]:
+        """The subjects, with wildcards, to which the mappings apply."""
+
     def applies(self, subject: bytes) -> bool:
         """Return whether ``subject`` is a source of a mapping, which may map the subject to itself."""
 
@@ -55,6 +59,14 @@ class Tracing(Protocol):
 
     def sampled(self) -> bool:
         """Return whether to trace this message; a random choice."""
+
+
+class InterestObserver(Protocol):
+    """The leaf nodes of an account, which inform other servers about the account's subscriptions."""
+
+    def added(self, sub: Subscription) -> None: ...
+
+    def removed(self, sub: Subscription) -> None: ...
 
 
 class Shadows(Protocol):

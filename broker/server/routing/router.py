@@ -26,7 +26,7 @@ from broker.protocol.run import DeliveryRun, MixedPubAckRun, Msg, PubAckRun, mix
 from broker.server.routing.audience import audience
 from broker.server.routing.interest import InterestWatch
 from broker.server.routing.inward import Inward
-from broker.server.routing.neighbours import Columns, Handle, Mapper, Shadows, Tracing
+from broker.server.routing.neighbours import Columns, Handle, InterestObserver, Mapper, Shadows, Tracing
 from broker.server.routing.outward import AT_ONCE, Outward
 from broker.server.routing.route import Route
 from broker.server.routing.routes import Routes
@@ -43,6 +43,9 @@ _REPLIES_AT_ONCE: Final = 100_000
 
 _HANDLED_AT_ONCE: Final = 512
 """Maximum number of messages in one call of a handler. A stream that checks them one by one takes some milliseconds."""
+
+_NARROWED_MAX: Final = 64
+"""Bound on the sets of queue groups, as servers name them, whose routes are kept."""
 
 _DOT: Final = ord(".")
 _HOPS_MAX: Final = 64
@@ -76,20 +79,26 @@ class Router:
         self.mapper: Mapper | None = None
         self.shadows: Shadows | None = None
         self.tracing: Tracing | None = None
+        self._narrowed: dict[tuple[bytes, ...], Routes] = {}
+        self.interest_observer: InterestObserver | None = None
+        """The observer that informs other servers about subscriptions; None if there are no leaf nodes."""
+
         self._removal_observers: tuple[Callable[[Subscription], None], ...] = ()
 
     @property
     def subscription_count(self) -> int:
         return self.subs.count
 
-    def route(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> int:
+    def route(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int,
+              routes: Routes | None = None) -> int:
         """Deliver ops[start:end], published by ``source``, as runs.
 
+        Args: ``routes``: those of ``narrowed``, if not all queue groups receive the messages.
         Returns: the end of the delivered part. If a client's messages are too much work for one turn of the loop, the
         last ones are not delivered; at least one always is. The caller routes the rest on a later turn, once ``source``
         has no ``fan_outs``.
         """
-        routes = self.routes
+        routes = routes or self.routes
         outward = self.outward
         get = routes.by_subject.get
         resolve = routes.resolve
@@ -240,6 +249,22 @@ class Router:
             return 1
         return self.routes.route_of_match(match).deliver_counted([msg], None, now_ns, to)[0]
 
+    def deliver_as(self, to: bytes, msg: Msg, source: Source, now_ns: int, routes: Routes) -> None:
+        """Deliver a message to the subscribers of ``to``, which see its own subject; ``routes`` as for ``route``."""
+        route = routes.route_of(to)
+        if any((sub.original or sub).hides is not None for sub in route.receivers):
+            route = routes.route_of_match(route.permitted(msg[0]))
+        route.deliver_counted([msg], source, now_ns, to)
+
+    def narrowed(self, queues: tuple[bytes, ...]) -> Routes:
+        """Return routes to plain subscriptions and to the queue groups in ``queues``, for messages of a leaf node."""
+        routes = self._narrowed.get(queues)
+        if routes is None:
+            if len(self._narrowed) >= _NARROWED_MAX:
+                del self._narrowed[next(iter(self._narrowed))]
+            routes = self._narrowed[queues] = self.routes.narrowed(queues)
+        return routes
+
     def import_msgs(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
         """Deliver messages that came through a service import; stream exports do not pass them on.
 
@@ -346,9 +371,13 @@ class Router:
         """Insert a subscription whose subject is valid."""
         self.subs.insert(sub)
         self.routes.added(sub)
+        for routes in self._narrowed.values():
+            routes.added(sub)
         self._changed(sub.subject)
         if self.shadows is not None:
             self.shadows.added(sub)
+        if self.interest_observer is not None:
+            self.interest_observer.added(sub)
 
     def subscriptions(self) -> list[Subscription]:
         """Return all subscriptions, in no order."""
@@ -358,11 +387,14 @@ class Router:
         """Remove a subscription; an unknown one is ignored."""
         leaving, sub.ended = sub.ended, True
         if self.subs.remove(sub):
-            self.routes.leaving -= leaving
-            self.routes.removed(sub)
+            for routes in (self.routes, *self._narrowed.values()):
+                routes.leaving -= leaving
+                routes.removed(sub)
             self._changed(sub.subject)
             if self.shadows is not None:
                 self.shadows.removed(sub)
+            if self.interest_observer is not None:
+                self.interest_observer.removed(sub)
             for observer in self._removal_observers:
                 observer(sub)
 
@@ -380,14 +412,16 @@ class Router:
         many."""
         for sub in subs:
             sub.ended = True
-        self.routes.will_leave(len(subs))
+        for routes in (self.routes, *self._narrowed.values()):
+            routes.will_leave(len(subs))
         if self.shadows is not None:
             self.shadows.end(subs)
 
     def limit(self, sub: Subscription, max: int) -> None:
         """Let ``sub`` receive ``max`` messages in all, including those already delivered."""
         sub.max = max
-        self.routes.limited(sub)
+        for routes in (self.routes, *self._narrowed.values()):
+            routes.limited(sub)
 
     def refuses(self, subject: bytes) -> bool:
         """Return whether clients may not publish to ``subject``."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import chain, islice
 from typing import Final
 from weakref import WeakValueDictionary, ref
@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary, ref
 from broker.protocol.subject import is_literal
 from broker.server.routing.ack_subjects import ACK, ACK_TOKENS, reads_acks
 from broker.server.routing.inward import Inward
+from broker.server.routing.leaf_route import LeafRoute, reaches_leaf
 from broker.server.routing.outward import Outward
 from broker.server.routing.route import RECEIVERS_MANY, Refusal, Route
 from broker.server.routing.sublist import Match, Sublist
@@ -84,10 +85,24 @@ class Routes:
         self.leaving = 0
         self._ack_readers = 0
         self._deniers = 0
+        self._leafs = 0
+        self._queues: Collection[bytes] | None = None
+        """The only queue groups that receive messages; None: all groups do."""
         self._scans_left = 0
         self._receivers_kept = 0
         self._nobody = Route(Match(), (), rng, inward, outward)
         self._refusal = Refusal(Match(), (), rng, inward, outward)
+
+    def narrowed(self, queues: Collection[bytes]) -> Routes:
+        """Return routes of the same subscriptions, without the queue groups that are not in ``queues``.
+
+        They have caches of their own. The caller also notifies them of every change of the subscriptions.
+        """
+        other = Routes(self._subs, self._rng, self._inward, self._outward, self._refused)
+        other.leaving, other._ack_readers = self.leaving, self._ack_readers
+        other._deniers, other._leafs = self._deniers, self._leafs
+        other._queues = queues
+        return other
 
     @property
     def caches(self) -> tuple[dict[bytes, Route] | dict[bytes, Route | None], ...]:
@@ -103,12 +118,14 @@ class Routes:
     def added(self, sub: Subscription) -> None:
         """Drop the routes that the new subscription ``sub`` affects."""
         self._deniers += sub.denies is not None
+        self._leafs += sub.leaf is not None
         self._ack_readers += reads_acks(sub.subject)
         self._forget(sub.subject)
 
     def removed(self, sub: Subscription) -> None:
         """Drop the routes that the removed subscription ``sub`` affects."""
         self._deniers -= sub.denies is not None
+        self._leafs -= sub.leaf is not None
         self._ack_readers -= reads_acks(sub.subject)
         self._forget(sub.subject)
 
@@ -222,8 +239,8 @@ class Routes:
             route = self._inboxes[prefix]
         except KeyError:
             match = self._subs.match_prefix(prefix)
-            if match is not None and self.leaving:
-                _retain(match, _is_active)
+            if match is not None and (self.leaving or self._queues is not None):
+                self._narrow(match)
             route = self.route_of_match(match) if match is not None and not self._denied_some(match) else None
             if len(self._inboxes) >= ROUTES_KEPT:
                 _halve(self._inboxes)
@@ -265,10 +282,17 @@ class Routes:
     def match(self, subject: bytes) -> Match[Subscription]:
         """Return the subscriptions that match a literal subject and have not ended."""
         match = self._subs.match(subject)
-        if self.leaving:
+        if self.leaving or self._queues is not None:
             self._outward.work += len(match.plain)
-            _retain(match, _is_active)
+            self._narrow(match)
         return match
+
+    def _narrow(self, match: Match[Subscription]) -> None:
+        """Remove the subscriptions that have ended, and the groups that receive nothing."""
+        if self._queues is not None:
+            match.groups = {name: group for name, group in match.groups.items() if name in self._queues}
+        if self.leaving:
+            _retain(match, _is_active)
 
     def _denied_some(self, match: Match[Subscription]) -> bool:
         """Return whether a permission may exclude some of these subscriptions, depending on the literal subject."""
@@ -278,6 +302,8 @@ class Routes:
     def route_of_match(self, match: Match[Subscription]) -> Route:
         """Return the route to the subscriptions of ``match``; equal receivers share one route."""
         plain = match.plain
+        if self._leafs and reaches_leaf(match):
+            return self._leaf_route(match)
         if not match.groups:
             if len(plain) == 1:
                 # Fast path for the usual case: the subscription has its route, at a third of the cost.
@@ -302,6 +328,18 @@ class Routes:
             self._receivers_kept += len(receivers)
             route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward, self._outward)
         return route
+
+
+    def _leaf_route(self, match: Match[Subscription]) -> Route:
+        receivers = (*match.plain, *chain.from_iterable(match.groups.values()))
+        self._outward.work += len(receivers) // 2
+        known = self._by_receivers.get(receivers) if len(receivers) <= RECEIVERS_MANY else None
+        if known is None:
+            self._receivers_kept += len(receivers)
+            known = LeafRoute(match, receivers, self._rng, self._inward, self._outward)
+            if len(receivers) <= RECEIVERS_MANY:
+                self._by_receivers[receivers] = known
+        return known
 
 
 def _is_active(sub: Subscription) -> bool:

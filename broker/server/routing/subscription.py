@@ -16,7 +16,7 @@ from weakref import ref
 
 from broker.protocol.run import AnyRun, Msg, Run
 
-__all__ = ["BatchHandler", "Hop", "Peer", "Relay", "Source", "Subjects", "Subscription"]
+__all__ = ["BatchHandler", "Hop", "Leaf", "Peer", "Relay", "Source", "Subjects", "Subscription"]
 
 
 class Source(Protocol):
@@ -80,6 +80,22 @@ class Peer(Source, Protocol):
         """Remove a subscription that received its last message."""
 
 
+class Leaf(Peer, Protocol):
+    """A connection to another server, behind which there are further subscriptions."""
+
+    accepted: bool
+    """Flag: the other server opened the connection, so this server is its hub."""
+
+    group: str
+    """The cluster of the other server, or another text that is unique to the connection."""
+
+    def deliver_routed(self, run: Run, queues: Sequence[bytes], to: bytes) -> None:
+        """Encode and queue ``run`` once, for plain subscriptions and one member of each of ``queues``.
+
+        Args: ``to`` is the subject that routes all messages; b"": each message's own subject routes it.
+        """
+
+
 BatchHandler = Callable[[Sequence[Msg], int, int, "Source | None", int], Collection[int] | None]
 """A handler of ops[start:end]. It returns the indexes of the messages that it declines; a declined message counts as
 if the handler had no subscription to its subject. None: it accepts all."""
@@ -135,8 +151,9 @@ class Subscription:
     ``max`` bounds ``delivered``; 0: no bound. ``ended``: the subscription was removed from the router.
     """
 
-    __slots__ = ("account", "allow_trace", "alone", "delivered", "denies", "ended", "handler", "hides", "max",
-                 "on_delivery", "original", "peer", "queue", "relay", "rename", "sid", "stream", "subject")
+    __slots__ = ("account", "allow_trace", "alone", "delivered", "denies", "ended", "handler", "hides", "leaf",
+                 "max", "on_delivery", "original", "peer", "queue", "relay", "rename", "sid", "stream", "subject",
+                 "weight")
 
     def __init__(self, subject: bytes, queue: bytes, *, peer: Peer | None = None, sid: bytes = b"",
                  handler: BatchHandler | None = None, stream: str = "", relay: Relay | None = None) -> None:
@@ -157,6 +174,12 @@ class Subscription:
         """Observer of the messages that the peer receives through this subscription."""
 
         self.relay = relay
+        self.leaf: Leaf | None = None
+        """``peer``, if it is another server."""
+
+        self.weight = 1
+        """The number of subscriptions that this one stands for; another server sends it for a queue group."""
+
         self.original: Subscription | None = None
         """The subscription that receives and counts messages, if this one is a shadow."""
 
@@ -191,6 +214,7 @@ class Subscription:
         """Return a shadow of this subscription, for another account's router."""
         shadow = Subscription(subject, self.queue, peer=self.peer, sid=self.sid)
         shadow.original, shadow.rename, shadow.stream = self, rename, self.stream
+        shadow.leaf, shadow.weight = self.leaf, self.weight
         if (denies := self.denies) is not None:
             shadow.denies = lambda subject: denies(rename(subject))
         return shadow

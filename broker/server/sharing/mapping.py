@@ -71,6 +71,11 @@ class Mappings:
         self._unmapped: set[bytes] = set()
         self._choosing: dict[bytes, _Mapping] = {}
 
+    @property
+    def sources(self) -> list[bytes]:
+        """The subjects, with wildcards, to which the mappings apply."""
+        return [mapping.source for mapping in self._mappings]
+
     def map(self, subject: bytes) -> bytes:
         """Return the subject to which a message to ``subject`` goes; b"": the message is dropped."""
         if subject in self._unmapped:

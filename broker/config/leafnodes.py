@@ -1,0 +1,63 @@
+"""A leaf node remote as a plain value: another server to which this one connects."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from broker.access.accounts import DEFAULT_ACCOUNT
+from broker.base.value import Value
+
+__all__ = ["LEAF_PORT", "LeafRemote", "LeafTls", "LeafUrl"]
+
+LEAF_PORT: Final = 7422
+"""The port of a URL without one."""
+
+
+class LeafUrl(NamedTuple):
+    """The address of another server; ``shown`` is the URL without its password."""
+
+    host: str
+    port: int
+    user: str = ""
+    password: str = ""
+    tls: bool = False
+
+    @property
+    def address(self) -> str:
+        """The host and port as log lines show them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class LeafTls(Value):
+    """TLS to the other server. The certificate is this server's own."""
+
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    insecure: bool = False
+    min_version: str = "1.2"
+    timeout_ns: int = 2_000_000_000
+    handshake_first: bool = False
+
+
+class LeafRemote(Value, hidden=["urls", "nkey"]):
+    """A remote. ``urls`` may have passwords, and ``nkey`` is a seed."""
+
+    urls: tuple[LeafUrl, ...] = ()
+    account: str = DEFAULT_ACCOUNT
+    """The account of this server that is connected."""
+
+    credentials: str = ""
+    """The path of a file with a user's token and seed; "": none."""
+
+    nkey: str = ""
+    tls: LeafTls | None = None
+    deny_imports: tuple[str, ...] = ()
+    deny_exports: tuple[str, ...] = ()
+    no_randomize: bool = False
+    ignore_discovered_servers: bool = False
+    request_isolation: bool = False
+    disabled: bool = False
+    first_info_timeout_ns: int = 1_000_000_000
+    dial_timeout_ns: int | None = None
+    """The time to connect; None: as for all remotes."""

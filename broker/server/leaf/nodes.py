@@ -1,0 +1,128 @@
+"""All leaf connections of the server, and the remotes that open some of them.
+
+Owns: the tasks of the remotes, the accounts' interest, the counts of leaf connections. Does not own: what one
+connection does (``connection``).
+
+Source: nats-server, server/leafnode.go (solicitLeafNodeRemotes, addLeafNodeConnection, closeConnection).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, Final
+
+from broker.base.gotime import format_time
+from broker.server.accounts.account import Account
+from broker.server.connection.outbound import SLOW_BYTES
+from broker.server.leaf.connection import LeafConnection
+from broker.server.leaf.interest import AccountInterest
+from broker.server.leaf.solicited import Remote, Server
+
+__all__ = ["LeafNodes"]
+
+log = logging.getLogger(__name__)
+
+_READY_SECONDS: Final = 5.0
+"""Time that a start waits until each remote has connected, or has failed to connect for the first time."""
+
+
+class LeafNodes:
+    """The leaf nodes. ``start`` and ``stop`` may be repeated: a standby has no leaf connections."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.connections: dict[int, LeafConnection] = {}
+        """Connections in use, by their number."""
+
+        self.slow_consumers = 0
+        self.slow_by_bytes = 0
+        self._interest: dict[str, tuple[AccountInterest, asyncio.Task[None] | None]] = {}
+        self.remotes: list[Remote] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Connect the remotes. Return when each has informed its hub about all interest, or has failed once."""
+        self.remotes = [Remote(remote, self._server, self) for remote in self._server.settings.leafnodes.remotes
+                        if not remote.disabled]
+        for remote in self.remotes:
+            self._run(remote.run(), f"leaf node of {remote.settings.account}")
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                await asyncio.gather(*(remote.settled.wait() for remote in self.remotes))
+        except TimeoutError:
+            log.warning("Not all leaf nodes are connected; going on without them")
+
+    async def stop(self) -> None:
+        """Close all connections, and open no others."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        opening = [remote.connection for remote in self.remotes if remote.connection is not None]
+        for leaf in (*self.connections.values(), *opening):
+            leaf.close("Server Shutdown")
+
+    def accounts_changed(self) -> None:
+        """Inform the other servers about changed subject mappings."""
+        for interest, _ in self._interest.values():
+            interest.mappings_changed()
+
+    # For connections
+
+    def interest_of(self, account: Account) -> AccountInterest:
+        """Return the interest of an account."""
+        known = self._interest.get(account.name)
+        if known is None:
+            known = self._interest[account.name] = AccountInterest(account.router), None
+        return known[0]
+
+    def connected(self, leaf: LeafConnection) -> None:
+        """Inform ``leaf``, whose handshake is complete, about all interest."""
+        own = self._server.settings.jetstream.domain
+        if leaf.cid not in self.connections:
+            self.connections[leaf.cid] = leaf
+            if leaf.remote_domain != own:
+                log.info('%s - JetStream using domains: local "%s", remote "%s"', leaf.label, own, leaf.remote_domain)
+        self._run(self._inform(leaf), f"interest for {leaf.label}")
+
+    async def _inform(self, leaf: LeafConnection) -> None:
+        interest = self.interest_of(leaf.account)
+        _, counting = self._interest[leaf.account.name]
+        if counting is None:
+            counting = asyncio.create_task(interest.count_existing(), name=f"interest of {leaf.account.name}")
+            self._interest[leaf.account.name] = interest, counting
+        await asyncio.shield(counting)
+        await interest.inform(leaf)
+        for remote in self.remotes:
+            if remote.connection is leaf:
+                remote.settled.set()
+
+    def ended(self, leaf: LeafConnection) -> None:
+        """Remove a connection that is closing."""
+        self.connections.pop(leaf.cid, None)
+        log.info("%s - Leafnode connection closed: %s%s", leaf.label, leaf.close_reason,
+                 leaf.remote_name and f" - Remote: {leaf.remote_name}")
+
+    def count_slow(self, leaf: LeafConnection, reason: str) -> None:
+        self.slow_consumers += 1
+        if reason == SLOW_BYTES:
+            self.slow_by_bytes += 1
+        log.info("%s - %s", leaf.label, reason)
+
+    def identity(self, leaf: LeafConnection) -> dict[str, Any]:
+        """Return ``leaf`` as JetStream's advisories show it. Source: nats-server, server/client.go (getClientInfo)."""
+        fields = {"start": format_time(leaf.started_at_ns), "host": leaf.ip, "id": leaf.cid,
+                  "acc": leaf.account.name, "name": leaf.remote_name, "rtt": leaf.rtt_ns,
+                  "server": self._server.server_name, "kind": "Leafnode", "client_type": "nats"}
+        return {name: value for name, value in fields.items() if value}
+
+    def _run(self, steps: Any, name: str) -> None:
+        task = asyncio.create_task(steps, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("%s failed", task.get_name(), exc_info=error)
