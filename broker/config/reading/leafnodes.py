@@ -23,7 +23,8 @@ _REMOTE = aliases(
     "url", "urls", "account local", "credentials creds", "nkey seed", "tls", "deny_imports deny_import",
     "deny_exports deny_export", "no_randomize dont_randomize", "ignore_discovered_servers", "request_isolation",
     "disabled", "first_info_timeout", "dial_timeout", "compression", "hub",
-    "ws_compression ws_compress websocket_compress", "ws_no_masking websocket_no_masking", "proxy", "jetstream_cluster_migrate js_cluster_migrate",
+    "ws_compression ws_compress websocket_compress", "ws_no_masking websocket_no_masking", "proxy",
+    "jetstream_cluster_migrate js_cluster_migrate",
     "isolate_leafnode_interest isolate")
 _TLS = aliases("ca_file", "cert_file", "key_file", "insecure", "min_version", "timeout",
                "handshake_first first immediate", "verify")
