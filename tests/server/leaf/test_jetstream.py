@@ -1,0 +1,125 @@
+"""JetStream over a leaf connection: each server's streams are reached from the other by their domain."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
+
+
+from tests.server.leaf.servers import connect, crossed, pair
+
+pytestmark = pytest.mark.shows("leaf.domain")
+
+COMBINATIONS = [("nats-server", "nats-server"), ("nats-server", "jetblock")]
+
+
+@pytest.mark.parametrize(("hub", "spoke"), COMBINATIONS)
+async def test_streams_of_the_other_domain(tmp_path: Path, hub: str, spoke: str) -> None:
+    """A stock client creates a stream, publishes, pulls, gets pushes, and reads in order, by the other's domain."""
+    async with pair(tmp_path, hub, spoke) as servers:
+        for domain, here in (("bucket", servers.hub), ("hub", servers.spoke)):
+            client = await connect(here)
+            js = client.jetstream(domain=domain, timeout=10)
+            name = f"ORDERS-{domain}"
+            await js.add_stream(name=name, subjects=[f"{domain}.*"])
+            # The domain's server answers the publish, whatever domain the client uses.
+            acks = [await client.jetstream(timeout=10).publish(f"{domain}.{i}", b"%d" % i, headers={"N": f"{i}"})
+                    for i in range(50)]
+            assert [ack.seq for ack in acks] == list(range(1, 51))
+            assert {ack.domain for ack in acks} == {domain}
+
+            pulling = await js.pull_subscribe(f"{domain}.*", "pull")
+            msgs = await pulling.fetch(50, timeout=10)
+            assert [(msg.subject, msg.data, msg.headers) for msg in msgs] == [
+                (f"{domain}.{i}", b"%d" % i, {"N": f"{i}"}) for i in range(50)]
+            assert all("@" not in msg.reply for msg in msgs)
+            for msg in msgs:
+                await msg.ack_sync(timeout=10)
+            assert (await pulling.consumer_info()).num_ack_pending == 0
+
+            pushed: asyncio.Queue[Msg] = asyncio.Queue()
+            await js.subscribe(f"{domain}.*", durable="push", cb=pushed.put, manual_ack=True)
+            for i in range(50):
+                msg = await asyncio.wait_for(pushed.get(), 10)
+                assert msg.subject == f"{domain}.{i}"
+                await msg.ack_sync(timeout=10)
+
+            ordered = await js.subscribe(f"{domain}.*", ordered_consumer=True)
+            assert [(await ordered.next_msg(timeout=10)).subject for _ in range(50)] == [
+                f"{domain}.{i}" for i in range(50)]
+            raw = await js.get_msg(name, 7)
+            assert (raw.subject, raw.data) == (f"{domain}.6", b"6")
+            assert (await js.stream_info(name)).state.messages == 50
+            await js.delete_stream(name)
+            await client.close()
+
+
+@pytest.mark.parametrize(("hub", "spoke"), COMBINATIONS)
+async def test_key_value_and_objects(tmp_path: Path, hub: str, spoke: str) -> None:
+    """A bucket of the other domain is written by ``$JS.<domain>.API.$KV``, and an object store by its own subjects."""
+    async with pair(tmp_path, hub, spoke) as servers:
+        there, here = await connect(servers.spoke), await connect(servers.hub)
+        own = await there.jetstream().create_key_value(bucket="settings")
+        await own.put("a", b"1")
+        ack = json.loads((await here.request("$JS.bucket.API.$KV.settings.b", b"2", timeout=10)).data)
+        assert (ack["stream"], ack["seq"], ack["domain"]) == ("KV_settings", 2, "bucket")
+        far = await here.jetstream(domain="bucket", timeout=10).key_value("settings")
+        assert [(await far.get(key)).value for key in ("a", "b")] == [b"1", b"2"]
+        assert sorted(await far.keys()) == ["a", "b"]
+        with pytest.raises(NoRespondersError):
+            await here.request("$KV.settings.c", b"3", timeout=10)
+
+        await there.jetstream().create_object_store("files")
+        far_files = await here.jetstream(domain="bucket", timeout=10).object_store("files")
+        await crossed(there, here)
+        await far_files.put("one", b"x" * 300_000)
+        assert (await far_files.get("one")).data == b"x" * 300_000
+        await here.close()
+        await there.close()
+
+
+@pytest.mark.parametrize(("hub", "spoke"), COMBINATIONS)
+async def test_the_plain_api_stays_at_home(tmp_path: Path, hub: str, spoke: str) -> None:
+    """Requests to ``$JS.API`` are answered by the client's own server only."""
+    async with pair(tmp_path, hub, spoke) as servers:
+        for domain, server in (("hub", servers.hub), ("bucket", servers.spoke)):
+            client = await connect(server)
+            await client.jetstream(timeout=10).add_stream(name=domain, subjects=[domain])
+            inbox = client.new_inbox()
+            sub = await client.subscribe(inbox)
+            await client.publish("$JS.API.STREAM.NAMES", b"", reply=inbox)
+            assert json.loads((await sub.next_msg(timeout=10)).data)["streams"] == [domain]
+            await client.flush()
+            assert sub.pending_msgs == 0
+            await client.close()
+
+
+@pytest.mark.parametrize(("hub", "spoke"), COMBINATIONS)
+async def test_the_hub_mirrors_a_stream_of_the_spoke(tmp_path: Path, hub: str, spoke: str) -> None:
+    """A mirror on the hub names the spoke's domain in ``external``, and gets all messages, earlier and later ones."""
+    async with pair(tmp_path, hub, spoke) as servers:
+        origin, copying = await connect(servers.spoke), await connect(servers.hub)
+        await origin.jetstream().add_stream(name="ORIGIN", subjects=["from.*"])
+        for i in range(20):
+            await origin.jetstream().publish(f"from.{i}", b"%d" % i)
+        await crossed(origin, copying)
+        config = {"name": "COPY", "mirror": {
+            "name": "ORIGIN", "external": {"api": "$JS.bucket.API", "deliver": "deliver.hub"}}}
+        answer = await copying.request("$JS.API.STREAM.CREATE.COPY", json.dumps(config).encode(), timeout=10)
+        assert "error" not in json.loads(answer.data), answer.data
+        for i in range(20, 40):
+            await origin.jetstream().publish(f"from.{i}", b"%d" % i)
+        js = copying.jetstream()
+        for _ in range(1000):
+            if (await js.stream_info("COPY")).state.messages == 40:
+                break
+            await asyncio.sleep(0.01)
+        copies = [await js.get_msg("COPY", seq) for seq in range(1, 41)]
+        assert [(msg.subject, msg.data) for msg in copies] == [(f"from.{i}", b"%d" % i) for i in range(40)]
+        await origin.close()
+        await copying.close()
