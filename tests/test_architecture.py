@@ -30,17 +30,19 @@ MAY: dict[str, set[str]] = {
     "config.arguments": {"config.kinds"},
     "config.kinds": {"base"},
     "config.callout": {"base"},
+    "config.leafnodes": {"access", "base"},
     "config.operator": {"base"},
     "config.section": {"base", "config.kinds"},
     "config.settings": {
-        "access", "base", "config.callout", "config.kinds", "config.operator", "config.section", "protocol"},
+        "access", "base", "config.callout", "config.kinds", "config.leafnodes", "config.operator", "config.section",
+        "protocol"},
     "config.syntax": set(),
     "config.reading": {
-        "access", "base", "config.callout", "config.kinds", "config.operator", "config.settings", "config.syntax",
-        "jwt", "protocol", "version"},
-    "config": {
-        "access", "base", "config.callout", "config.kinds", "config.operator", "config.reading", "config.settings",
+        "access", "base", "config.callout", "config.kinds", "config.leafnodes", "config.operator", "config.settings",
         "config.syntax", "jwt", "protocol", "version"},
+    "config": {
+        "access", "base", "config.callout", "config.kinds", "config.leafnodes", "config.operator", "config.reading",
+        "config.settings", "config.syntax", "jwt", "protocol", "version"},
     # Stored bytes, and their ownership.
     "storage.format": set(),
     "storage.paths": {"storage.format"},
@@ -140,12 +142,15 @@ MAY: dict[str, set[str]] = {
     "server.connection": {
         "access", "base", "config.settings", "protocol", "server.accounts", "server.auth", "server.routing"},
     "server.listeners": {"base", "config.settings", "server.auth", "server.connection"},
+    "server.leaf": {
+        "access", "base", "config.leafnodes", "protocol", "server.accounts", "server.auth", "server.connection",
+        "server.routing", "version"},
     "server.system": {
         "access", "base", "config.settings", "protocol", "server.accounts", "server.connection", "server.routing",
         "server.sharing"},
     "server": {
-        "access", "base", "config.settings", "server.accounts", "server.auth", "server.connection", "server.listeners",
-        "server.operator", "server.routing", "server.sharing", "server.system", "version"},
+        "access", "base", "config.settings", "server.accounts", "server.auth", "server.connection", "server.leaf",
+        "server.listeners", "server.operator", "server.routing", "server.sharing", "server.system", "version"},
     # Pages and tools.
     "monitor": {"base", "protocol"},
     "inspect": {

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
+from urllib.parse import quote
 
 from broker import __version__
 from broker.access.accounts import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
@@ -14,6 +15,7 @@ from broker.access.sharing import Export, Import
 from broker.base.gotime import format_duration
 from broker.base.value import fields
 from broker.config.callout import CalloutSettings
+from broker.config.leafnodes import LeafRemote, LeafUrl
 from broker.config.operator import ResolverSettings, shown_url
 from broker.config.settings import MASK, ResolverTlsSettings, Setting, Settings, settings_table
 
@@ -45,6 +47,9 @@ def show(settings: Settings) -> str:
             _put(top, "authorization.auth_callout", _callout(settings.auth.callout))
         elif setting.path == "operator.preload" and settings.operator.preload:
             top["resolver_preload"] = {account: _text(token) for account, token in settings.operator.preload}
+        elif setting.path == "leafnodes.remotes":
+            if settings.leafnodes.remotes:
+                _put(top, "leafnodes.remotes", [_remote(remote) for remote in settings.leafnodes.remotes])
         elif setting.path == "storage.sync_interval_ns" and value is None:
             _put(top, setting.keys[0], _text("always"))
         elif setting.keys and value is not None and value not in ("", ()):
@@ -92,6 +97,33 @@ def _resolver(resolver: ResolverSettings) -> str | _Block:
         return shown | {"ttl": _text(format_duration(resolver.ttl_ns))}
     shown["allow_delete"] = _word(resolver.allow_delete)
     return shown | ({"hard_delete": _word(resolver.hard_delete)} if resolver.allow_delete else {})
+
+
+def _remote(remote: LeafRemote) -> _Block:
+    shown: _Block = {"urls": _texts(_leaf_url(url) for url in remote.urls), "account": _text(remote.account)}
+    if remote.credentials:
+        shown["credentials"] = _text(remote.credentials)
+    if remote.nkey:
+        shown["nkey"] = _text(MASK)
+    if (tls := remote.tls) is not None:
+        shown["tls"] = {"timeout": _text(format_duration(tls.timeout_ns)), **{
+            name: _word(value) for name in fields(tls) if name != "timeout_ns" and (value := getattr(tls, name))}}
+    for name in ("deny_imports", "deny_exports"):
+        if subjects := getattr(remote, name):
+            shown[name] = _texts(subjects)
+    for name in ("no_randomize", "ignore_discovered_servers", "request_isolation", "disabled"):
+        if getattr(remote, name):
+            shown[name] = "true"
+    shown["first_info_timeout"] = _text(format_duration(remote.first_info_timeout_ns))
+    if remote.dial_timeout_ns is not None:
+        shown["dial_timeout"] = _text(format_duration(remote.dial_timeout_ns))
+    return shown
+
+
+def _leaf_url(url: LeafUrl) -> str:
+    """Return a remote's URL; a user name without a password is a token, and as secret."""
+    user = f"{quote(url.user, safe='')}:{MASK}@" if url.password else f"{MASK}@" if url.user else ""
+    return f"{'tls' if url.tls else 'nats-leaf'}://{user}{url.address}"
 
 
 def _name_bucket(top: _Block, url: str) -> None:

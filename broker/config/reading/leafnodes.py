@@ -23,13 +23,15 @@ _REMOTE = aliases(
     "url", "urls", "account local", "credentials creds", "nkey seed", "tls", "deny_imports deny_import",
     "deny_exports deny_export", "no_randomize dont_randomize", "ignore_discovered_servers", "request_isolation",
     "disabled", "first_info_timeout", "dial_timeout", "compression", "hub",
-    "ws_compression ws_compress websocket_compress", "ws_no_masking websocket_no_masking", "proxy",
+    "ws_compression ws_compress websocket_compression websocket_compress", "ws_no_masking websocket_no_masking",
+    "proxy", "username", "password", "timeout",
     "jetstream_cluster_migrate js_cluster_migrate",
     "isolate_leafnode_interest isolate")
 _TLS = aliases("ca_file", "cert_file", "key_file", "insecure", "min_version", "timeout",
                "handshake_first first immediate", "verify")
 _UNSUPPORTED: Final = {
-    **dict.fromkeys(("ws_compression", "ws_no_masking", "proxy"), f"{_LATER}: it is for WebSocket remotes"),
+    **dict.fromkeys(("ws_compression", "ws_no_masking", "proxy", "username", "password", "timeout"),
+                    f"{_LATER}: it is for WebSocket remotes"),
     "hub": f"{_LATER}: let the other server connect to this one",
     "jetstream_cluster_migrate": f"{_LATER}: there is no Raft",
     "isolate_leafnode_interest": f"{_LATER} in a remote: set it for all of leafnodes",

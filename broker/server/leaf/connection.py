@@ -70,18 +70,18 @@ class LeafNodes(Protocol):
 
 
 class Passage:
-    """What may pass through one connection. ``allow`` None: everything.
+    """The subjects that may pass through one connection.
 
     Attributes:
         sends: the subjects of messages to the other server;
-        told: the subjects of the interest that the other server is informed about; None: all;
+        wants: the subjects of the interest that the other server is informed about; None: all;
         receives: the subjects of messages from the other server; None: all.
     """
 
-    def __init__(self, sends: SubjectPermission, told: SubjectPermission | None,
+    def __init__(self, sends: SubjectPermission, wants: SubjectPermission | None,
                  receives: SubjectPermission | None) -> None:
         self.sends = SubscribeRules(sends.allow or (), sends.deny)
-        self.told = SubscribeRules(told.allow or (), told.deny) if told is not None else None
+        self.wants = SubscribeRules(wants.allow or (), wants.deny) if wants is not None else None
         self.receives = PublishRules(receives.allow, receives.deny) if receives is not None else None
 
 
@@ -198,8 +198,8 @@ class LeafConnection(Connection):
         subject, queue = key
         if weight and not queue:
             weight = 1
-        told = self.passage.told
-        if weight and told is not None and not told.permits(subject, queue) and not subject.startswith(EXEMPT):
+        wants = self.passage.wants
+        if weight and wants is not None and not wants.permits(subject, queue) and not subject.startswith(EXEMPT):
             weight = 0
         if weight != self._known.get(key, 0):
             if weight:

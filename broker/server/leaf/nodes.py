@@ -51,7 +51,7 @@ class LeafNodes:
             async with asyncio.timeout(_READY_SECONDS):
                 await asyncio.gather(*(remote.settled.wait() for remote in self.remotes))
         except TimeoutError:
-            log.warning("Not all leaf nodes are connected; going on without them")
+            log.warning("Not all leaf nodes are connected yet")
 
     async def stop(self) -> None:
         """Close all connections, and open no others."""

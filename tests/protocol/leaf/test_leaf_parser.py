@@ -93,7 +93,7 @@ MSG = st.tuples(SUBJECT, st.one_of(st.just(b""), SUBJECT), st.booleans(), st.bin
        st.lists(st.integers(1, 50), max_size=8))
 def test_encoded_messages_come_back(rows: list[tuple[bytes, bytes, bool, bytes]], queues: list[bytes], to: bytes,
                                     cuts: list[int]) -> None:
-    """The parser reads what the encoder wrote, wherever the bytes are cut; the subject of a delivery is in its reply."""
+    """The parser reads what the encoder wrote, wherever it is cut; the subject of a delivery is in its reply."""
     msgs: list[Msg] = [(subject, reply, len(HEADERS) if rich else 0, HEADERS * rich + body)
                        for subject, reply, rich, body in rows]
     data = b"".join(encode(msgs, queues, to))

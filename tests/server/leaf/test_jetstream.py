@@ -10,10 +10,9 @@ import pytest
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
-
 from tests.server.leaf.servers import connect, crossed, pair
 
-pytestmark = pytest.mark.shows("leaf.domain")
+pytestmark = pytest.mark.shows("cluster.leaf_domain")
 
 COMBINATIONS = [("nats-server", "nats-server"), ("nats-server", "jetblock")]
 

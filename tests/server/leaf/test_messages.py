@@ -12,7 +12,7 @@ from nats.errors import NoRespondersError
 
 from tests.server.leaf.servers import connect, crossed, pair
 
-pytestmark = pytest.mark.shows("leaf.spoke")
+pytestmark = pytest.mark.shows("cluster.leaf_spoke")
 
 COMBINATIONS = [("nats-server", "nats-server"), ("nats-server", "jetblock")]
 

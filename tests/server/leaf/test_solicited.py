@@ -20,7 +20,7 @@ from tests.harness import BrokerProcess, NatsServerProcess, free_port
 from tests.keys import key, secret
 from tests.server.leaf.servers import connect, crossed, pair, write
 
-pytestmark = pytest.mark.shows("leaf.spoke")
+pytestmark = pytest.mark.shows("cluster.leaf_spoke")
 
 ACCOUNTS = "accounts { APP { users [ { user: app, password: app } ] }, OTHER { users [ { user: o, password: o } ] } }"
 
@@ -88,8 +88,8 @@ async def test_tls(tmp_path: Path, first: bool) -> None:
     """TLS begins after INFO or before it; the hub verifies this server's certificate, and this server the hub's."""
     authority = Authority(tmp_path)
     server, client = authority.server(), authority.client("client")
-    listener = (f'tls {{ cert_file: "{server.cert}", key_file: "{server.key}", ca_file: "{authority.ca}", verify: true, '
-                f"handshake_first: {str(first).lower()} }}")
+    listener = (f'tls {{ cert_file: "{server.cert}", key_file: "{server.key}", ca_file: "{authority.ca}", '
+                f"verify: true, handshake_first: {str(first).lower()} }}")
     remote = (f'tls {{ ca_file: "{authority.ca}", cert_file: "{client.cert}", key_file: "{client.key}", '
               f"handshake_first: {str(first).lower()} }}")
     async with pair(tmp_path, "nats-server", "jetblock", listener=listener, remote=remote) as servers:
