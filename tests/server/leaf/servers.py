@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -67,14 +68,13 @@ async def crossed(receiver: Client, sender: Client) -> None:
 
     sub = await receiver.subscribe(subject, cb=answer)
     await receiver.flush()
-    for _ in range(2000):
-        try:
-            await sender.request(subject, timeout=10)
-            break
-        except NoRespondersError:
-            await sender.flush()
-    else:
-        raise AssertionError("the interest does not cross the leaf connection")
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await sender.request(subject, timeout=10)
+                break
+            except NoRespondersError:
+                await asyncio.sleep(0.005)
     await sub.unsubscribe()
 
 

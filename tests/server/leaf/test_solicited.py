@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import nats
 import pytest
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.shows("cluster.leaf_spoke")
 ACCOUNTS = "accounts { APP { users [ { user: app, password: app } ] }, OTHER { users [ { user: o, password: o } ] } }"
 
 
-async def serve(client: nats.aio.client.Client, subject: str) -> None:
+async def serve(client: Client, subject: str) -> None:
     async def answer(msg: Msg) -> None:
         await msg.respond(b"here")
     await client.subscribe(subject, cb=answer)
