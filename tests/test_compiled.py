@@ -22,7 +22,7 @@ from tests.harness import BrokerProcess
 ROOT = Path(__file__).parent.parent
 
 TESTS = ("tests/protocol/test_parser.py", "tests/protocol/test_parser_fuzz.py", "tests/protocol/test_encoder.py",
-         "tests/server/routing", "tests/storage/log/test_open_block.py")
+         "tests/protocol/leaf", "tests/server/routing", "tests/storage/log/test_open_block.py")
 """The tests of the modules that are compiled."""
 
 needs_build = pytest.mark.skipif(

@@ -22,7 +22,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from broker.protocol.framing import Framing, MessageVerbs, Verb, parse_size, silent_error
-from broker.protocol.parser import Connect, Err, Ping, Pong
+from broker.protocol.operations import Connect, Err, Ping, Pong
 from broker.protocol.run import Msg
 
 __all__ = ["MAX_LINE", "Info", "Interest", "LeafOp", "LeafParser", "split_route"]

@@ -23,7 +23,7 @@ from broker.access.accounts import SubjectPermission
 from broker.protocol import encoder
 from broker.protocol.leaf import encoder as leaf_encoder
 from broker.protocol.leaf.parser import MAX_LINE, Info, Interest, LeafParser
-from broker.protocol.parser import Connect, Err, Ping, Pong
+from broker.protocol.operations import Connect, Err, Ping, Pong
 from broker.protocol.run import AnyRun, Msg, Run
 from broker.protocol.subject import is_literal, is_valid
 from broker.server.accounts.account import Account

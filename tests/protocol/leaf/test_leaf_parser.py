@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from broker.protocol.framing import ProtocolError
 from broker.protocol.leaf.encoder import connect, encode, interest
 from broker.protocol.leaf.parser import Info, Interest, LeafOp, LeafParser, split_route
-from broker.protocol.parser import Connect, Err, Ping, Pong
+from broker.protocol.operations import Connect, Err, Ping, Pong
 from broker.protocol.run import Msg
 
 HEADERS = b"NATS/1.0\r\n\r\n"
