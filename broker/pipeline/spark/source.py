@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader
 
-from broker.pipeline.errors import PipelineError
+from broker.pipeline.errors import BadOption, PipelineError
 from broker.pipeline.spark.errors import plainly
 
 if TYPE_CHECKING:
@@ -22,8 +22,7 @@ __all__ = ["JetblockSource"]
 
 
 class JetblockSource(DataSource):
-    """``spark.read.format("jetblock")`` and ``spark.readStream.format("jetblock")``; docs/SPARK.md lists the
-    options."""
+    """``format("jetblock")`` of Spark's read, readStream, write and writeStream; docs/SPARK.md lists the options."""
 
     @classmethod
     def name(cls) -> str:
@@ -66,12 +65,25 @@ class JetblockSource(DataSource):
 
     @plainly
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        raise PipelineError(_NO_WRITES)
+        from broker.pipeline.spark.sink import BatchSink
+        from broker.pipeline.write.options import WriteOptions
+
+        if overwrite:
+            raise BadOption(f"mode overwrite would delete the stream's messages first: {_ONLY_APPENDS}")
+        return BatchSink(WriteOptions.parse(self.options), schema)
 
     @plainly
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        raise PipelineError(_NO_WRITES)
+        if find_spec("pyspark.sql.streaming.datasource") is None:
+            raise PipelineError(f"streaming writes need PySpark 4.2 or newer, and this is {pyspark.__version__}; "
+                                f"df.write works here, also in foreachBatch")
+        from broker.pipeline.spark.sink import StreamSink
+        from broker.pipeline.write.options import WriteOptions
+
+        if overwrite:
+            raise BadOption(f"outputMode complete would write all rows again with each batch: {_ONLY_APPENDS}")
+        return StreamSink(WriteOptions.parse(self.options, streaming=True), schema)
 
 
-_NO_WRITES: Final = ("jetblock has no sink for Spark: only a broker writes to a store; publish with a NATS client, "
-                     "from foreachPartition or foreachBatch")
+_ONLY_APPENDS: Final = ("rows are only appended: use append; purge the stream yourself if older messages are to go, or "
+                        "give it max_msgs_per_subject so that the last message of each subject is kept")

@@ -1,9 +1,10 @@
-"""The object client of Spark's driver and tasks: blocking reads, from plain files or through obstore.
+"""The object client of Spark's driver and tasks: blocking calls, on plain files or through obstore.
 
     file://DIR              the broker's own directory store, at the same path on every machine
     s3://BUCKET[/PREFIX]    obstore; endpoint, region and credentials come from the AWS_* environment (``aws``)
 
-The client only reads. Transient failures are retried with growing pauses for about ``_RETRY``, then raise Unreachable.
+Queries only read; the sink also puts new objects. Transient failures are retried with growing pauses for about
+``_RETRY``, then raise Unreachable.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from broker.pipeline.errors import BadOption, Damaged, NoStore, PipelineError, U
 from broker.pipeline.store.aws import KEYS, S3Environment
 from broker.storage.format.errors import FormatError
 from broker.storage.format.store import StoreFormat
-from broker.storage.objectstore.base import NotFound, ObjectInfo, StoreError, StoreRefused, Transient, can_begin_key
+from broker.storage.objectstore.base import (
+    NotFound,
+    ObjectInfo,
+    PreconditionFailed,
+    StoreError,
+    StoreRefused,
+    Transient,
+    can_begin_key,
+)
 from broker.storage.objectstore.file import FileStore
 from broker.storage.paths import FORMAT, ROOT
 from broker.storage.unsynced_tail import hide_all_torn
@@ -37,11 +46,13 @@ AT_ONCE: Final = 32
 
 _RETRY: Final = timedelta(seconds=30)
 _PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
+_ACCESS: Final = "allow s3:GetObject on the keys and s3:ListBucket on the bucket"
+_PUT_ACCESS: Final = "allow s3:PutObject on such keys"
 _T = TypeVar("_T")
 
 
 class ObjectClient(Protocol):
-    """Reads a store of immutable objects. Thread-safe; never shared with another process."""
+    """Reads a store of immutable objects, and adds objects. Thread-safe; never shared with another process."""
 
     url: str
     """The store's URL, without secrets."""
@@ -63,6 +74,12 @@ class ObjectClient(Protocol):
         """Return the objects whose key begins with ``prefix`` and is greater than ``after``, in key order.
 
         ``after`` is for prefixes whose keys are all in one folder (see ObjectStore.list). Raises: NoStore; Unreachable.
+        """
+
+    def put(self, key: str, data: Sequence[bytes]) -> bool:
+        """Put an object unless its key exists; return False if it exists.
+
+        A put whose answer was lost is repeated, so the existing object may be this one. Raises: NoStore; Unreachable.
         """
 
 
@@ -124,6 +141,7 @@ class FileObjectClient:
         except StoreRefused as e:
             raise NoStore(f"file://{os.path.abspath(directory)}: {e}, on every executor too") from None
         self.url = self._store.url
+        self._writable: FileStore | None = None
 
     def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         return self._with_retries(lambda: self._store.get_sync(key, start, end))
@@ -134,11 +152,24 @@ class FileObjectClient:
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         return self._with_retries(lambda: self._store.list_sync(prefix, after))
 
+    def put(self, key: str, data: Sequence[bytes]) -> bool:
+        if self._writable is None:
+            # Only a broker creates a store: a directory that is not mounted here must not become one.
+            check_store(self)
+            self._writable = FileStore(self._store.directory)
+        put = self._writable.put_sync
+        assert put is not None
+        try:
+            self._with_retries(lambda: put(key, data))
+        except PreconditionFailed:
+            return False
+        return True
+
     def _with_retries(self, call: Callable[[], _T]) -> _T:
         for pause_s in (*_PAUSES_S, None):
             try:
                 return call()
-            except NotFound:
+            except (NotFound, PreconditionFailed):
                 raise
             except Transient as e:
                 if pause_s is None:
@@ -157,7 +188,7 @@ class S3ObjectClient:
         installed."""
         try:
             import obstore
-            from obstore.exceptions import BaseError
+            from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
             from obstore.store import S3Store
         except ImportError as e:
             raise Unreachable(f"s3:// needs obstore, here and on every executor: pip install obstore ({e})") from e
@@ -167,6 +198,7 @@ class S3ObjectClient:
         self._where = f"{self.url} at {environment.shown}" if environment.shown else self.url
         self._obstore: Any = obstore
         self._failures = (BaseError, OSError, ValueError)
+        self._exists = (AlreadyExistsError, PreconditionError)
         client: Any = {
             "allow_http": environment.endpoint.startswith("http:"), "connect_timeout": timedelta(seconds=3),
             "read_timeout": timedelta(seconds=20), "timeout": timedelta(seconds=120), "user_agent": "jetblock"}
@@ -235,8 +267,21 @@ class S3ObjectClient:
         found.sort()
         return found
 
-    def _error(self, e: Exception, key: str) -> Exception:
-        """Return the error to raise for an error of obstore, which has HTTP status and S3 code only in its text."""
+    def put(self, key: str, data: Sequence[bytes]) -> bool:
+        try:
+            # A put in several parts could replace an object.
+            self._obstore.put(self._store, self._base + key, b"".join(data), mode="create", use_multipart=False)
+        except self._exists:
+            return False
+        except self._failures as e:
+            raise self._error(e, key, _PUT_ACCESS) from None
+        return True
+
+    def _error(self, e: Exception, key: str, access: str = _ACCESS) -> Exception:
+        """Return the error to raise for an error of obstore, which has HTTP status and S3 code only in its text.
+
+        Args: access is the remedy if the store denies access.
+        """
         text = str(e)
         code = match[1] if (match := _CODE.search(text)) is not None else ""
         if code == "NoSuchBucket":
@@ -248,12 +293,12 @@ class S3ObjectClient:
             return e
         for sign, remedy in _REMEDIES.items():
             if sign == code or (not code and sign in text):
-                return Unreachable(f"{where}: {remedy}")
+                return Unreachable(f"{where}: {access if remedy == _ACCESS else remedy}")
         if not code and (isinstance(e, FileNotFoundError) or " 404 " in text):
             # S3 reports a missing object as NoSuchKey; a gateway or web server answers 404 for much else.
             return Unreachable(f"{where}: the answer is not S3's; is AWS_ENDPOINT_URL right?")
         if type(e).__name__ in ("PermissionDeniedError", "UnauthenticatedError") or " 403 " in text or " 401 " in text:
-            return Unreachable(f"{where}: {KEYS}, and {_ACCESS}")
+            return Unreachable(f"{where}: {KEYS}, and {access}")
         return Unreachable(f"{where}: check that it is up, its address (AWS_ENDPOINT_URL), AWS_REGION and the network")
 
 
@@ -267,7 +312,6 @@ def _or_none(objects: ObjectClient, range_: Range) -> bytes | None:
 _CODE: Final = re.compile(r"<Code>\s*([A-Za-z0-9]+)\s*</Code>")
 _STATUS: Final = re.compile(r"status code: (\d\d\d)")
 _CAUSE: Final = re.compile(r" - ((?:HTTP error|Received|Server returned)[^\n:]*(?:: [a-z][^\n]*)?)")
-_ACCESS: Final = "allow s3:GetObject on the keys and s3:ListBucket on the bucket"
 _REMEDIES: Final = {
     "AccessDenied": _ACCESS,
     "AllAccessDisabled": _ACCESS,

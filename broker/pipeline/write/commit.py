@@ -1,0 +1,264 @@
+"""The driver's part of a write: finding the stream, and the request to adopt the staged runs.
+
+    plan     options ──> the stream's incarnation and shard (created first, if ``createStream`` asks for it)
+    commit   results of the tasks ──> entries ──> a request, put into the inbox ──> its answer
+                                                    ├── asked for with ``nats``
+                                                    └── otherwise, or if the broker is not reached, found in the store
+
+One request is all or nothing. With ``splitCommits`` there may be several, which are requested one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeVar
+
+from broker.base.gotime import format_duration
+from broker.migration.errors import CannotMigrate
+from broker.migration.login import ApiRefusal, Connection, Login, connect
+from broker.pipeline.errors import NoStream, PipelineError, Unreachable
+from broker.pipeline.plan.follow import Follower
+from broker.pipeline.plan.snapshot import read_store
+from broker.pipeline.store.objects import ObjectClient
+from broker.pipeline.write.options import WriteOptions
+from broker.pipeline.write.stage import Result, Target, stage_results
+from broker.storage.format.request import BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun, Version
+from broker.storage.objectstore.base import NotFound
+from broker.storage.staging.answers import ALREADY, GRANTED, REFUSED, Answer, answer_to
+from broker.storage.staging.writer import request_object
+
+__all__ = ["Outcome", "commit", "plan"]
+
+_T = TypeVar("_T")
+
+_POLL_SECONDS: Final = 0.25
+_POLL_SECONDS_MAX: Final = 5.0
+_PUTS_MAX: Final = 5
+_NAME_IN_USE: Final = 10058
+_NOT_SERVED: Final = frozenset((10008, 10194))
+"""API errors that do not depend on the request: it stays in the inbox, and is carried out later."""
+_STREAM_NOT_FOUND: Final = 10059
+
+
+class Outcome(NamedTuple):
+    """The result of a write.
+
+    Fields: ``messages`` joined the stream, and ``duplicates`` were dropped, because their message ids were known;
+        ``raised`` got a later time; ``first_seq`` and ``last_seq`` are 0 if nothing joined. ``adopted`` is False if
+        the write did not wait for a broker.
+    """
+
+    messages: int = 0
+    duplicates: int = 0
+    raised: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+    adopted: bool = True
+
+    def plus(self, other: Outcome) -> Outcome:
+        """Return the result of this write and a later one together."""
+        return Outcome(self.messages + other.messages, self.duplicates + other.duplicates, self.raised + other.raised,
+                       self.first_seq or other.first_seq, other.last_seq or self.last_seq,
+                       self.adopted and other.adopted)
+
+
+def plan(objects: ObjectClient, options: WriteOptions) -> Target:
+    """Find the stream. Raises: NoStore; NoStream, listing the existing ones; Damaged; Newer; Unreachable."""
+    if options.nats:
+        asyncio.run(_with_connection(options, _no_request))
+    try:
+        return _target(objects, options)
+    except NoStream:
+        if options.createstream is None:
+            raise
+    asyncio.run(_with_connection(options, lambda connection: _create(connection, options)))
+    return _target(objects, options)
+
+
+def _target(objects: ObjectClient, options: WriteOptions) -> Target:
+    [found] = read_store(objects, account=options.account, stream=options.stream.replace(",", "\\,"))
+    if found.offline is not None:
+        raise PipelineError(f"{objects.url}: stream {found.full_name} is offline: {found.offline}; see `jetblock "
+                            f"inspect --verify`")
+    return Target(found.account, found.name, found.stream_id, found.shard, options.times,
+                  options.actingheaders == "strip")
+
+
+async def _no_request(connection: Connection) -> None:
+    """Make no request: the login has succeeded."""
+
+
+async def _create(connection: Connection, options: WriteOptions) -> None:
+    config = {**(options.createstream or {}), "name": options.stream}
+    try:
+        await connection.api(f"STREAM.CREATE.{options.stream}", config)
+    except ApiRefusal as error:
+        if error.err_code != _NAME_IN_USE:
+            raise PipelineError(f"option createStream: {connection.shown} refused to create the stream "
+                                f"{options.stream!r}: {error}") from None
+
+
+def commit(objects: ObjectClient, options: WriteOptions, target: Target, version: Version | None,
+           results: Iterable[Result]) -> Outcome:
+    """Let the rows of all tasks join the stream, in the order of partitions. Without rows, do nothing.
+
+    Args: ``version`` identifies the write, so that repeating it stores nothing; None: each call stores its rows.
+    Raises: PipelineError; nothing is stored, or the text says what may be.
+    """
+    entries = stage_results(objects, target, results)
+    pieces = list(_pieces(entries))
+    if len(pieces) > 1 and not options.splitcommits:
+        messages, blocks = sum(run.messages for run in entries), sum(run.blocks for run in entries)
+        raise PipelineError(
+            f"stream {target.stream}: {messages} rows in {blocks} blocks and {len(entries)} runs are too many for one "
+            f"request (at most {MESSAGES_MAX}, {BLOCKS_MAX} and {RUNS_MAX}), and nothing was stored: use fewer "
+            f"partitions, or set option splitCommits to true to store them by several requests")
+    total = Outcome()
+    for number, piece in enumerate(pieces):
+        own = version if version is None or not number else Version(f"{version.writer}#{number}", version.number)
+        try:
+            total = total.plus(_Request(objects, options, target, own, piece).carry_out())
+        except PipelineError as error:
+            if not number:
+                raise
+            raise type(error)(f"{error}; the {number} earlier of {len(pieces)} requests of this write were "
+                              f"stored") from None
+    return total
+
+
+def _pieces(entries: Sequence[StagedRun]) -> Iterator[list[StagedRun]]:
+    """Divide runs into those of one request each. A replay with the same runs divides them alike."""
+    piece: list[StagedRun] = []
+    blocks = messages = 0
+    for run in entries:
+        blocks, messages = blocks + run.blocks, messages + run.messages
+        if piece and (len(piece) == RUNS_MAX or blocks > BLOCKS_MAX or messages > MESSAGES_MAX):
+            yield piece
+            piece, blocks, messages = [], run.blocks, run.messages
+        piece.append(run)
+    if piece:
+        yield piece
+
+
+class _Request:
+    """One request: its object, and the wait for its answer."""
+
+    def __init__(self, objects: ObjectClient, options: WriteOptions, target: Target, version: Version | None,
+                 entries: Sequence[StagedRun]) -> None:
+        self._objects, self._options, self._target, self._version = objects, options, target, version
+        self._entries = entries
+        identity = version or int.from_bytes(os.urandom(8), "little") or 1
+        self._id = identity if isinstance(identity, int) else identity.request_id(target.stream_id)
+        self._identity = identity
+        self._where = f"{objects.url}: stream {target.account}/{target.stream}"
+
+    def carry_out(self) -> Outcome:
+        """Put the request, and wait until a broker has answered it. Raises: PipelineError."""
+        request = self._put()
+        wait_s = self._options.waitforadoption / 1e9
+        deadline = time.monotonic() + wait_s
+        unreached = ""
+        if self._options.nats:
+            try:
+                answer = asyncio.run(_with_connection(self._options, lambda connection: self._ask(connection, wait_s)))
+                if answer is not None:
+                    return self._outcome(**answer)
+            except Unreachable as error:
+                unreached = f" ({error})"
+        if not wait_s:
+            return Outcome(sum(run.messages for run in self._entries), adopted=False)
+        return self._find_answer(request, deadline, unreached)
+
+    def _put(self) -> Request:
+        """Put the request's object; return the request that is in the inbox."""
+        try:
+            made = request_object(self._target.account, self._target.stream, self._target.stream_id, self._identity,
+                                  self._entries, shard=self._target.shard,
+                                  times="refuse" if self._target.times == "refuse" else "raise")
+        except ValueError as error:
+            raise PipelineError(f"{self._where}: {error}") from None
+        for _ in range(_PUTS_MAX):
+            if self._objects.put(made.key, made.data):
+                return Request.decode(b"".join(made.data), self._id)
+            try:
+                # An earlier attempt at the same version is waiting: its answer is also this one's.
+                return Request.decode(self._objects.get(made.key), self._id)
+            except NotFound:
+                pass  # It was answered just now. If it was refused, the next put is another attempt.
+        raise Unreachable(f"{self._where}: another program makes the same request, and it is refused each time")
+
+    async def _ask(self, connection: Connection, wait_s: float) -> Mapping[str, Any] | None:
+        """Ask the broker to carry out the request. Returns: its answer; None if it is to be found in the store."""
+        body = ({"request": f"{self._id:016x}"} if self._version is None
+                else {"writer": self._version.writer, "version": self._version.number})
+        subject = f"JETBLOCK.ADOPT.{self._target.stream}"
+        try:
+            if not wait_s:
+                client = connection.client
+                await client.publish(f"$JS.API.{subject}", json.dumps(body).encode(), reply=client.new_inbox())
+                await client.flush()
+                return None
+            return await connection.api(subject, body, seconds=wait_s)
+        except ApiRefusal as error:
+            if error.err_code in _NOT_SERVED:
+                return None
+            if error.err_code == _STREAM_NOT_FOUND:
+                raise self._gone() from None
+            raise self._refused(str(error)) from None
+
+    def _find_answer(self, request: Request, deadline: float, unreached: str) -> Outcome:
+        follower = Follower(self._objects, self._target.account, self._target.stream.replace(",", "\\,"))
+        pause_s = _POLL_SECONDS
+        while True:
+            states = {one.state.stream_id: one.state for one in follower.refresh().values()}
+            if (state := states.get(self._target.stream_id)) is None:
+                raise self._gone()
+            if (answer := answer_to(state.extra, request)) is not None:
+                return self._outcome_of(answer)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise self._not_adopted(unreached)
+            time.sleep(min(pause_s, left))
+            pause_s = min(1.5 * pause_s, _POLL_SECONDS_MAX)
+
+    def _outcome_of(self, answer: Answer) -> Outcome:
+        if answer.state == REFUSED:
+            raise self._refused(answer.why)
+        assert answer.state in (GRANTED, ALREADY)
+        return self._outcome(**answer.to_json())
+
+    @staticmethod
+    def _outcome(messages: int, duplicates: int, first_seq: int, last_seq: int, raised: int = 0,
+                 **_: Any) -> Outcome:
+        return Outcome(messages, duplicates, raised, first_seq if messages else 0, last_seq if messages else 0)
+
+    def _refused(self, why: str) -> PipelineError:
+        return PipelineError(f"{self._where}: the write was refused, and nothing was stored: {why}")
+
+    def _gone(self) -> PipelineError:
+        return NoStream(f"{self._where} was deleted, or deleted and made anew, during the write, and nothing was "
+                        f"stored: write again, if it exists")
+
+    def _not_adopted(self, unreached: str) -> PipelineError:
+        again = ("repeating the write is safe, and stores nothing twice" if self._version is not None else
+                 "do not repeat the write, because its rows would be stored twice: a broker still adopts them; options "
+                 "txnAppId and txnVersion make repeating safe")
+        wait = format_duration(self._options.waitforadoption)
+        return Unreachable(f"{self._where}: request {self._id:016x} is stored, and no broker adopted it within "
+                           f"{wait}{unreached}: start a broker, or run `jetblock adopt {self._objects.url}`; {again}")
+
+
+async def _with_connection(options: WriteOptions, work: Callable[[Connection], Awaitable[_T]]) -> _T:
+    """Connect to the broker for the time of ``work``. Raises: Unreachable."""
+    try:
+        connection = await connect(Login(options.nats, creds=options.natscreds))
+        try:
+            return await work(connection)
+        finally:
+            await connection.close()
+    except CannotMigrate as error:
+        raise Unreachable(f"option nats: {error}") from None

@@ -1,0 +1,186 @@
+"""Puts rows beside a stream as staged runs: the part of a write that runs in tasks, and the same on the driver.
+
+    task     batches ──> below ``hand_over_bytes``: the rows themselves ──────────┐
+                     └─> otherwise: runs, put as they fill, and their entries ────┤
+    driver   results in the order of partitions ──> rows of adjacent small tasks ─┴─> runs ──> entries of one request
+
+A row that no stream can store ends its task with a reason instead of an exception, since Spark would repeat the task.
+So does a store that refuses to be written. The driver then raises one error, and nothing is requested.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Final
+
+import pyarrow as pa
+
+from broker.pipeline.errors import PipelineError
+from broker.pipeline.store.objects import ObjectClient
+from broker.pipeline.write.columns import Columns, Rows
+from broker.storage.format.request import StagedRun
+from broker.storage.staging.headers import ACTED_UPON
+from broker.storage.staging.writer import RowRefused, RunWriter
+
+__all__ = ["Result", "Target", "stage_batches", "stage_results"]
+
+_HAND_OVER_BYTES: Final = 1 << 20
+"""A task with fewer bytes hands its rows to the driver: a run of its own would cost an object."""
+
+_SHOWN: Final = 60
+_ACTING: Final = re.compile(rb"(?<=\r\n)(?:" + b"|".join(sorted(ACTED_UPON)) + rb"):[^\r\n]*\r\n")
+
+
+@dataclass(frozen=True)
+class Target:
+    """The stream that is written, and how rows are treated."""
+
+    account: str
+    stream: str
+    stream_id: int
+    shard: int
+    times: str = "refuse"
+    strip: bool = False
+    """Whether headers that ask the server for something are removed."""
+
+
+@dataclass(slots=True)
+class Result:
+    """The outcome of one task: the entries of its runs, or its rows, or the reason for which the write fails."""
+
+    partition: int
+    entries: list[StagedRun] = field(default_factory=list)
+    rows: list[Rows] = field(default_factory=list)
+    refused: str | None = None
+    writer: str = ""
+    """The ID of the streaming query."""
+
+
+class _Refused(Exception):
+    """A row cannot be stored."""
+
+
+def stage_batches(objects: ObjectClient, target: Target, columns: Columns, partition: int,
+                  batches: Iterable[pa.RecordBatch], *, hand_over_bytes: int = _HAND_OVER_BYTES) -> Result:
+    """Stage the rows of one task, or return them if they are few. Reads ``batches`` to the end unless a row is
+    refused."""
+    result = Result(partition)
+    few: list[Rows] = []
+    writer: _Stager | None = None
+    size = 0
+    try:
+        for batch in batches:
+            size += batch.nbytes
+            rows = columns.rows(batch, times=target.times != "ignore")
+            if writer is None:
+                few.append(rows)
+                if size < hand_over_bytes:
+                    continue
+                writer = _Stager(objects, target)
+                waiting, few = few, []
+            else:
+                waiting = [rows]
+            for some in waiting:
+                writer.add(partition, some)
+        if writer is not None:
+            result.entries = writer.finish()
+        else:
+            result.rows = few
+    except (_Refused, PipelineError) as error:
+        result.refused = str(error)
+    return result
+
+
+def stage_results(objects: ObjectClient, target: Target, results: Iterable[Result]) -> list[StagedRun]:
+    """Return the entries of a write, in the order of partitions; stage rows that tasks returned.
+
+    Raises: PipelineError if a task or a row was refused.
+    """
+    ordered = sorted(results, key=lambda one: one.partition)
+    for one in ordered:
+        if one.refused is not None:
+            raise PipelineError(one.refused)
+    entries: list[StagedRun] = []
+    stager: _Stager | None = None
+    try:
+        for one in ordered:
+            if one.entries:
+                if stager is not None:
+                    entries += stager.finish()
+                    stager = None
+                entries += one.entries
+            for rows in one.rows:
+                stager = stager or _Stager(objects, target)
+                stager.add(one.partition, rows)
+        if stager is not None:
+            entries += stager.finish()
+    except _Refused as error:
+        raise PipelineError(str(error)) from None
+    return entries
+
+
+class _Stager:
+    """A RunWriter whose runs are put as they fill."""
+
+    def __init__(self, objects: ObjectClient, target: Target) -> None:
+        self._objects = objects
+        self._target = target
+        self._writer = RunWriter(target.account, target.stream, target.stream_id, now_ns=time.time_ns())
+        self._counts: dict[int, int] = {}
+        """The number of rows added so far, by partition."""
+
+    def add(self, partition: int, rows: Rows) -> None:
+        """Add rows, and put the runs that are full. Raises: _Refused for the first row that cannot be stored; NoStore;
+        Unreachable."""
+        refuse_raised = self._target.times == "refuse"
+        strip = self._target.strip
+        writer = self._writer
+        before = self._counts.get(partition, 0)
+        at = 0
+        try:
+            for at, (subject, data, headers, msg_id, time_ns) in enumerate(_each(rows)):  # noqa: B007
+                if subject is None:
+                    raise RowRefused("its subject is NULL")
+                if headers and strip:
+                    headers = _stripped(headers)
+                writer.add(subject, data or b"", headers or b"", time_ns=time_ns, msg_id=msg_id or None)
+                if refuse_raised and writer.raised:
+                    raise RowRefused("its time is below that of an earlier row: sort the rows by time, or set option "
+                                     "times to raise or ignore")
+        except RowRefused as error:
+            raise _Refused(f"row {before + at} of partition {partition} ({_shown(rows, at)}) cannot be stored: "
+                           f"{error}") from None
+        self._counts[partition] = before + len(rows.subjects)
+        for run in writer.take():
+            self._objects.put(run.key, run.data)
+
+    def finish(self) -> list[StagedRun]:
+        """Put the last runs; return the entries of all. Raises: NoStore; Unreachable."""
+        for run in self._writer.finish():
+            self._objects.put(run.key, run.data)
+        return self._writer.entries
+
+
+def _each(rows: Rows) -> Iterator[tuple[bytes | None, bytes | None, bytes | None, bytes | None, int | None]]:
+    return zip(rows.subjects, rows.data, *(repeat(None) if column is None else column for column in rows[2:]),
+               strict=False)
+
+
+def _stripped(headers: bytes) -> bytes:
+    left = _ACTING.sub(b"", headers)
+    return b"" if left == b"NATS/1.0\r\n\r\n" else left
+
+
+def _shown(rows: Rows, at: int) -> str:
+    subject, data = rows.subjects[at], rows.data[at]
+    parts = [f"{name} {_short(value)}" for name, value in (("subject", subject), ("data", data)) if value is not None]
+    return ", ".join(parts) or "NULL"
+
+
+def _short(value: bytes) -> str:
+    text = value[:_SHOWN].decode("utf-8", "replace")
+    return repr(text) + ("…" if len(value) > _SHOWN else "")

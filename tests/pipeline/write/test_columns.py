@@ -1,0 +1,71 @@
+"""The columns that the sink takes: by name, of the types that Spark has for them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from broker.pipeline.errors import BadOption
+from broker.pipeline.write.columns import Columns, Rows
+
+types = pytest.importorskip("pyspark.sql.types")
+
+PAIRS = pa.list_(pa.struct([("name", pa.string()), ("value", pa.string())]))
+
+
+def columns(ddl: str) -> Columns:
+    return Columns.of(struct(ddl))
+
+
+def struct(ddl: str) -> object:
+    """Return Spark's type for ``name type, …``, without a session."""
+    kinds = {"string": types.StringType(), "binary": types.BinaryType(), "timestamp": types.TimestampType(),
+             "bigint": types.LongType(), "int": types.IntegerType(), "void": types.NullType(),
+             "pairs": types.ArrayType(types.StructType().add("name", "string").add("value", "string"))}
+    made = types.StructType()
+    for part in ddl.split(", "):
+        name, kind = part.split()
+        made.add(name, kinds[kind])
+    return made
+
+
+def test_rows_by_name() -> None:
+    """Any order and spelling; text becomes UTF-8, times nanoseconds, parsed headers a header block."""
+    found = columns("Data string, msg_id string, headers pairs, ts timestamp, SUBJECT binary")
+    batch = pa.record_batch([
+        pa.array(["é", None]), pa.array([None, "id"]),
+        pa.array([[{"name": "A", "value": "1"}, {"name": "A", "value": None}], None], PAIRS),
+        pa.array([1_700_000_000_000_001, None], pa.timestamp("us", "UTC")), pa.array([b"a.b", b"c"])],
+        names=["Data", "msg_id", "headers", "ts", "SUBJECT"])
+    assert found.rows(batch, times=True) == Rows(
+        [b"a.b", b"c"], ["é".encode(), None], [b"NATS/1.0\r\nA: 1\r\nA: \r\n\r\n", None], [None, b"id"],
+        [1_700_000_000_000_001_000, None])
+    assert found.rows(batch, times=False).times is None
+    found = columns("subject string, data void, ts_ns bigint, headers binary")
+    batch = pa.record_batch([pa.array(["a"]), pa.nulls(1), pa.array([7]), pa.array([b"NATS/1.0\r\n\r\n"])],
+                            names=["subject", "data", "ts_ns", "headers"])
+    assert found.rows(batch, times=True) == Rows([b"a"], [None], [b"NATS/1.0\r\n\r\n"], None, [7])
+
+
+@pytest.mark.parametrize(("name", "value"), [("a:b", "x"), ("A", "x\r\nNats-Rollup: all"), ("", "x"), ("A\n", "x")])
+def test_a_parsed_header_is_one_header(name: str, value: str) -> None:
+    """A line break or colon would make another header of it: the block is one that a run's writer refuses."""
+    batch = pa.record_batch([pa.array(["a"]), pa.array(["b"]), pa.array([[{"name": name, "value": value}]], PAIRS)],
+                            names=["subject", "data", "headers"])
+    [block] = columns("subject string, data string, headers pairs").rows(batch, times=True).headers
+    assert block == b"\r\n"
+
+
+@pytest.mark.parametrize(("ddl", "text"), [
+    ("subject string, data string, seq bigint, dat string",
+     r"no column 'seq', 'dat' \(did you mean 'data'\?\): leave it out by select"),
+    ("data string", "the column 'subject' is missing"),
+    ("subject string", "the column 'data' is missing"),
+    ("subject string, data int", "the column 'data' is STRING or BINARY, not INT: cast it"),
+    ("subject void, data int", "the column 'subject' is STRING or BINARY, not VOID"),
+    ("subject string, data string, ts timestamp, ts_ns bigint", "ts and ts_ns are both times: leave one out"),
+    ("subject string, data string, Data string", "the column 'data' is there twice"),
+])
+def test_other_columns_are_refused_by_name(ddl: str, text: str) -> None:
+    with pytest.raises(BadOption, match=text):
+        columns(ddl)

@@ -1,0 +1,322 @@
+"""Writes without Spark, to a real broker's store: tasks and driver are called as Spark calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import re
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import nats
+import pyarrow as pa
+import pytest
+
+import jetblock
+from broker.pipeline.errors import NoStream, PipelineError, Unreachable
+from broker.pipeline.store.objects import open_object_client
+from broker.pipeline.write import commit as commit_module
+from broker.pipeline.write.columns import Columns
+from broker.pipeline.write.commit import Outcome, commit, plan
+from broker.pipeline.write.options import WriteOptions
+from broker.pipeline.write.stage import stage_batches
+from tests.harness import BrokerProcess
+from tests.stores import make_store
+
+TYPES = {"subject": pa.string(), "data": pa.binary(), "headers": pa.binary(), "msg_id": pa.string(),
+         "ts_ns": pa.int64()}
+T0 = 1_700_000_000_000_000_000
+
+Row = tuple[Any, ...]
+
+
+class World:
+    """A broker on a store, and writes beside it."""
+
+    def __init__(self, broker: BrokerProcess, url: str) -> None:
+        self.broker, self.url = broker, url
+        self.objects = open_object_client(url)
+
+    async def api(self, subject: str, body: bytes = b"") -> bytes:
+        nc = await nats.connect(self.broker.url)
+        answer = await nc.request(f"$JS.API.{subject}", body)
+        await nc.close()
+        assert b'"error"' not in answer.data, answer.data
+        return answer.data
+
+    async def make_stream(self, name: str, **config: Any) -> None:
+        nc = await nats.connect(self.broker.url)
+        await nc.jetstream().add_stream(name=name, **{"subjects": [f"{name}.>"], **config})
+        await nc.close()
+
+    async def write(self, stream: str, partitions: Sequence[Sequence[Row]], names: str = "subject data",
+                    hand_over_bytes: int = 1 << 20, before_commit: Any = None, **given: Any) -> Outcome:
+        """Write rows, by default asking the broker; each partition has batches of up to 1000 rows."""
+        chosen = {"store": self.url, "stream": stream, "nats": self.broker.url, **given}
+        options = WriteOptions.parse({name: text for name, text in chosen.items() if text})
+        columns = Columns(*(names.split().index(name) if name in names.split() else None
+                            for name in ("subject", "data", "headers", "msg_id", "ts", "ts_ns")))
+        schema = pa.schema([(name, TYPES[name]) for name in names.split()])
+
+        def batches(rows: Sequence[Row]) -> list[pa.RecordBatch]:
+            return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows],
+                                        schema).to_batches(1000)
+
+        def task(number: int, rows: Sequence[Row]) -> Any:
+            return pickle.loads(pickle.dumps(stage_batches(self.objects, target, columns, number, batches(rows),
+                                                           hand_over_bytes=hand_over_bytes)))
+
+        target = await asyncio.to_thread(plan, self.objects, options)
+        results = [await asyncio.to_thread(task, number, rows) for number, rows in enumerate(partitions)]
+        if before_commit is not None:
+            await before_commit()
+        return await asyncio.to_thread(commit, self.objects, options, target, options.version, reversed(results))
+
+    async def rows(self, stream: str, *columns: str) -> list[Row]:
+        chosen = columns or ("seq", "data")
+        table = await asyncio.to_thread(lambda: jetblock.scan(self.url, stream, columns=chosen).read_all())
+        return list(zip(*(table[name].to_pylist() for name in chosen), strict=True))
+
+    async def refusal(self, stream: str, partitions: Sequence[Sequence[Row]], names: str = "subject data",
+                      **given: Any) -> str:
+        """Return the reason for which a write is refused: one line, and nothing was stored."""
+        before = await self.rows(stream)
+        with pytest.raises(PipelineError) as caught:
+            await self.write(stream, partitions, names, **given)
+        assert await self.rows(stream) == before
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    def runs(self) -> int:
+        """Return the number of runs beside streams."""
+        return len(self.objects.list("v1/streams/"))
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with BrokerProcess("-js", "--store", f"file://{tmp_path}/store") as broker:
+        yield World(broker, f"file://{tmp_path}/store")
+        await broker.stop()
+
+
+def numbered(stream: str, *parts: range) -> list[list[Row]]:
+    return [[(f"{stream}.{n % 7}", b"%d" % n) for n in part] for part in parts]
+
+
+async def test_rows_join_in_the_order_of_partitions(world: World) -> None:
+    """Large tasks put runs, adjacent small ones share a run; results may come in any order."""
+    await world.make_stream("S")
+    sizes = (3, 500, 3, 3, 700, 0, 2)
+    starts = [sum(sizes[:at]) for at in range(len(sizes))]
+    parts = [range(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+    found = await world.write("S", numbered("S", *parts), hand_over_bytes=2000)
+    assert found == Outcome(1211, 0, 0, 1, 1211)
+    assert await world.rows("S") == [(n + 1, b"%d" % n) for n in range(1211)]
+    assert world.runs() == 5
+
+
+async def test_many_small_tasks_make_one_object(world: World) -> None:
+    """Three hundred partitions of ten rows are one run, and a write without rows asks for nothing."""
+    await world.make_stream("S")
+    assert await world.write("S", [[], []]) == Outcome()
+    assert world.runs() == 0
+    await world.write("S", numbered("S", *(range(10 * n, 10 * n + 10) for n in range(300))))
+    assert world.runs() == 1
+    assert await world.rows("S") == [(n + 1, b"%d" % n) for n in range(3000)]
+
+
+async def test_a_version_is_stored_once(world: World) -> None:
+    """The same version gets the same answer, a lower one stores nothing, and a write without a version is new."""
+    await world.make_stream("S")
+    first = await world.write("S", numbered("S", range(5)), txnAppId="job", txnVersion="4")
+    assert await world.write("S", numbered("S", range(5)), txnAppId="job", txnVersion="4") == first
+    assert (await world.write("S", numbered("S", range(5)), txnAppId="job", txnVersion="3")).messages == 0
+    assert len(await world.rows("S")) == 5
+    assert (await world.write("S", numbered("S", range(5)), txnAppId="other", txnVersion="4")).first_seq == 6
+    assert (await world.write("S", numbered("S", range(5)))).first_seq == 11
+    assert (await world.write("S", numbered("S", range(5)))).first_seq == 16
+
+
+async def test_without_a_broker_the_request_waits(world: World) -> None:
+    """The error names the request, the command and whether repeating is safe; a repeated write finds the waiting
+    request, whose rows join once when a broker starts."""
+    await world.make_stream("S")
+    await world.broker.stop()
+    given = {"nats": "", "waitForAdoption": "300ms"}
+    for options, text in (({}, "do not repeat the write"),
+                          ({"txnAppId": "job", "txnVersion": "1"}, "repeating the write is safe"),
+                          ({"txnAppId": "job", "txnVersion": "1"}, "repeating the write is safe")):
+        with pytest.raises(Unreachable, match=rf"request [0-9a-f]{{16}} is stored, and no broker adopted it within "
+                                              rf"300ms: start a broker, or run `jetblock adopt file://.*`; {text}"):
+            await world.write("S", numbered("S", range(3)), **given, **options)
+    assert not (await world.write("S", numbered("S", range(3)), nats="", waitForAdoption="0", txnAppId="b",
+                                  txnVersion="1")).adopted
+    waiting = asyncio.create_task(world.write("S", numbered("S", range(3)), nats="", txnAppId="c", txnVersion="1"))
+    await asyncio.to_thread(_until, lambda: len(world.objects.list("v1/shards/0/inbox/")) == 4)
+    await world.broker.start()
+    assert (await waiting).messages == 3
+    assert sorted(data for _, data in await world.rows("S")) == [b"%d" % n for n in (0, 1, 2) for _ in range(4)]
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+async def test_a_broker_that_is_not_reached_is_waited_for(world: World) -> None:
+    """A login that fails stores nothing; a broker that ends during the write is found in the store again."""
+    await world.make_stream("S")
+    text = await world.refusal("S", numbered("S", range(3)), nats="nats://127.0.0.1:1")
+    assert "option nats: nats://127.0.0.1:1: cannot connect: connection refused" in text
+    assert world.runs() == 0
+
+    async def restart() -> None:
+        await world.broker.stop()
+        asyncio.get_running_loop().call_later(0.5, lambda: started.append(asyncio.create_task(world.broker.start())))
+
+    started: list[Any] = []
+    found = await world.write("S", numbered("S", range(3)), before_commit=restart)
+    await started[0]
+    assert found.messages == 3
+    assert len(await world.rows("S")) == 3
+
+
+async def test_rows_that_no_message_can_be(world: World) -> None:
+    """The error names the row, and its reason."""
+    await world.make_stream("S")
+    good = ("S.a", b"x")
+    where = r"row 1 of partition 1 \("
+    for bad, text in (((None, b"data"), where + r"data 'data'\) cannot be stored: its subject is NULL"),
+                      (("S a", b"x"), where + r"subject 'S a', data 'x'\) .*no message can have the subject"),
+                      (("S.*", b"x"), "no message can have the subject")):
+        for hand_over_bytes in (0, 1 << 20):
+            text_found = await world.refusal("S", [[good], [good, bad, good]], hand_over_bytes=hand_over_bytes)
+            assert re.search(text, text_found), text_found
+    with_headers = "subject data headers"
+    ttl = b"NATS/1.0\r\nNats-TTL: 5s\r\nA: b\r\n\r\n"
+    text = await world.refusal("S", [[("S.a", b"x", ttl)]], with_headers)
+    assert "the header Nats-TTL asks the stream for something" in text
+    await world.write("S", [[("S.a", b"x", ttl), ("S.b", b"y", b"NATS/1.0\r\nNats-Rollup: all\r\n\r\n")]], with_headers,
+                      actingHeaders="strip")
+    assert await world.rows("S", "data", "headers") == [(b"x", b"NATS/1.0\r\nA: b\r\n\r\n"), (b"y", None)]
+
+
+async def test_times(world: World) -> None:
+    """Descending times are refused by default, within a task and between tasks; raised, or ignored."""
+    await world.make_stream("S")
+    names = "subject data ts_ns"
+    falling = [[("S.a", b"1", T0 + 5), ("S.a", b"2", T0)]]
+    apart = [[("S.a", b"1", T0 + 5)], [("S.a", b"2", T0)]]
+    text = await world.refusal("S", falling, names)
+    assert "row 1 of partition 0" in text
+    assert "its time is below that of an earlier row: sort the rows by time" in text
+    await world.refusal("S", apart, names)
+    assert "time" in await world.refusal("S", apart, names, hand_over_bytes=0)
+    assert (await world.write("S", apart, names, hand_over_bytes=0, times="raise")).raised == 1
+    await world.write("S", falling, names, times="raise")
+    assert await world.rows("S", "ts_ns") == [(T0 + 5,)] * 4
+    await world.write("S", falling, names, times="ignore")
+    (fifth,), (sixth,) = (await world.rows("S", "ts_ns"))[4:]
+    assert sixth == fifth > T0 + 10**9
+    assert "time" in await world.refusal("S", [[("S.a", b"1", T0)]], names)
+
+
+async def test_message_ids(world: World) -> None:
+    """Ids that the stream knows are dropped, and counted; without such ids sequences have no gaps."""
+    await world.make_stream("S")
+    rows = [[(f"S.{n}", b"%d" % n, f"id{n % 3}" if n else None) for n in range(6)]]
+    found = await world.write("S", rows, "subject data msg_id")
+    assert (found.messages, found.duplicates) == (4, 2)
+    assert [data for _, data in await world.rows("S")] == [b"0", b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize(("config", "row", "text"), [
+    ({}, ("OTHER.a", b"x"), "subject 'OTHER.a' is not one of the stream's"),
+    ({"max_msg_size": 10}, ("S.a", b"x" * 11), "message size exceeds maximum allowed"),
+    ({"sealed": True}, ("S.a", b"x"), "sealed"),
+    ({"max_msgs": 2, "discard": "new"}, ("S.a", b"x"), "maximum messages exceeded"),
+    ({"allow_msg_counter": True}, ("S.a", b"x"), "counters"),
+    ({}, ("S.a", b"x" * 2_000_000), "max_payload is 1048576"),
+])
+async def test_streams_that_refuse(world: World, config: dict[str, Any], row: Row, text: str) -> None:
+    """The broker's reason is the error, and nothing is stored."""
+    made = {"name": "S", "subjects": ["S.>"], **config, "sealed": False}
+    await world.api("STREAM.CREATE.S", json.dumps(made).encode())
+    if "sealed" in config:
+        await world.api("STREAM.UPDATE.S", json.dumps({**made, "sealed": True}).encode())
+    found = await world.refusal("S", [[row], [("S.b", b"y")] * 2])
+    assert text in found
+    assert "stream $G/S: the write was refused, and nothing was stored" in found
+
+
+async def test_a_mirror_refuses(world: World) -> None:
+    await world.make_stream("S")
+    await world.api("STREAM.CREATE.M", b'{"name": "M", "mirror": {"name": "S"}}')
+    assert "nothing was stored" in await world.refusal("M", [[("S.a", b"x")]])
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("asked", [False, True])
+async def test_a_stream_that_is_deleted_meanwhile(world: World, again: bool, asked: bool) -> None:
+    """Its rows do not join a new stream of that name."""
+    await world.make_stream("S")
+
+    async def replace() -> None:
+        await world.api("STREAM.DELETE.S")
+        if again:
+            await world.make_stream("S")
+
+    with pytest.raises(NoStream, match="was deleted, or deleted and made anew, during the write, and nothing was"):
+        await world.write("S", [[("S.a", b"x")]], before_commit=replace, **({} if asked else {"nats": ""}))
+    if again:
+        assert await world.rows("S") == []
+
+
+async def test_a_stream_that_is_missing(world: World) -> None:
+    """The error lists those that exist; createStream makes it."""
+    await world.make_stream("S")
+    with pytest.raises(NoStream, match=r"no stream 'T' in account .*existing streams: 'S'"):
+        await world.write("T", [[("T.a", b"x")]])
+    with pytest.raises(PipelineError, match=r"createStream: .* refused to create the stream 'T': subjects overlap"):
+        await world.write("T", [[("T.a", b"x")]], createStream='{"subjects": ["S.a"]}')
+    for _ in range(2):
+        await world.write("T", [[("T.a", b"x")]], createStream='{"subjects": ["T.>"]}')
+    assert await world.rows("T") == [(1, b"x"), (2, b"x")]
+
+
+async def test_too_many_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that is too large is refused with the remedy; with splitCommits it becomes several requests, each of
+    which is stored once."""
+    await world.make_stream("S")
+    monkeypatch.setattr(commit_module, "RUNS_MAX", 2)
+    parts = numbered("S", range(5), range(5, 10), range(10, 15))
+    text = await world.refusal("S", parts, hand_over_bytes=0)
+    assert "15 rows in 3 blocks and 3 runs are too many for one request" in text
+    assert "set option splitCommits" in text
+    for _ in range(2):
+        found = await world.write("S", parts, hand_over_bytes=0, splitCommits="true", txnAppId="j", txnVersion="1")
+        assert found == Outcome(15, 0, 0, 1, 15)
+    assert await world.rows("S") == [(n + 1, b"%d" % n) for n in range(15)]
+
+
+async def test_a_bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same on MinIO; a wrong key gets one line that names the remedy."""
+    store = make_store("minio", tmp_path, request)
+    for name, value in store.environ.items():
+        monkeypatch.setenv(name, value)
+    async with BrokerProcess("-js", "--store", store.url, environ=store.environ) as broker:
+        world = World(broker, store.url)
+        await world.make_stream("S")
+        for nats_url in (broker.url, ""):
+            await world.write("S", numbered("S", range(5), range(5, 10)), nats=nats_url, hand_over_bytes=0,
+                              txnAppId="job", txnVersion="1")
+        assert await world.rows("S") == [(n + 1, b"%d" % n) for n in range(10)]
+        assert world.objects.put("v1/test", [b"a", b"b"])
+        assert not world.objects.put("v1/test", [b"c"])
+        assert world.objects.get("v1/test") == b"ab"
+        await broker.stop()
