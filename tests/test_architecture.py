@@ -170,7 +170,11 @@ MAY: dict[str, set[str]] = {
         "storage.paths", "storage.read", "storage.state"},
     "pipeline.read": {
         "pipeline.errors", "pipeline.plan", "pipeline.store", "protocol", "storage.format", "storage.state"},
-    "pipeline.spark": {"pipeline.errors", "pipeline.plan", "pipeline.read", "pipeline.store"},
+    "pipeline.write": {
+        "base", "migration", "pipeline.errors", "pipeline.plan", "pipeline.store", "storage.format",
+        "storage.objectstore", "storage.paths", "storage.read", "storage.staging"},
+    "pipeline.spark": {
+        "pipeline.errors", "pipeline.plan", "pipeline.read", "pipeline.store", "pipeline.write", "storage.format"},
     "pipeline.jobs": {"base", "pipeline.errors", "pipeline.spark"},
     "pipeline": {"base", "pipeline.errors", "pipeline.jobs", "pipeline.read", "pipeline.spark"},
     # The one place where the parts meet, and the programs that start it.

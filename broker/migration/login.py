@@ -62,6 +62,8 @@ class ApiRefusal(Exception):
         code = error.get("err_code", error.get("code", 0))
         super().__init__(f"{error.get('description', 'unknown error')} (error {code})")
         self.err_code = int(error.get("err_code", 0))
+        self.code = int(error.get("code", 0))
+        """The kind of the error, as an HTTP status."""
 
 
 class NobodyAnswers(CannotMigrate):

@@ -1,4 +1,4 @@
-"""Streams for Spark, read directly from the object store, with no broker in between.
+"""Streams for Spark: read directly from the object store, with no broker in between, and appended to.
 
     spark.read.format("jetblock").option("store", "s3://bucket/prefix").option("stream", "orders").load()
 
@@ -7,6 +7,7 @@ replay it uses (``jetblock pipeline zip`` packs them into one file), msgpack, zs
 
     plan     options, snapshots of the store, selections, and the scan tasks of a query
     read     scan tasks to Arrow batches
+    write    Arrow batches to staged runs, and their adoption
     store    the object client
     spark    what Spark calls: source, readers, session helpers, SQL functions
     jobs     work on Spark with its own command: export

@@ -1,4 +1,4 @@
-"""Write the table of options and the list of columns in docs/SPARK.md: ``python docs/generators/spark_options.py``.
+"""Write the tables of options and the list of columns in docs/SPARK.md: ``python docs/generators/spark_options.py``.
 
 A test compares the two, so that each option and each column is on the page.
 """
@@ -12,6 +12,7 @@ from textwrap import wrap
 from broker.pipeline.plan.options import OPTIONS, VIEWS, Option
 from broker.pipeline.plan.schema import VIEWS as COLUMNS
 from broker.pipeline.plan.schema import Column, spark_type
+from broker.pipeline.write.options import WRITE_OPTIONS
 
 PAGE = Path(__file__).resolve().parent.parent / "SPARK.md"
 
@@ -21,7 +22,7 @@ _KINDS = {"both": "both", "batch": "batch", "stream": "streaming"}
 def page() -> str:
     """Return the whole page, with options and columns as the code has them."""
     text = PAGE.read_text()
-    for name, part in (("options", _options()), ("columns", _columns())):
+    for name, part in (("options", _options()), ("columns", _columns()), ("write options", _write_options())):
         text, found = re.subn(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
                               lambda match, part=part: match[1] + part + match[2], text, flags=re.DOTALL)
         assert found == 1, f"docs/SPARK.md has no place for {name}"
@@ -32,6 +33,12 @@ def _options() -> str:
     rows = "".join(f"| `{option.name}` | {option.about} | {_KINDS[option.kind]} | {_views(option)} |\n"
                    for option in OPTIONS.values())
     return "| option | meaning | queries | views |\n|---|---|---|---|\n" + rows
+
+
+def _write_options() -> str:
+    rows = "".join(f"| `{option.name}` | {option.about} | {_KINDS[option.kind]} |\n"
+                   for option in WRITE_OPTIONS.values())
+    return "| option | meaning | writes |\n|---|---|---|\n" + rows
 
 
 def _views(option: Option) -> str:

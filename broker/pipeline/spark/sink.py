@@ -46,10 +46,10 @@ class _Write(NamedTuple):
     target: Target
 
     @classmethod
-    def planned(cls, options: WriteOptions, schema: StructType) -> _Write:
-        """Plan a write. Raises: PipelineError."""
+    def planned(cls, options: WriteOptions, schema: StructType, *, brief: bool) -> _Write:
+        """Plan a write; ``brief`` as for ``plan``. Raises: PipelineError."""
         columns = Columns.of(schema)
-        return cls(options, columns, plan(open_object_client(options.store), options))
+        return cls(options, columns, plan(open_object_client(options.store), options, brief=brief))
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> _Staged:
         """Stage the rows of the current task."""
@@ -74,7 +74,7 @@ class BatchSink(DataSourceArrowWriter):
     """Appends the rows of one DataFrame. Raises: PipelineError."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        self._write = _Write.planned(options, schema)
+        self._write = _Write.planned(options, schema, brief=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._write.stage(iterator)
@@ -89,7 +89,7 @@ class StreamSink(DataSourceStreamArrowWriter):
     """Appends the rows of each micro-batch. Raises: PipelineError."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        self._write = _Write.planned(options, schema)
+        self._write = _Write.planned(options, schema, brief=True)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         return self._write.stage(iterator)

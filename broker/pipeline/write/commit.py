@@ -15,6 +15,7 @@ import json
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
 
 from broker.base.gotime import format_duration
@@ -22,12 +23,15 @@ from broker.migration.errors import CannotMigrate
 from broker.migration.login import ApiRefusal, Connection, Login, connect
 from broker.pipeline.errors import NoStream, PipelineError, Unreachable
 from broker.pipeline.plan.follow import Follower
-from broker.pipeline.plan.snapshot import read_store
+from broker.pipeline.plan.snapshot import read_store, run_steps
 from broker.pipeline.store.objects import ObjectClient
 from broker.pipeline.write.options import WriteOptions
 from broker.pipeline.write.stage import Result, Target, stage_results
+from broker.storage.format.errors import CutOff
 from broker.storage.format.request import BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun, Version
 from broker.storage.objectstore.base import NotFound
+from broker.storage.paths import ShardPaths
+from broker.storage.read.lookup import look_up
 from broker.storage.staging.answers import ALREADY, GRANTED, REFUSED, Answer, answer_to
 from broker.storage.staging.writer import request_object
 
@@ -38,10 +42,6 @@ _T = TypeVar("_T")
 _POLL_SECONDS: Final = 0.25
 _POLL_SECONDS_MAX: Final = 5.0
 _PUTS_MAX: Final = 5
-_NAME_IN_USE: Final = 10058
-_NOT_SERVED: Final = frozenset((10008, 10194))
-"""API errors that do not depend on the request: it stays in the inbox, and is carried out later."""
-_STREAM_NOT_FOUND: Final = 10059
 
 
 class Outcome(NamedTuple):
@@ -66,17 +66,42 @@ class Outcome(NamedTuple):
                        self.adopted and other.adopted)
 
 
-def plan(objects: ObjectClient, options: WriteOptions) -> Target:
-    """Find the stream. Raises: NoStore; NoStream, listing the existing ones; Damaged; Newer; Unreachable."""
+def plan(objects: ObjectClient, options: WriteOptions, *, brief: bool = False) -> Target:
+    """Find the stream.
+
+    Args: ``brief``: a stream may be found as the newest checkpoint has it, with three requests to the store. If it was
+        deleted and made anew since, a minute ago at most, ``commit`` raises NoStream.
+    Raises: NoStore; NoStream, listing the existing ones; Damaged; Newer; Unreachable.
+    """
     if options.nats:
         asyncio.run(_with_connection(options, _no_request))
+    if brief and (target := _brief_target(objects, options)) is not None:
+        return target
     try:
         return _target(objects, options)
     except NoStream:
         if options.createstream is None:
             raise
-    asyncio.run(_with_connection(options, lambda connection: _create(connection, options)))
-    return _target(objects, options)
+    refusal = asyncio.run(_with_connection(options, lambda connection: _create(connection, options)))
+    try:
+        return _target(objects, options)
+    except NoStream:
+        if refusal is None:
+            raise
+        raise PipelineError(f"option createStream: the broker refused to create the stream {options.stream!r}: "
+                            f"{refusal}") from None
+
+
+def _brief_target(objects: ObjectClient, options: WriteOptions) -> Target | None:
+    try:
+        found = run_steps(objects, 0, look_up(ShardPaths(0), options.account, options.stream))
+    except CutOff:
+        return None
+    return None if found is None else _as_target(options, found.stream_id, 0)
+
+
+def _as_target(options: WriteOptions, stream_id: int, shard: int) -> Target:
+    return Target(options.account, options.stream, stream_id, shard, options.times, options.actingheaders == "strip")
 
 
 def _target(objects: ObjectClient, options: WriteOptions) -> Target:
@@ -84,22 +109,21 @@ def _target(objects: ObjectClient, options: WriteOptions) -> Target:
     if found.offline is not None:
         raise PipelineError(f"{objects.url}: stream {found.full_name} is offline: {found.offline}; see `jetblock "
                             f"inspect --verify`")
-    return Target(found.account, found.name, found.stream_id, found.shard, options.times,
-                  options.actingheaders == "strip")
+    return _as_target(options, found.stream_id, found.shard)
 
 
 async def _no_request(connection: Connection) -> None:
     """Make no request: the login has succeeded."""
 
 
-async def _create(connection: Connection, options: WriteOptions) -> None:
+async def _create(connection: Connection, options: WriteOptions) -> str | None:
+    """Create the stream; return the reason if the broker refuses: it may have been created meanwhile."""
     config = {**(options.createstream or {}), "name": options.stream}
     try:
         await connection.api(f"STREAM.CREATE.{options.stream}", config)
     except ApiRefusal as error:
-        if error.err_code != _NAME_IN_USE:
-            raise PipelineError(f"option createStream: {connection.shown} refused to create the stream "
-                                f"{options.stream!r}: {error}") from None
+        return str(error)
+    return None
 
 
 def commit(objects: ObjectClient, options: WriteOptions, target: Target, version: Version | None,
@@ -181,6 +205,7 @@ class _Request:
                                   times="refuse" if self._target.times == "refuse" else "raise")
         except ValueError as error:
             raise PipelineError(f"{self._where}: {error}") from None
+        self._key = made.key
         for _ in range(_PUTS_MAX):
             if self._objects.put(made.key, made.data):
                 return Request.decode(b"".join(made.data), self._id)
@@ -204,11 +229,15 @@ class _Request:
                 return None
             return await connection.api(subject, body, seconds=wait_s)
         except ApiRefusal as error:
-            if error.err_code in _NOT_SERVED:
-                return None
-            if error.err_code == _STREAM_NOT_FOUND:
+            if error.code == HTTPStatus.NOT_FOUND:
                 raise self._gone() from None
+            if self._is_waiting():
+                return None  # the error does not depend on the request
             raise self._refused(str(error)) from None
+
+    def _is_waiting(self) -> bool:
+        """Return whether the request is in the inbox, to be carried out later."""
+        return bool(self._objects.get_many([(self._key, 0, 1)])[0])
 
     def _find_answer(self, request: Request, deadline: float, unreached: str) -> Outcome:
         follower = Follower(self._objects, self._target.account, self._target.stream.replace(",", "\\,"))

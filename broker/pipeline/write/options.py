@@ -29,6 +29,8 @@ from broker.storage.staging.writer import Version
 __all__ = ["WRITE_OPTIONS", "WriteOptions"]
 
 _VERSION_MAX: Final = (1 << 63) - 1
+_CHECKPOINT: Final = "checkpointlocation"
+"""Spark's own option of a streaming query, which it passes to the sink, too."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ class WriteOptions:
         Raises: BadOption, naming every unknown option with the nearest valid one; or every missing option, every one
             that lacks another or has no meaning here, and every wrong value with the allowed ones.
         """
-        low = spelled(given, WRITE_OPTIONS)
+        low = spelled({name: text for name, text in given.items() if not streaming or name.lower() != _CHECKPOINT},
+                      WRITE_OPTIONS)
         values, wrong = read_values(low, WRITE_OPTIONS)
         if "store" not in low:
             wrong.append(STORE_NEEDED)

@@ -83,3 +83,80 @@ async def test_a_dataframe_is_appended(world: World) -> None:
     message = await nc.jetstream().get_msg("S", 1000)
     assert (message.subject, message.data) == ("S.9", b"999")
     await nc.close()
+
+
+async def test_a_streaming_query_stores_each_batch_once(world: World, tmp_path: Path) -> None:
+    """One stream is copied to another in micro-batches. If Spark loses its record of the last batch, as by a kill
+    after the adoption, it repeats that batch, and nothing is stored twice. The query continues with new messages."""
+    await world.make_stream("IN")
+    await world.make_stream("OUT")
+    numbers = world.spark.range(0, 500, 1, 2)
+    await world.write(numbers.selectExpr("concat('IN.', id % 3) subject", "cast(id as string) data"), "IN")
+
+    def follow(per_batch: int, **options: Any) -> list[int]:
+        frame = world.spark.readStream.format("jetblock").options(
+            store=world.store.url, stream="IN", maxMessagesPerTrigger=per_batch).load()
+        rows = frame.selectExpr("regexp_replace(subject, '^IN', 'OUT') subject", "data")
+        query = (rows.writeStream.format("jetblock").options(store=world.store.url, stream="OUT", **options)
+                 .option("checkpointLocation", f"{tmp_path}/checkpoint").trigger(availableNow=True).start())
+        query.awaitTermination()
+        return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
+
+    assert follow(200, nats=world.broker.url) == [200, 200, 100]
+    copied = [(n + 1, f"OUT.{n % 3}", b"%d" % n) for n in range(500)]
+    assert await world.rows("OUT") == copied
+    for name in ("2", ".2.crc"):
+        (tmp_path / "checkpoint" / "commits" / name).unlink(missing_ok=True)
+    assert follow(200, nats=world.broker.url) == [100]
+    assert await world.rows("OUT") == copied
+    await world.write(numbers.limit(3).selectExpr("'IN.x' subject", "'new' data"), "IN")
+    assert follow(200, nats=world.broker.url) == [3]
+    assert (await world.rows("OUT"))[500:] == [(n, "OUT.x", b"new") for n in (501, 502, 503)]
+
+
+async def test_foreach_batch_with_a_transaction(world: World, tmp_path: Path) -> None:
+    """A batch write within foreachBatch names the query's transaction itself, and is stored once."""
+    await world.make_stream("S")
+    calls = []
+
+    def twice(frame: Any, batch: int) -> None:
+        rows = frame.selectExpr("concat('S.', value) subject", "cast(value as string) data")
+        for _ in range(2):
+            rows.write.format("jetblock").mode("append").options(
+                store=world.store.url, stream="S", nats=world.broker.url, txnAppId="rates", txnVersion=batch).save()
+        calls.append(batch)
+
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text("\n".join(f'{{"value": {n}}}' for n in range(7)))
+    query = (world.spark.readStream.schema("value LONG").json(f"{tmp_path}/in").writeStream.foreachBatch(twice)
+             .option("checkpointLocation", f"{tmp_path}/checkpoint").trigger(availableNow=True).start())
+    query.awaitTermination()
+    assert calls == [0]
+    assert sorted(data for _, _, data in await world.rows("S")) == [b"%d" % n for n in range(7)]
+
+
+@pytest.mark.parametrize("world", ["directory"], indirect=True)
+async def test_refused_writes_name_their_reason(world: World, tmp_path: Path) -> None:
+    """Rows, columns, modes and options that are refused: the error is short, a task is not repeated, and nothing is
+    stored."""
+    await world.make_stream("S")
+    numbers = world.spark.range(0, 10, 1, 2)
+    rows = numbers.selectExpr("'S.a' subject", "cast(id as string) data")
+    nulls = numbers.selectExpr("if(id = 7, null, 'S.a') subject", "cast(id as string) data")
+    assert "row 2 of partition 1 (data '7') cannot be stored: its subject is NULL" in await world.refusal(nulls, "S")
+    foreign = numbers.selectExpr("if(id = 7, 'T.a', 'S.a') subject", "cast(id as string) data")
+    assert "subject 'T.a' is not one of the stream's" in await world.refusal(foreign, "S")
+    assert "no column 'id': leave it out by select" in await world.refusal(numbers.selectExpr(
+        "'S.a' subject", "'' data", "id"), "S")
+    assert "rows are only appended: use append" in await world.refusal(rows, "S", mode="overwrite")
+    assert "no option 'natz': did you mean nats" in await world.refusal(rows, "S", natz="nats://127.0.0.1")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.json").write_text('{"value": 1}')
+    for mode, text in (("complete", "rows are only appended: use append"),
+                       ("update", "jetblock does not support Update mode")):
+        stream = (world.spark.readStream.schema("value LONG").json(f"{tmp_path}/in").groupBy("value").count()
+                  .selectExpr("concat('S.', value) subject", "cast(count as string) data"))
+        with pytest.raises(PySparkException, match=text):
+            stream.writeStream.format("jetblock").outputMode(mode).options(
+                store=world.store.url, stream="S").option("checkpointLocation", f"{tmp_path}/{mode}").trigger(
+                availableNow=True).start().awaitTermination()

@@ -54,6 +54,9 @@ def test_mistakes_are_named(given: dict[str, str | None], text: str) -> None:
 
 
 def test_a_streaming_query_has_its_own_versions() -> None:
-    assert WriteOptions.parse({**GIVEN, "txnAppId": "job"}, streaming=True).txnappid == "job"
+    given = {**GIVEN, "txnAppId": "job", "checkpointLocation": "place"}
+    assert WriteOptions.parse(given, streaming=True).txnappid == "job"
+    with pytest.raises(BadOption, match="no option 'checkpointLocation'"):
+        WriteOptions.parse(given)
     with pytest.raises(BadOption, match="txnVersion is for batch writes"):
         WriteOptions.parse({**GIVEN, "txnVersion": "1"}, streaming=True)
