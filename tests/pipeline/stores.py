@@ -174,6 +174,10 @@ class MemoryObjectClient:
                 found.append(None)
         return found
 
+    def put(self, key: str, data: Sequence[bytes]) -> bool:
+        joined = b"".join(data)
+        return self.objects.setdefault(key, joined) is joined
+
     def list(self, prefix: str, after: str = "") -> list[ObjectInfo]:
         return [ObjectInfo(key, len(data)) for key, data in sorted(self.objects.items())
                 if key.startswith(prefix) and key > after]

@@ -45,7 +45,7 @@ class Target:
     shard: int
     times: str = "refuse"
     strip: bool = False
-    """Whether headers that ask the server for something are removed."""
+    """True: headers that ask the server for something are removed."""
 
 
 @dataclass(slots=True)
