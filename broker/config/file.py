@@ -25,7 +25,9 @@ from broker.config.reading.leafnodes import check_compression, read_remotes
 from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
 from broker.config.reading.proxies import read_proxies
 from broker.config.reading.refused import NO_EFFECT, REFUSED
+from broker.config.reading.streaming import read_channels
 from broker.config.settings import MASK, MASKED, CertificateFiles, InvalidFile, Setting, settings_table
+from broker.config.streaming import STORE_LIMIT_KEYS
 from broker.config.syntax import SyntaxFailure, Value, parse
 
 __all__ = ["address", "read_file"]
@@ -221,6 +223,21 @@ class _Meaning:
         except ValueError:
             self.wrong(value, f"jetstream must be a block, enabled or disabled, not {shown(value)}")
 
+    def streaming(self, value: Value) -> None:
+        self.put("streaming.enabled", True, value)
+        self.section("streaming", value)
+
+    def store_limits(self, value: Value) -> None:
+        if not isinstance(value.value, dict):
+            self.wrong(value, "store_limits must be a block: store_limits { … }")
+            return
+        for written, inner in value.value.items():
+            key = written.lower()
+            self.key(f"streaming.store_limits.{STORE_LIMIT_KEYS.get(key, key)}", written, inner)
+
+    def channels(self, value: Value) -> None:
+        self.put("streaming.channels", read_channels(value, self.report), value)
+
     def feature_flags(self, value: Value) -> None:
         """Read feature flags. Like nats-server, accept any flag, and log the unknown ones."""
         if not isinstance(value.value, dict):
@@ -332,6 +349,9 @@ class _Meaning:
         "jetstream.disabled": disabled, "jetstream.disable": disabled,
         "store_dir": store_dir, "storedir": store_dir, "jetstream.store_dir": store_dir,
         "jetstream.storedir": store_dir, "jetstream.store": store_dir, "jetblock.store": store,
+        "streaming": streaming,
+        **dict.fromkeys(("streaming.store_limits", "streaming.limits", "streaming.storelimits"), store_limits),
+        "streaming.store_limits.channels": channels,
         "jetstream.object_store": object_store, "jetstream.object_store.bucket": name_bucket,
         "jetstream.object_store.path_prefix": name_prefix,
     }

@@ -60,6 +60,17 @@ JetStream Options:
         --store <url>                Keep streams at file:///dir, s3://bucket/prefix or memory://, and enable JetStream
                                      (S3 credentials and endpoint: AWS_* in the environment)
 
+NATS Streaming Options (any of them serves NATS Streaming clients, and enables JetStream):
+    -cid,--cluster_id <id>           Cluster ID (default: test-cluster)
+    -mc, --max_channels <number>     Max number of channels (default: 100; 0 for unlimited)
+    -msu,--max_subs <number>         Max number of subscriptions per channel (default: 1000; 0 for unlimited)
+    -mm, --max_msgs <number>         Max number of messages per channel (default: 1000000; 0 for unlimited)
+    -mb, --max_bytes <size>          Max messages total size per channel (default: 1024000000; 0 for unlimited)
+    -ma, --max_age <duration>        Max duration a message can be stored (default: 0s for unlimited)
+    -hbi,--hb_interval <duration>    Interval at which server sends heartbeat to a client (default: 30s)
+    -hbt,--hb_timeout <duration>     How long server waits for a heartbeat response (default: 10s)
+    -hbf,--hb_fail_count <number>    Number of failed heartbeats before server closes the client (default: 10)
+
 Authorization Options:
         --user <user>                User required for connections
         --pass <password>            Password required for connections
@@ -95,6 +106,15 @@ FLAGS: dict[str, str] = {
     "user": "auth.user", "pass": "auth.password", "auth": "auth.token",
     "tls": "!tls", "tlscert": "tls.cert_file", "tlskey": "tls.key_file", "tlsverify": "tls.verify",
     "tlscacert": "tls.ca_file",
+    "cid": "streaming.cluster_id", "cluster_id": "streaming.cluster_id",
+    "mc": "streaming.max_channels", "max_channels": "streaming.max_channels",
+    "msu": "streaming.max_subs", "max_subs": "streaming.max_subs",
+    "mm": "streaming.max_msgs", "max_msgs": "streaming.max_msgs",
+    "mb": "streaming.max_bytes", "max_bytes": "streaming.max_bytes",
+    "ma": "streaming.max_age_ns", "max_age": "streaming.max_age_ns",
+    "hbi": "streaming.hb_interval_ns", "hb_interval": "streaming.hb_interval_ns",
+    "hbt": "streaming.hb_timeout_ns", "hb_timeout": "streaming.hb_timeout_ns",
+    "hbf": "streaming.hb_fail_count", "hb_fail_count": "streaming.hb_fail_count",
     "sd": "!store_dir", "store_dir": "!store_dir", "c": "!config", "config": "!config", "t": "!test",
     "sl": "!signal", "signal": "!signal", "print_config": "!print_config", "print-config": "!print_config",
     "h": "!help", "help": "!help", "v": "!version", "version": "!version",

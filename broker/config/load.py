@@ -1,7 +1,8 @@
 """Merges flags, environment and file, in this order of precedence, into one ``Settings``, and checks constraints.
 
-    JetStream is on  with -js, --store, a `jetstream` block that is not disabled, or a store named in the environment
-                     or in `jetblock { store }`; `-sd` alone only names the directory, in case the file enables it
+    JetStream is on  with -js, --store, a `jetstream` block that is not disabled, a store named in the environment or in
+                     `jetblock { store }`, or settings of NATS Streaming; `-sd` alone only names the directory, in case
+                     the file enables it
     the store is     --store or -sd (not both), otherwise JETBLOCK_STORE, otherwise the file's (one of
                      `jetstream { store_dir }`, `jetstream { object_store }`, `jetblock { store }`), otherwise a
                      directory under the temporary one
@@ -69,7 +70,9 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     _add_anonymous_user(values, authorization=file.authorization)
     _take_from_operator(values)
     values["storage.url"] = _store(line, outer, file)
-    values["jetstream.enabled"] = _jetstream(line, outer, file)
+    values.setdefault("streaming.enabled", any(path.startswith("streaming.") for path in values))
+    jetstream = _jetstream(line, outer, file)
+    values["jetstream.enabled"] = values["streaming.enabled"] if jetstream is None else jetstream
     if values["jetstream.enabled"]:
         if not values["storage.url"]:
             values["storage.url"] = default_store_url()
@@ -206,7 +209,8 @@ def _store_url(url: str, where: str) -> str:
     return url
 
 
-def _jetstream(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> bool:
+def _jetstream(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> bool | None:
+    """Return whether the sources enable or disable JetStream; None: they do neither."""
     for values in (line.values, outer):
         if "jetstream.enabled" in values:
             return bool(values["jetstream.enabled"])
@@ -214,7 +218,7 @@ def _jetstream(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> 
             return True
     if file.jetstream is not None:
         return file.jetstream
-    return bool(file.stores) and line.store_dir is None
+    return True if file.stores and line.store_dir is None else None
 
 
 def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -251,6 +255,9 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
     elif auth.no_auth_user and auth.no_auth_user not in auth.names:
         yield ("auth.no_auth_user",), (f'no_auth_user: "{auth.no_auth_user}" not present as user or nkey in '
                                        "authorization block or account configuration")
+    if settings.streaming.enabled and not settings.jetstream.enabled:
+        yield ("streaming.enabled",), ("NATS Streaming keeps its channels in JetStream, which is disabled: enable it, "
+                                       "or remove the settings of NATS Streaming")
     yield from _accounts_contradictions(settings)
     yield from _domain_contradictions(settings)
     yield from _leaf_contradictions(settings)

@@ -27,6 +27,7 @@ from broker.config.kinds import DEFAULT_MAX_CONSUMERS
 from broker.config.leafnodes import LeafRemote
 from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
+from broker.config.streaming import StreamingSettings
 from broker.protocol.framing import MAX_CONTROL_LINE, MAX_PAYLOAD
 
 __all__ = ["MASK", "MASKED", "REMOVED", "AccountsSettings", "AuthSettings", "CertificateFiles", "ClientSettings",
@@ -540,6 +541,7 @@ class Settings(Section, hidden=["notices", "file", "digest"]):
     process: ProcessSettings = section(ProcessSettings())
     jetstream: JetStreamSettings = section(JetStreamSettings())
     storage: StorageSettings = section(StorageSettings())
+    streaming: StreamingSettings = section(StreamingSettings(), "streaming")
     notices: tuple[str, ...] = ()
     """Log lines about settings that have no effect, or are risky. No source can set it."""
     file: str = ""

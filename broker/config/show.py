@@ -18,6 +18,7 @@ from broker.config.callout import CalloutSettings
 from broker.config.leafnodes import LeafRemote, LeafUrl
 from broker.config.operator import ResolverSettings, shown_url
 from broker.config.settings import MASK, ResolverTlsSettings, Setting, Settings, settings_table
+from broker.config.streaming import LIMIT_KEYS, ChannelLimits
 
 __all__ = ["show"]
 
@@ -38,6 +39,8 @@ def show(settings: Settings) -> str:
             continue
         if setting.path.startswith("websocket.tls.") and not settings.websocket.tls.enabled:
             continue
+        if setting.path.startswith("streaming.") and not settings.streaming.enabled:
+            continue
         if (setting.path.startswith("operator.resolver_tls.")
                 and settings.operator.resolver_tls == ResolverTlsSettings()):
             continue
@@ -50,6 +53,9 @@ def show(settings: Settings) -> str:
         elif setting.path == "leafnodes.remotes":
             if settings.leafnodes.remotes:
                 _put(top, "leafnodes.remotes", [_remote(remote) for remote in settings.leafnodes.remotes])
+        elif setting.path == "streaming.channels" and settings.streaming.channels:
+            _put(top, setting.keys[0], {_text(pattern): _channel(limits)
+                                        for pattern, limits in settings.streaming.channels})
         elif setting.path == "storage.sync_interval_ns" and value is None:
             _put(top, setting.keys[0], _text("always"))
         elif setting.keys and value is not None and value not in ("", ()):
@@ -124,6 +130,11 @@ def _leaf_url(url: LeafUrl) -> str:
     """Return a remote's URL; a user name without a password is a token, and as secret."""
     user = f"{quote(url.user, safe='')}:{MASK}@" if url.password else f"{MASK}@" if url.user else ""
     return f"{'tls' if url.tls else 'nats-leaf'}://{user}{url.address}"
+
+
+def _channel(limits: ChannelLimits) -> _Block:
+    return {LIMIT_KEYS[name][0]: _text(format_duration(limit)) if name.endswith("_ns") else str(limit)
+            for name in fields(limits) if (limit := getattr(limits, name)) >= 0}
 
 
 def _name_bucket(top: _Block, url: str) -> None:

@@ -44,7 +44,9 @@ from broker.storage.log.memory_log import MemoryLog
 if TYPE_CHECKING:
     from broker.jetstream.api.disabled import DisabledApi
     from broker.jetstream.bus import Bus, Msg, Source
+    from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.consumer.delivery.receiver import Receiver
     from broker.jetstream.stream.shared.listeners import Listener
     from broker.jetstream.stream.stream import Stream
     from broker.storage.format.request import Version
@@ -73,7 +75,10 @@ class JetStream:
         ``apis``: the APIs of all accounts, by name.
         ``shards``: the shards that this broker owns, by number.
         ``external``: the mirrors and sources of other accounts' streams; they retry when accounts share other things.
+        ``receivers``: returns the receiver of a consumer that serves another protocol; None: there is none.
     """
+
+    receivers: Callable[[Stream, ConsumerConfig], Receiver | None] | None = None
 
     def __init__(self, clock: Clock, rng: random.Random, settings: JetStreamSettings | None = None, *,
                  server_name: str = "jetblock", direct_bytes_max: int = ClientSettings().max_pending) -> None:
@@ -391,6 +396,10 @@ class JetStream:
         if found is None:
             raise ApiError(ApiErrors.NOT_ENABLED_FOR_ACCOUNT)
         return found.stream(name)
+
+    def receiver_of(self, stream: Stream, config: ConsumerConfig) -> Receiver | None:
+        """Return the receiver of a consumer that serves another protocol than JetStream's; None for all others."""
+        return None if self.receivers is None else self.receivers(stream, config)
 
     async def carry_out(self, request_id: int, stream: Stream, version: Version | None) -> Answer:
         """Answer a request in the inbox of the stream's shard now. Raises: ApiError; StoreError."""

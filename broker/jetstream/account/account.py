@@ -106,7 +106,7 @@ class Account:
             overlaps = Overlaps()
         self._subscriptions = Subscriptions(bus, overlaps)
         self.consumers = Consumers(self.streams, bus, clock, rng, settings, self._quota, self._subscriptions,
-                                   self.events)
+                                   self.events, host.receiver_of)
         incoming: dict[str, Stream] = {}
         self._neighbours = Neighbours(self.streams, incoming, self.offline)
         self.incoming = Incoming(self, incoming, Parts(self._neighbours, self._check_new, self._quota.check_consumer,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.consumer.consumer import Consumer
+    from broker.jetstream.consumer.delivery.receiver import Receiver
     from broker.jetstream.stream.stream import Stream
     from broker.jetstream.wire.advisories import AccountEvents
 
@@ -58,13 +59,15 @@ _CONSUMERS_AT_ONCE = 128
 class Consumers:
     """The consumers of one account, by stream and name; ``streams`` is the account's own mapping.
 
+    Args: ``receiver_of`` returns the receiver of a consumer that serves another protocol than JetStream's.
     Attributes: ``openings``: the restored consumers that do not serve yet.
     """
 
     def __init__(self, streams: Mapping[str, Stream], bus: Bus, clock: Clock, rng: random.Random,
                  settings: JetStreamSettings, quota: Quota, subscriptions: Subscriptions,
-                 events: AccountEvents) -> None:
+                 events: AccountEvents, receiver_of: Callable[[Stream, ConsumerConfig], Receiver | None]) -> None:
         self.openings = Openings()
+        self._receiver_of = receiver_of
         self._streams = streams
         self._bus = bus
         self._clock = clock
@@ -242,7 +245,8 @@ class Consumers:
         from broker.jetstream.consumer.consumer import Consumer
 
         consumer = Consumer(stream, config, state, self._bus, self._clock, self._rng, restored=restored,
-                            long_reply_subjects=self._settings.js_ack_fc_v2)
+                            long_reply_subjects=self._settings.js_ack_fc_v2,
+                            receiver=self._receiver_of(stream, config) if config.metadata else None)
         consumer.on_inactive = self._delete_inactive
         return consumer
 

@@ -11,7 +11,9 @@ from broker.jetstream.stream.stream import Stream
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus
+    from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.consumer.delivery.receiver import Receiver
     from broker.jetstream.usage import ServerUsage, Usage
     from broker.storage.format.request import Version
     from broker.storage.log.stream_log import StreamLog
@@ -64,6 +66,9 @@ class Host(Protocol):
 
     def stream(self, account: str, name: str) -> Stream:
         """Return the live stream of an account. Raises: ApiError, as that account's API answers."""
+
+    def receiver_of(self, stream: Stream, config: ConsumerConfig) -> Receiver | None:
+        """Return the receiver of a consumer that serves another protocol than JetStream's; None for all others."""
 
     async def carry_out(self, request_id: int, stream: Stream, version: Version | None) -> Answer:
         """Answer a request in the shard's inbox now. Raises: ApiError; StoreError."""

@@ -396,6 +396,17 @@ class Consumer(Notified):
             self._answers.ack(seqs, self._answers.consumer_seqs(seqs), self._clock.now_ns())
         self._after_acks(self._clock.monotonic_ns(), stored)
 
+    def redeliver(self, seqs: Sequence[int] | None = None) -> None:
+        """Deliver unacked messages again now instead of after their ack waits: all of them, or those of ``seqs``."""
+        if self._closed:
+            return
+        self.deliver_notifications()
+        if seqs is None:
+            self._acks.expire_all()
+        else:
+            self._acks.nak(seq for seq in seqs if seq in self._acks.pending)
+        self._schedule_delivery()
+
     def _publish_answers(self, replies: Sequence[bytes]) -> None:
         for reply in replies:
             self._bus.publish(reply, b"", 0, b"")

@@ -1,0 +1,80 @@
+"""The channels: each is a stream with one subject, made when a client first publishes or subscribes to it.
+
+Owns: which streams are channels, and the limits of new ones. Does not own: messages (JetStream).
+
+A channel's stream is a stream like any other: JetStream clients may read it and publish to it. If they delete
+it, the channel is deleted.
+
+Source: nats-streaming-server, server/server.go lookupOrCreateChannel; stores/limits.go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from broker.jetstream.config.stream import StreamConfig
+from broker.streaming.errors import StanError, StanErrors
+from broker.streaming.names import STREAM_PREFIX, channel_of, is_literal_channel, stream_of
+
+if TYPE_CHECKING:
+    from broker.config.streaming import ChannelLimits, StreamingSettings
+    from broker.jetstream.account.account import Account
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["Channels"]
+
+
+class Channels:
+    """The channels of one gateway."""
+
+    def __init__(self, account: Account, settings: StreamingSettings) -> None:
+        self._account = account
+        self._settings = settings
+        self._making: dict[str, asyncio.Task[Stream]] = {}
+
+    def existing(self, channel: str) -> Stream | None:
+        """Return the stream of a channel, or None if there is no such channel."""
+        return self._account.streams.get(stream_of(channel))
+
+    def names(self) -> list[str]:
+        """Return the names of all channels."""
+        return [channel for name in self._account.streams
+                if name.startswith(STREAM_PREFIX) and (channel := channel_of(name))]
+
+    async def stream(self, channel: str) -> Stream:
+        """Return the stream of a channel; make the channel if it does not exist. Raises: StanError; ApiError."""
+        if (stream := self.existing(channel)) is not None:
+            return stream
+        if not is_literal_channel(channel):
+            raise StanError(StanErrors.SUBJECT)
+        making = self._making.get(channel)
+        if making is None:
+            most = self._settings.max_channels
+            if 0 < most <= len(self.names()) + len(self._making):
+                raise StanError(StanErrors.TOO_MANY_CHANNELS)
+            making = self._making[channel] = asyncio.get_running_loop().create_task(
+                self._account.create_stream(self._config(channel)), name=f"make channel {channel}")
+            making.add_done_callback(lambda _: self._making.pop(channel, None))
+        return await asyncio.shield(making)
+
+    def check_subscriptions(self, channel: str, count: int) -> None:
+        """Check that a channel may have one more subscription. Raises: StanError."""
+        most = self.limits(channel).max_subs
+        if 0 < most <= count:
+            raise StanError(StanErrors.TOO_MANY_SUBSCRIPTIONS)
+
+    def limits(self, channel: str) -> ChannelLimits:
+        """Return the limits of a channel; 0 stands for no limit."""
+        return self._settings.limits_of(channel)
+
+    def _config(self, channel: str) -> StreamConfig:
+        limits = self.limits(channel)
+        return StreamConfig(name=stream_of(channel), subjects=[channel], max_msgs=limits.max_msgs or -1,
+                            max_bytes=limits.max_bytes or -1, max_age=limits.max_age_ns,
+                            max_consumers=1_000_000, description=f"NATS Streaming channel {channel}")
+
+    def close(self) -> None:
+        """Stop making channels."""
+        for making in self._making.values():
+            making.cancel()

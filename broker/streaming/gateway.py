@@ -1,0 +1,366 @@
+"""The gateway: NATS Streaming clients on the streams of one account.
+
+    client ── requests on _STAN.… ──> Gateway ──> Clients (Heartbeats), Subscriptions (Group), Publishing
+                                                        │                      │                  │
+                                                   Registry (stream STAN)   consumers      streams STAN_<channel>
+
+Owns: the subjects, the registered clients, and the order in which requests of one client are handled. It exists as long
+as the process; ``open`` and ``close`` follow JetStream's, when this broker gets and loses the store.
+Does not own: subscriptions, channels, messages.
+
+Everything that must survive a crash is in the same log as the messages: positions and unacknowledged messages in
+consumers, registrations in the registry. An answer to a client is sent once that is stored.
+
+Source: nats-streaming-server, server/server.go: connectCB, processCloseRequest, processSubscriptionRequest,
+processUnsubscribeRequest, processClientPings, processAckMsg.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError, Message
+
+from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.ids import secret_id
+from broker.storage.objectstore.base import StoreError
+from broker.streaming.channels import Channels
+from broker.streaming.client import PROTOCOL, Client
+from broker.streaming.errors import StanError, StanErrors
+from broker.streaming.group import Group
+from broker.streaming.heartbeats import Heartbeats
+from broker.streaming.names import is_client_id
+from broker.streaming.publishing import Publishing
+from broker.streaming.registry import Registry
+from broker.streaming.subjects import Subjects
+from broker.streaming.subscriptions import CONSUMER_KEY, Subscriptions, check_request
+from broker.streaming.wire import stan_pb2 as wire
+
+if TYPE_CHECKING:
+    from broker.config.streaming import StreamingSettings
+    from broker.jetstream.bus import BatchHandler, Msg, Source
+    from broker.jetstream.bus import Subscription as BusSubscription
+    from broker.jetstream.config.consumer import ConsumerConfig
+    from broker.jetstream.engine import JetStream
+    from broker.jetstream.stream.stream import Stream
+    from broker.streaming.subscription import Subscription
+
+__all__ = ["Gateway"]
+
+log = logging.getLogger(__name__)
+
+_DUPLICATE_TIMEOUT_NS = 500_000_000
+"""How long the client that has an ID may take to answer before another one gets the ID."""
+
+
+class Gateway:
+    """The gateway of one broker. Args: ``account`` has the streams of the channels."""
+
+    def __init__(self, jetstream: JetStream, settings: StreamingSettings, account: str = "$G") -> None:
+        self.settings = settings
+        self.clients: dict[str, Client] = {}
+        self.server_id = ""
+        self._conn_ids: dict[bytes, Client] = {}
+        self._connecting: set[str] = set()
+        """The IDs that a second client asks for; meanwhile, a third one is refused."""
+        self._jetstream = jetstream
+        self._account_name = account
+        self._groups: dict[str, Group] = {}
+        self._handlers: list[BusSubscription] = []
+        self._lanes: dict[str, _Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        jetstream.receivers = self._receiver_of
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Restore the registrations, and serve clients. Raises: ValueError, if the store is another cluster's,
+        or if the account has no JetStream; ApiError; StoreError."""
+        account = self._jetstream.accounts.get(self._account_name)
+        if account is None:
+            raise ValueError(f"account {self._account_name}, which is to have the channels, has no JetStream")
+        self._bus = bus = account.bus
+        self._registry = await Registry.open(account)
+        records = await self._registry.load()
+        server = records.get("server")
+        if server is None:
+            server = {"server_id": secret_id(), "cluster_id": self.settings.cluster_id}
+            await self._registry.put("server", server)
+        if server["cluster_id"] != self.settings.cluster_id:
+            raise ValueError(f"Cluster ID {self.settings.cluster_id!r} does not match recovered value of "
+                             f"{server['cluster_id']!r}")
+        self.server_id = server["server_id"]
+        self.subjects = subjects = Subjects.of(self.settings.discover_prefix, self.settings.cluster_id, self.server_id)
+        self.channels = Channels(account, self.settings)
+        self._heartbeats = Heartbeats(bus, account.clock, self.settings, subjects.heartbeat,
+                                      lambda client: self.subscriptions.client_answers(client.id), self._lost)
+        for key, record in records.items():
+            if key.startswith("client."):
+                self._add(Client.stored(key.removeprefix("client."), record))
+        self.subscriptions = Subscriptions(account, self._registry, self.channels, self._groups)
+        self.subscriptions.restore(records, self.clients)
+        self._publishing = Publishing(bus, self.channels, self._registered, self._start)
+        for subject, handler in (
+                (subjects.discover, self._each(wire.ConnectRequest, self._on_connect)),
+                (subjects.pub + ".>", self._publishing.on_msgs),
+                (subjects.subscribe, self._each(wire.SubscriptionRequest, self._on_subscribe)),
+                (subjects.unsubscribe, self._each(wire.UnsubscribeRequest, self._on_unsubscribe)),
+                (subjects.sub_close, self._each(wire.UnsubscribeRequest, self._on_sub_close)),
+                (subjects.close, self._each(wire.CloseRequest, self._on_close)),
+                (subjects.ping, self._each(wire.Ping, self._on_ping)),
+                (subjects.ack + ".*", self._on_acks)):
+            self._handlers.append(bus.subscribe(subject.encode(), handler))
+        self.subscriptions.start()
+        log.info("NATS Streaming: cluster ID %s, %d channels, %d clients", self.settings.cluster_id,
+                 len(self.channels.names()), len(self.clients))
+
+    async def close(self) -> None:
+        """Serve no more; the registrations stay in the store."""
+        for handler in self._handlers:
+            self._bus.unsubscribe(handler)
+        if self._handlers:
+            self._heartbeats.close()
+            self.subscriptions.close_all()
+            self.channels.close()
+        self._handlers.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.clients.clear()
+        self._conn_ids.clear()
+        self._groups.clear()
+        self._lanes.clear()
+
+    def _receiver_of(self, stream: Stream, config: ConsumerConfig) -> Group | None:
+        """Return the receiver of a consumer of the gateway: the group that is being made, or one to restore."""
+        channel = config.metadata.get(CONSUMER_KEY)
+        if channel is None or stream.account != self._account_name:
+            return None
+        name = config.durable_name
+        return self._groups.get(name) or self._groups.setdefault(name, Group(name, channel, stream.bus))
+
+    def _registered(self, client_id: str, conn_id: bytes) -> bool:
+        """Return whether a client may publish; its connection counts, if the message names that, and not its ID."""
+        return conn_id in self._conn_ids if conn_id else client_id in self.clients
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _each(self, kind: type[Message], handle: Callable[[Any, bytes], None]) -> BatchHandler:
+        """Return a handler that decodes each request. One that cannot be decoded becomes None."""
+        def on_requests(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+            for _, reply, hlen, body in ops[start:end]:
+                try:
+                    request = kind.FromString(body[hlen:])
+                except DecodeError:
+                    request = None
+                handle(request, reply)
+        return on_requests
+
+    def _answer(self, reply: bytes, answer: Message) -> None:
+        if reply:
+            self._bus.publish(reply, b"", 0, answer.SerializeToString())
+
+    # --- connections
+
+    def _on_connect(self, request: wire.ConnectRequest | None, reply: bytes) -> None:
+        if request is None or not request.heartbeat_inbox:
+            self._answer(reply, wire.ConnectResponse(error=StanErrors.CONNECT_REQUEST))
+        elif not is_client_id(request.client_id):
+            self._answer(reply, wire.ConnectResponse(error=StanErrors.CLIENT_ID))
+        elif request.client_id in self._connecting:
+            self._answer(reply, wire.ConnectResponse(error=StanErrors.CLIENT_IN_USE))
+        else:
+            if request.client_id in self.clients:
+                self._connecting.add(request.client_id)
+            self._queue(request.client_id, self._connect(request, reply))
+
+    async def _connect(self, request: wire.ConnectRequest, reply: bytes) -> None:
+        try:
+            old = self.clients.get(request.client_id)
+            if old is not None:
+                if await self._heartbeats.answers(old, _DUPLICATE_TIMEOUT_NS):
+                    self._answer(reply, wire.ConnectResponse(error=StanErrors.CLIENT_IN_USE))
+                    return
+                await self._close_client(old)
+            await self._register(request, reply)
+        finally:
+            self._connecting.discard(request.client_id)
+
+    async def _register(self, request: wire.ConnectRequest, reply: bytes) -> None:
+        client = Client.requested(request)
+        try:
+            await self._registry.put(f"client.{client.id}", client.record())
+        except ApiError as error:
+            self._answer(reply, wire.ConnectResponse(error=str(error)))
+            return
+        self._add(client)
+        subjects = self.subjects
+        answer = wire.ConnectResponse(
+            pub_prefix=subjects.pub, sub_requests=subjects.subscribe, unsub_requests=subjects.unsubscribe,
+            close_requests=subjects.close, sub_close_requests=subjects.sub_close, protocol=PROTOCOL)
+        if client.protocol >= PROTOCOL:
+            answer.ping_requests = subjects.ping
+            answer.ping_interval = request.ping_interval
+            answer.ping_max_out = request.ping_max_out
+        self._answer(reply, answer)
+
+    def _on_close(self, request: wire.CloseRequest | None, reply: bytes) -> None:
+        if request is None:
+            self._answer(reply, wire.CloseResponse(error=StanErrors.CLOSE_REQUEST))
+        else:
+            self._queue(request.client_id, self._close(request, reply))
+
+    async def _close(self, request: wire.CloseRequest, reply: bytes) -> None:
+        client = self.clients.get(request.client_id)
+        if client is None:
+            self._answer(reply, wire.CloseResponse(error=StanErrors.CLIENT_UNKNOWN))
+            return
+        await self._close_client(client)
+        self._answer(reply, wire.CloseResponse())
+
+    def _add(self, client: Client) -> None:
+        self.clients[client.id] = client
+        if client.conn_id:
+            self._conn_ids[client.conn_id] = client
+        self._heartbeats.add(client)
+
+    async def _close_client(self, client: Client) -> None:
+        """End a client and its subscriptions."""
+        if self.clients.get(client.id) is client:
+            del self.clients[client.id]
+        self._conn_ids.pop(client.conn_id, None)
+        self._heartbeats.remove(client)
+        for sub in self.subscriptions.of_client(client.id):
+            await self.subscriptions.close(sub, remove=False)
+        await self._registry.delete(f"client.{client.id}")
+
+    def _lost(self, client: Client) -> None:
+        log.info("NATS Streaming: client %s does not answer heartbeats; it is closed", client.id)
+        self._queue(client.id, self._close_lost(client))
+
+    async def _close_lost(self, client: Client) -> None:
+        if self.clients.get(client.id) is client:
+            await self._close_client(client)
+
+    def _on_ping(self, request: wire.Ping | None, reply: bytes) -> None:
+        if request is None:
+            return
+        client = self._conn_ids.get(request.conn_id)
+        if client is not None and client.failed_heartbeats:
+            self._heartbeats.hasten(client)
+        error = StanErrors.CLIENT_REPLACED if client is None else ""
+        self._answer(reply, wire.PingResponse(error=error))
+
+    # --- subscriptions
+
+    def _on_subscribe(self, request: wire.SubscriptionRequest | None, reply: bytes) -> None:
+        try:
+            if request is None:
+                raise StanError(StanErrors.SUBSCRIBE_REQUEST)
+            check_request(request)
+        except StanError as error:
+            self._answer(reply, wire.SubscriptionResponse(error=str(error)))
+            return
+        self._queue(request.client_id, self._subscribe(request, reply))
+
+    async def _subscribe(self, request: wire.SubscriptionRequest, reply: bytes) -> None:
+        if request.client_id not in self.clients:
+            self._answer(reply, wire.SubscriptionResponse(error=StanErrors.CLIENT_UNKNOWN))
+            return
+        try:
+            sub = await self.subscriptions.subscribe(request)
+        except (StanError, ApiError, StoreError) as error:
+            self._answer(reply, wire.SubscriptionResponse(error=str(error)))
+            return
+        self._answer(reply, wire.SubscriptionResponse(ack_inbox=f"{self.subjects.ack}.{sub.id}"))
+        self.subscriptions.begin(sub)
+
+    def _on_unsubscribe(self, request: wire.UnsubscribeRequest | None, reply: bytes) -> None:
+        self._end(request, reply, remove=True)
+
+    def _on_sub_close(self, request: wire.UnsubscribeRequest | None, reply: bytes) -> None:
+        self._end(request, reply, remove=False)
+
+    def _end(self, request: wire.UnsubscribeRequest | None, reply: bytes, *, remove: bool) -> None:
+        if request is None:
+            self._answer(reply, wire.SubscriptionResponse(error=StanErrors.UNSUBSCRIBE_REQUEST))
+        else:
+            self._queue(request.client_id, self._end_subscription(request, reply, remove=remove))
+
+    async def _end_subscription(self, request: wire.UnsubscribeRequest, reply: bytes, *, remove: bool) -> None:
+        sub = self._named(request.inbox) or self.subscriptions.with_inbox(request.inbox, request.client_id)
+        if self.channels.existing(request.subject) is None:
+            error = StanErrors.CHANNEL_UNKNOWN
+        elif sub is None or sub.channel != request.subject:
+            error = StanErrors.SUBSCRIPTION
+        elif sub.client_id != request.client_id:
+            error = StanErrors.CLIENT_UNKNOWN
+        else:
+            error = ""
+            await self.subscriptions.close(sub, remove=remove)
+        self._answer(reply, wire.SubscriptionResponse(error=error))
+
+    def _on_acks(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        acks: dict[tuple[bytes, str], list[int]] = {}
+        for inbox, _, hlen, body in ops[start:end]:
+            try:
+                ack = wire.Ack.FromString(body[hlen:] if hlen else body)
+            except DecodeError:
+                continue
+            acks.setdefault((inbox, ack.subject), []).append(ack.sequence)
+        for (inbox, channel), seqs in acks.items():
+            sub = self._named(inbox.decode())
+            if sub is not None and sub.channel == channel:
+                self.subscriptions.group(sub).acked(seqs)
+
+    def _named(self, ack_inbox: str) -> Subscription | None:
+        """Return the subscription with an ack inbox."""
+        prefix, _, sub_id = ack_inbox.rpartition(".")
+        return self.subscriptions.by_id.get(sub_id) if prefix == self.subjects.ack else None
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+
+    def _queue(self, client_id: str, request: Coroutine[Any, Any, None]) -> None:
+        """Handle a request after the earlier requests of this client."""
+        lane = self._lanes.get(client_id)
+        if lane is None:
+            lane = self._lanes[client_id] = _Lane()
+            self._start(self._handle_all(client_id, lane), f"requests of {client_id}")
+        lane.requests.append(request)
+
+    async def _handle_all(self, client_id: str, lane: _Lane) -> None:
+        try:
+            while lane.requests:
+                try:
+                    await lane.requests.popleft()
+                except Exception:
+                    log.exception("NATS Streaming: a request of client %s failed", client_id)
+        finally:
+            for request in lane.requests:
+                request.close()
+            if self._lanes.get(client_id) is lane:
+                del self._lanes[client_id]
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("NATS Streaming: %s failed", task.get_name(), exc_info=error)
+
+
+class _Lane:
+    """The requests of one client that wait."""
+
+    __slots__ = ("requests",)
+
+    def __init__(self) -> None:
+        self.requests: deque[Coroutine[Any, Any, None]] = deque()

@@ -1,0 +1,209 @@
+"""The subscriptions that share one position: a queue group, or a single subscription as a group of one.
+
+The position and the unacknowledged messages are the state of a JetStream consumer; a ``Group`` is its ``Receiver``.
+
+    Consumer ── Deliveries ──> Group ──> MsgProto to the inboxes of its members
+        ^                        │
+        └────── ack(seqs) ───────┘ <── acks to the ack inboxes of its members
+
+Owns: which member gets which message. Does not own: the registrations (subscriptions).
+
+``max_ack_pending`` of the consumer is the sum of its members' ``max_in_flight``. So whenever the consumer may deliver a
+new message, some member may receive it. Redeliveries ignore the limit, as in nats-streaming-server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice, repeat
+from typing import TYPE_CHECKING
+
+from broker.protocol import headers
+from broker.streaming.wire.stan_pb2 import MsgProto
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus, Deliveries, Msg
+    from broker.jetstream.consumer.consumer import Consumer
+    from broker.streaming.subscription import Subscription
+
+__all__ = ["REPLY_HEADER", "Group"]
+
+REPLY_HEADER = b"Nats-Streaming-Reply"
+"""The header that keeps the reply subject of a message published by a NATS Streaming client."""
+
+_STALE_OWNERS = 1000
+"""Owners of messages that have left the stream, which are kept at most, besides those of pending messages."""
+
+
+class Group:
+    """The members of one position.
+
+    Attributes: ``members``: the subscriptions that get messages now; ``offline``: the registration of a durable
+        position that has no members.
+    """
+
+    def __init__(self, consumer_name: str, channel: str, bus: Bus) -> None:
+        self.consumer_name = consumer_name
+        self.channel = channel
+        self.members: list[Subscription] = []
+        self.offline: Subscription | None = None
+        self.consumer: Consumer | None = None
+        self.interested = False
+        self._bus = bus
+        self._changed: Callable[[bool], None] | None = None
+        self._owners: dict[int, Subscription] = {}
+        """The member that has each unacknowledged message, as far as known; for queue groups only."""
+        self._turns: list[Subscription] = []
+        """The members that have the answer to their request, in the order in which they are chosen."""
+
+    # --- members ------------------------------------------------------------------------------------------------------
+
+    @property
+    def is_queue(self) -> bool:
+        """True if members may join."""
+        first = self.offline or next(iter(self.members), None)
+        return first is not None and bool(first.queue)
+
+    def start(self, *, redeliver: bool) -> None:
+        """Deliver from now on to the members that are ready; ``redeliver``: first all unacknowledged messages."""
+        self._turns += [member for member in self.members if member.ready and member not in self._turns]
+        if redeliver and self.consumer is not None:
+            self._owners.clear()
+            for member in self.members:
+                member.held = 0
+            self.consumer.redeliver()
+        self._set_interested(bool(self._turns))
+
+    def add(self, member: Subscription) -> None:
+        """Add a member; it gets messages once ``start`` is called."""
+        self.offline = None
+        self.members.append(member)
+
+    def remove(self, member: Subscription) -> None:
+        """Remove a member; its unacknowledged messages go to the other members at once."""
+        self.members.remove(member)
+        if member in self._turns:
+            self._turns.remove(member)
+        member.held = 0
+        if not self._turns:
+            self._owners.clear()
+            self._set_interested(False)
+        elif lost := [seq for seq, owner in self._owners.items() if owner is member]:
+            for seq in lost:
+                del self._owners[seq]
+            if self.consumer is not None:
+                self.consumer.redeliver(sorted(lost))
+
+    def acked(self, seqs: list[int]) -> None:
+        """Ack messages. Each member may ack those of the others: they may have been redelivered to another one."""
+        if self.consumer is None:
+            return
+        if self._owners:
+            for owner in map(self._owners.pop, seqs, repeat(None)):
+                if owner is not None:
+                    owner.held -= 1
+        # With a function to call, the acks are stored with the next commit: a crash redelivers none of them.
+        self.consumer.ack(seqs, _stored)
+
+    def _set_interested(self, interested: bool) -> None:
+        if interested != self.interested:
+            self.interested = interested
+            if self._changed is not None:
+                self._changed(interested)
+
+    # --- Receiver -----------------------------------------------------------------------------------------------------
+
+    def watch(self, changed: Callable[[bool], None]) -> Group:
+        self._changed = changed
+        return self
+
+    def cancel(self) -> None:
+        """End the watch."""
+        self._changed = None
+
+    def pending_bytes(self) -> int:
+        return max((self._bus.pending_bytes(member.inbox.encode()) for member in self.members), default=0)
+
+    def control(self, reply: bytes, text: bytes) -> None:
+        """Do nothing: these consumers have neither heartbeats nor flow control."""
+
+    def deliver(self, batch: Deliveries) -> int:
+        if not self._turns:
+            return 0
+        first = self._turns[0]
+        if not first.queue:
+            inbox = first.inbox.encode()
+            self._bus.publish_all([(inbox, b"", 0, body) for body in self._encoded(batch, len(batch))])
+            return len(batch)
+        members = self._shared_out(batch)
+        msgs: list[Msg] = [(member.inbox.encode(), b"", 0, body)
+                           for member, body in zip(members, self._encoded(batch, len(members)), strict=True)]
+        msgs.sort(key=_inbox)  # stable: one run for each member
+        self._bus.publish_all(msgs)
+        return len(members)
+
+    def _shared_out(self, batch: Deliveries) -> list[Subscription]:
+        """Return the member for each message from the front, in turn, until all members have enough."""
+        owners, members = self._owners, self._turns
+        if len(owners) > _STALE_OWNERS and self.consumer is not None:
+            self._forget_gone(self.consumer)
+        chosen: list[Subscription] = []
+        for seq, delivered in zip(batch.stream_seqs, batch.delivered, strict=True):
+            member = self._least_busy(members, any_member=delivered > 1)
+            if member is None:
+                break
+            if (before := owners.get(seq)) is not None:
+                before.held -= 1
+            owners[seq] = member
+            member.held += 1
+            chosen.append(member)
+        return chosen
+
+    @staticmethod
+    def _least_busy(members: list[Subscription], *, any_member: bool) -> Subscription | None:
+        """Return the member that has the fewest messages; of several, the one that comes first in the turns.
+
+        The first one in the turns goes to their end if it is chosen. ``any_member``: also one that has enough.
+        Source: nats-streaming-server, server/server.go findBestQueueSub.
+        """
+        best = min((member for member in members if member.held < member.max_in_flight), key=_held, default=None)
+        if best is None and any_member:
+            best = min(members, key=_held, default=None)
+        if best is not None and best is members[0]:
+            members.append(members.pop(0))
+        return best
+
+    def _forget_gone(self, consumer: Consumer) -> None:
+        """Forget the owners of messages that are no longer pending, because they left the stream."""
+        pending = consumer.acks.pending
+        if len(self._owners) - len(pending) > _STALE_OWNERS:
+            for seq in [seq for seq in self._owners if seq not in pending]:
+                self._owners.pop(seq).held -= 1
+
+    def _encoded(self, batch: Deliveries, count: int) -> list[bytes]:
+        hlens = batch.hlens or (0,) * len(batch)
+        return [_encode(self.channel, seq, time_ns, hlen, body, delivered) for seq, time_ns, hlen, body, delivered
+                in islice(zip(batch.stream_seqs, batch.times_ns, hlens, batch.bodies, batch.delivered, strict=True),
+                          count)]
+
+
+def _encode(channel: str, seq: int, time_ns: int, hlen: int, body: bytes, delivered: int) -> bytes:
+    msg = MsgProto(sequence=seq, subject=channel, data=body[hlen:] if hlen else body, timestamp=time_ns)
+    if delivered > 1:
+        msg.redelivered = True
+        msg.redelivery_count = delivered - 1
+    if hlen and (reply := headers.get(body[:hlen], REPLY_HEADER)) is not None:
+        msg.reply = reply.decode()
+    return msg.SerializeToString()
+
+
+def _held(member: Subscription) -> int:
+    return member.held
+
+
+def _inbox(msg: Msg) -> bytes:
+    return msg[0]
+
+
+def _stored() -> None:
+    """Do nothing: nobody is notified of stored acks."""

@@ -1,0 +1,145 @@
+"""Publishes of NATS Streaming clients: from the message on the wire to the channel's stream, and back to the PubAck.
+
+    PubMsg ──> checks ──> the channel's stream ── persisted ──> PubAck with the guid
+                 └── refused ──> PubAck with an error
+
+A run of messages to one channel is one call of the stream. If the channel does not exist yet, its messages wait
+in order while it is made, and their publishers are held back.
+
+Source: nats-streaming-server, server/server.go: processClientPublish, ioLoop, ackPublisher, sendPublishErr.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from google.protobuf.message import DecodeError
+
+from broker.jetstream.stream.publish.pub_ack_receiver import PubAckReceiver
+from broker.jetstream.wire.errors import ApiError
+from broker.streaming.errors import StanError, StanErrors
+from broker.streaming.group import REPLY_HEADER
+from broker.streaming.names import is_literal_channel
+from broker.streaming.wire.stan_pb2 import PubAck, PubMsg
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus, Msg, Source
+    from broker.jetstream.stream.stream import Stream
+    from broker.streaming.channels import Channels
+
+__all__ = ["Publishing"]
+
+
+class Publishing:
+    """The handler of publishes. Args: ``registered(client_id, conn_id)`` returns whether a client may publish."""
+
+    def __init__(self, bus: Bus, channels: Channels, registered: Callable[[str, bytes], bool],
+                 start: Callable[[Any, str], object]) -> None:
+        """Args: ``start(coroutine, name)`` runs a coroutine as a task."""
+        self._bus = bus
+        self._channels = channels
+        self._registered = registered
+        self._start = start
+        self._waiting: dict[str, list[tuple[_Publisher, list[Msg]]]] = {}
+        """Messages for channels that are being made, in order."""
+
+    def on_msgs(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Handle publishes (a BatchHandler)."""
+        publisher = _Publisher(self._bus, source)
+        accepted: dict[str, list[Msg]] = {}
+        valid: tuple[str, bytes] | None = None
+        for _, reply, hlen, body in ops[start:end]:
+            try:
+                msg = PubMsg.FromString(body[hlen:] if hlen else body)
+            except DecodeError:
+                publisher.refuse(reply, "", StanErrors.PUBLISH_REQUEST)
+                continue
+            channel, guid = msg.subject, msg.guid
+            sender = (msg.client_id, msg.conn_id)
+            if not guid or not is_literal_channel(channel) or (sender != valid and not self._registered(*sender)):
+                publisher.refuse(reply, guid, StanErrors.PUBLISH_REQUEST)
+                continue
+            valid = sender
+            header = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (REPLY_HEADER, msg.reply.encode()) if msg.reply else b""
+            token = _token(reply, guid)
+            accepted.setdefault(channel, []).append((channel.encode(), token, len(header), header + msg.data))
+        for channel, msgs in accepted.items():
+            self._store(channel, publisher, msgs)
+
+    def _store(self, channel: str, publisher: _Publisher, msgs: list[Msg]) -> None:
+        stream = self._channels.existing(channel)
+        if stream is not None and channel not in self._waiting:
+            stream.publish_for(publisher, msgs)
+            return
+        publisher.hold()
+        if channel in self._waiting:
+            self._waiting[channel].append((publisher, msgs))
+        else:
+            self._waiting[channel] = [(publisher, msgs)]
+            self._start(self._make(channel), f"first publish to {channel}")
+
+    async def _make(self, channel: str) -> None:
+        """Make a channel, then store what waits for it."""
+        stream: Stream | None = None
+        error = ""
+        try:
+            stream = await self._channels.stream(channel)
+        except (StanError, ApiError) as failed:
+            error = str(failed)
+        finally:
+            for publisher, msgs in self._waiting.pop(channel):
+                publisher.release()
+                if stream is not None:
+                    stream.publish_for(publisher, msgs)
+                elif error:
+                    publisher.refuse_all([token for _, token, _, _ in msgs], error)
+
+
+class _Publisher(PubAckReceiver):
+    """The client connection that published a run of messages, and the way back for their PubAcks.
+
+    The token of a message is its reply subject, a line feed, and the PubAck for the case that it is stored.
+    """
+
+    def __init__(self, bus: Bus, source: Source | None) -> None:
+        self._bus = bus
+        self._source = source
+
+    def refuse(self, reply: bytes, guid: str, error: str) -> None:
+        """Answer a message that is not stored."""
+        if reply:
+            self._bus.publish(reply, b"", 0, PubAck(guid=guid, error=error).SerializeToString())
+
+    def refuse_all(self, tokens: Sequence[bytes], error: str) -> None:
+        """Answer messages that are not stored, by their tokens."""
+        for token in tokens:
+            reply, _, ack = token.partition(b"\n")
+            self.refuse(reply, PubAck.FromString(ack).guid, error)
+
+    # --- PubAckReceiver
+
+    def stored(self, replies: Sequence[bytes], first_seq: int) -> None:
+        answers = [token.partition(b"\n") for token in replies]
+        self._bus.publish_all([(reply, b"", 0, ack) for reply, _, ack in answers if reply])
+
+    def duplicate(self, reply: bytes, seq: int) -> None:
+        self.stored((reply,), seq)
+
+    def refused(self, replies: Sequence[bytes], error: ApiError) -> None:
+        self.refuse_all(replies, str(error))
+
+    def identity(self) -> dict[str, Any]:
+        return {} if self._source is None else self._source.identity()
+
+    def hold(self) -> None:
+        if self._source is not None:
+            self._source.hold()
+
+    def release(self) -> None:
+        if self._source is not None:
+            self._source.release()
+
+
+def _token(reply: bytes, guid: str) -> bytes:
+    return reply + b"\n" + PubAck(guid=guid).SerializeToString()

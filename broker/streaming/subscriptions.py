@@ -1,0 +1,328 @@
+"""The subscriptions of all clients: creates, resumes, closes and removes them.
+
+    subscribe     a new position, unless a queue group or a durable subscription has one
+    close         the client leaves; a durable position stays
+    unsubscribe   the client leaves; the position goes with its last member
+
+Owns: which subscriptions and groups exist, and their registrations in the store.
+Does not own: clients, and the order of their requests (gateway); delivery (group); positions (JetStream consumers).
+
+Requests of one client arrive one after the other. Each call changes the state at once, before it awaits the store, so
+requests of different clients may overlap.
+
+Source: nats-streaming-server, server/server.go: processSubscriptionRequest, processSub,
+performUnsubOrCloseSubscription, subStore.Remove, setSubStartSequence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.wire.ids import secret_id
+from broker.jetstream.wire.numbers import INT64_MAX
+from broker.streaming.errors import StanError, StanErrors
+from broker.streaming.group import Group
+from broker.streaming.names import is_literal_channel
+from broker.streaming.subscription import Subscription
+from broker.streaming.wire.stan_pb2 import StartPosition, SubscriptionRequest
+
+if TYPE_CHECKING:
+    from broker.jetstream.account.account import Account
+    from broker.jetstream.bus import InterestWatch
+    from broker.jetstream.stream.stream import Stream
+    from broker.streaming.channels import Channels
+    from broker.streaming.registry import Registry
+
+__all__ = ["CONSUMER_KEY", "Subscriptions", "check_request"]
+
+log = logging.getLogger(__name__)
+
+CONSUMER_KEY = "jetblock.streaming"
+"""The key in a consumer's metadata by which the gateway recognises its consumers."""
+
+_SECOND = 1_000_000_000
+_RECORD = "sub."
+
+
+def check_request(request: SubscriptionRequest) -> None:
+    """Check the values of a request by themselves. Raises: StanError."""
+    if not request.client_id:
+        raise StanError(StanErrors.CLIENT_MISSING)
+    if request.ack_wait_in_secs <= 0:
+        raise StanError(StanErrors.ACK_WAIT)
+    if request.max_in_flight <= 0:
+        raise StanError(StanErrors.MAX_IN_FLIGHT)
+    if request.start_position not in StartPosition.values():
+        raise StanError(StanErrors.START_POSITION)
+    if not is_literal_channel(request.subject):
+        raise StanError(StanErrors.SUBJECT)
+
+
+class Subscriptions:
+    """The subscriptions of one gateway.
+
+    Attributes: ``by_id``: the subscriptions that are online, by the last token of their ack inboxes.
+    """
+
+    def __init__(self, account: Account, registry: Registry, channels: Channels, groups: dict[str, Group]) -> None:
+        """Args: ``groups``: the groups of restored consumers, by the names of the consumers."""
+        self.by_id: dict[str, Subscription] = {}
+        self._account = account
+        self._registry = registry
+        self._channels = channels
+        self._groups = groups
+        self._by_key: dict[tuple[str, ...], Group] = {}
+        """The groups that a later subscription may join or resume."""
+        self._by_client: dict[str, list[Subscription]] = {}
+        self._by_channel: dict[str, int] = {}
+        self._expected: dict[Subscription, InterestWatch] = {}
+        """Restored subscriptions whose clients have not subscribed to their inboxes again."""
+
+    # --- views --------------------------------------------------------------------------------------------------------
+
+    def group(self, sub: Subscription) -> Group:
+        """Return the group of a subscription."""
+        return self._groups[sub.consumer]
+
+    def of_client(self, client_id: str) -> list[Subscription]:
+        """Return the subscriptions of a client that are online."""
+        return list(self._by_client.get(client_id, ()))
+
+    def with_inbox(self, inbox: str, client_id: str) -> Subscription | None:
+        """Return the subscription of a client whose messages go to ``inbox``."""
+        return next((sub for sub in self._by_client.get(client_id, ()) if sub.inbox == inbox), None)
+
+    def of_channel(self, channel: str) -> list[Subscription]:
+        """Return the subscriptions of a channel, also durable ones that nobody uses."""
+        return [sub for group in self._groups.values() if group.channel == channel
+                for sub in (*group.members, *([group.offline] if group.offline is not None else []))]
+
+    def count(self, channel: str) -> int:
+        """Return the number of subscriptions of a channel, also durable ones that nobody uses."""
+        return self._by_channel.get(channel, 0)
+
+    # --- restore ------------------------------------------------------------------------------------------------------
+
+    def restore(self, records: dict[str, dict[str, Any]], clients: Iterable[str]) -> None:
+        """Restore the subscriptions from their records; deliver nothing before ``start``."""
+        known = set(clients)
+        for key, record in records.items():
+            if not key.startswith(_RECORD):
+                continue
+            try:
+                sub = Subscription.stored(key.removeprefix(_RECORD), record)
+            except KeyError as error:
+                log.warning("the registration %s of NATS Streaming lacks %s; it is ignored", key, error)
+                continue
+            group = self._groups.get(sub.consumer)
+            if group is None:
+                log.warning("channel %s: the consumer of a subscription of client %s is gone; the subscription is "
+                            "dropped", sub.channel, sub.client_id)
+                continue
+            sub.online = sub.online and sub.client_id in known
+            self._by_channel[sub.channel] = self.count(sub.channel) + 1
+            if sub.group_key:
+                self._by_key[sub.group_key] = group
+            if sub.online:
+                self._join(group, sub)
+            else:
+                group.offline = sub
+
+    def start(self) -> None:
+        """Deliver to restored subscriptions, first what is unacknowledged, once their clients are connected again.
+
+        A consumer without a registration is deleted: a crash came before its client had an answer.
+        """
+        for name, group in list(self._groups.items()):
+            stream = self._channels.existing(group.channel)
+            group.consumer = None if stream is None else self._account.consumers.of(stream).get(name)
+            if group.members or group.offline is not None:
+                for member in group.members:
+                    self._expect(member)
+            else:
+                del self._groups[name]
+                if group.consumer is not None:
+                    self._account.consumers.delete(group.consumer)
+
+    def _expect(self, sub: Subscription) -> None:
+        """Deliver to a restored subscription once its client subscribes to the inbox."""
+        sub.ready = False
+        inbox = sub.inbox.encode()
+        self._expected[sub] = self._account.bus.watch_interest(inbox, b"", lambda _: self.connected(sub))
+        if self._account.bus.interest(inbox):
+            self.connected(sub)
+
+    def client_answers(self, client_id: str) -> None:
+        """Deliver to the restored subscriptions of a client that answers heartbeats: it is connected."""
+        if self._expected:
+            for sub in self._by_client.get(client_id, ()):
+                self.connected(sub)
+
+    def connected(self, sub: Subscription) -> None:
+        """Deliver to a restored subscription from now on."""
+        if (watch := self._expected.pop(sub, None)) is not None:
+            watch.cancel()
+            self.begin(sub)
+
+    def close_all(self) -> None:
+        """Wait for no client any more: the gateway closes."""
+        for watch in self._expected.values():
+            watch.cancel()
+        self._expected.clear()
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, request: SubscriptionRequest) -> Subscription:
+        """Subscribe a client; call ``begin`` after the answer is sent. Raises: StanError; ApiError; StoreError."""
+        sub = Subscription.requested(request, secret_id(), "")
+        stream = await self._channels.stream(request.subject)
+        if request.q_group and ":" in request.durable_name:
+            raise StanError(StanErrors.DURABLE_NAME)
+        existing = self._by_key.get(sub.group_key)
+        if existing is not None and existing.members and not sub.queue:
+            raise StanError(StanErrors.DUPLICATE_DURABLE)
+        if existing is not None:
+            return await self._join_existing(existing, sub, stream)
+        self._channels.check_subscriptions(request.subject, self.count(request.subject))
+        return await self._create(request, sub, stream)
+
+    async def _create(self, request: SubscriptionRequest, sub: Subscription, stream: Stream) -> Subscription:
+        """Create a subscription with a position of its own."""
+        sub.consumer = f"stan-{sub.id}"
+        group = self._groups[sub.consumer] = Group(sub.consumer, sub.channel, self._account.bus)
+        if sub.group_key:
+            self._by_key[sub.group_key] = group
+        self._by_channel[sub.channel] = self.count(sub.channel) + 1
+        self._join(group, sub)
+        config = ConsumerConfig(durable_name=sub.consumer, ack_policy="explicit", max_deliver=-1,
+                                metadata=_metadata(sub), **_start(request, stream))
+        _limit(config, group)
+        try:
+            group.consumer = await self._account.consumers.create(stream, config, "create")
+            await self._configure(group, stream)  # others may have joined meanwhile
+            await self._registry.put(_RECORD + sub.id, sub.record())
+        except BaseException:
+            self._forget(sub)
+            if group.consumer is not None and not group.members:
+                self._account.consumers.delete(group.consumer)
+            raise
+        return sub
+
+    async def _join_existing(self, group: Group, sub: Subscription, stream: Stream) -> Subscription:
+        """Add a member to a queue group, or resume a durable position."""
+        before = group.offline
+        sub.consumer = group.consumer_name
+        if before is None:
+            self._channels.check_subscriptions(sub.channel, self.count(sub.channel))
+            self._by_channel[sub.channel] = self.count(sub.channel) + 1
+        else:
+            sub.id = before.id
+        self._join(group, sub)
+        try:
+            await self._configure(group, stream)
+            await self._registry.put(_RECORD + sub.id, sub.record())
+        except BaseException:
+            self._leave(sub)
+            if before is not None and not group.members:
+                group.offline = before
+            else:
+                self._by_channel[sub.channel] -= 1
+            raise
+        return sub
+
+    def begin(self, sub: Subscription) -> None:
+        """Deliver to a subscription from now on; the answer to its request is sent."""
+        group = self._groups.get(sub.consumer)
+        if group is not None and sub in group.members:
+            sub.ready = True
+            group.start(redeliver=not group.interested)
+
+    async def close(self, sub: Subscription, *, remove: bool) -> None:
+        """End a subscription; ``remove``: the client unsubscribes, so that its durable position goes, too."""
+        group = self._leave(sub)
+        if group.members:
+            self._by_channel[sub.channel] -= 1
+            await self._registry.delete(_RECORD + sub.id)
+            if stream := self._channels.existing(sub.channel):
+                await self._configure(group, stream)
+        elif sub.durable and not remove:
+            sub.online = False
+            group.offline = sub
+            await self._registry.put(_RECORD + sub.id, sub.record())
+        else:
+            self._forget(sub)
+            if group.consumer is not None:
+                self._account.consumers.delete(group.consumer)
+            await self._registry.delete(_RECORD + sub.id)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _join(self, group: Group, sub: Subscription) -> None:
+        group.add(sub)
+        self.by_id[sub.id] = sub
+        self._by_client.setdefault(sub.client_id, []).append(sub)
+
+    def _leave(self, sub: Subscription) -> Group:
+        """Disconnect a subscription from its group and its client."""
+        group = self._groups[sub.consumer]
+        if sub in group.members:
+            group.remove(sub)
+        self.by_id.pop(sub.id, None)
+        if (watch := self._expected.pop(sub, None)) is not None:
+            watch.cancel()
+        subs = self._by_client.get(sub.client_id, [])
+        if sub in subs:
+            subs.remove(sub)
+        if not subs:
+            self._by_client.pop(sub.client_id, None)
+        return group
+
+    def _forget(self, sub: Subscription) -> None:
+        """Remove a subscription; with the last member of its group, the group."""
+        group = self._leave(sub)
+        self._by_channel[sub.channel] -= 1
+        if not group.members:
+            self._groups.pop(sub.consumer, None)
+            if self._by_key.get(sub.group_key) is group:
+                del self._by_key[sub.group_key]
+
+    async def _configure(self, group: Group, stream: Stream) -> None:
+        """Give the consumer the limits of the group's present members."""
+        if group.consumer is None:
+            return
+        config = group.consumer.config.copy()
+        _limit(config, group)
+        if config != group.consumer.config:
+            await self._account.consumers.create(stream, config, "update")
+
+
+def _metadata(sub: Subscription) -> dict[str, str]:
+    shown = {CONSUMER_KEY: sub.channel, "client_id": sub.client_id, "durable": sub.durable, "queue": sub.queue}
+    return {key: value for key, value in shown.items() if value}
+
+
+def _limit(config: ConsumerConfig, group: Group) -> None:
+    """Set the limits of a consumer to those of the members; the shortest ack wait applies to a whole queue group."""
+    config.max_ack_pending = sum(member.max_in_flight for member in group.members)
+    config.ack_wait = min(member.ack_wait_seconds for member in group.members) * _SECOND
+
+
+def _start(request: SubscriptionRequest, stream: Stream) -> dict[str, Any]:
+    """Return the members of a consumer's configuration for the start position. Raises: StanError."""
+    match request.start_position:
+        case StartPosition.NEW_ONLY:
+            return {"deliver_policy": "new"}
+        case StartPosition.LAST_RECEIVED:
+            return {"deliver_policy": "last"}
+        case StartPosition.TIME_DELTA_START:
+            start_ns = min(max(stream.clock.now_ns() - request.start_time_delta, 1), INT64_MAX)
+            return {"deliver_policy": "by_start_time", "opt_start_time": start_ns}
+        case StartPosition.SEQUENCE_START if request.start_sequence > stream.last_seq:
+            return {"deliver_policy": "new"}
+        case StartPosition.SEQUENCE_START if request.start_sequence > max(stream.first_seq, 1):
+            return {"deliver_policy": "by_start_sequence", "opt_start_seq": request.start_sequence}
+        case _:
+            return {"deliver_policy": "all"}
