@@ -20,25 +20,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError, VersionUnknown
 from broker.storage.format.records.release import Release
-from broker.storage.format.request import Request, StagedRun
+from broker.storage.format.request import Request
 from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import STREAMS, ShardPaths, StreamPaths, parse
 from broker.storage.staging.answers import Answer
-from broker.storage.staging.check import InThread, NotAdoptable, Staged, read_staged
+from broker.storage.staging.check import InThread, NotAdoptable, RulesChanged, Staged, read_staged
 
 if TYPE_CHECKING:
     from broker.base.clock import Clock
     from broker.jetstream.stream.stream import Stream
     from broker.storage.format.request import Version
     from broker.storage.log.log import Log
+    from broker.storage.state.entry import RunKey
 
 __all__ = ["Carried", "Inbox", "InboxSettings"]
 
@@ -268,7 +270,8 @@ class Inbox:
                          version: Version | None) -> Answer:
         key = self._paths.inbox(request_id)
         try:
-            request = running.request = Request.decode(await self._store.get(key), request_id)
+            data = await self._store.get(key)
+            request = running.request = await self.settings.in_thread(Request.decode, data, request_id)
             running.stream_id = request.stream_id
         except NotFound:
             answer = stream.appending.requests.granted(request_id, version) if stream is not None else None
@@ -377,9 +380,15 @@ class Inbox:
 
     async def _grant(self, stream: Stream, request: Request) -> Answer:
         try:
-            staged = await self._read(stream, request)
-            return await stream.appending.append(request.request_id, staged, lambda: self._check_runs(request),
-                                                 version=request.version, times=request.times)
+            while True:
+                staged = await self._read(stream, request)
+                keys = await self.settings.in_thread(_keys, request)
+                try:
+                    return await stream.appending.append(
+                        request.request_id, staged, partial(self._check_runs, keys), version=request.version,
+                        times=request.times)
+                except RulesChanged:
+                    continue
         except NotAdoptable as error:
             refused = ApiError(ApiErrors.STREAM_GENERAL, err=str(error))
         except ApiError as error:
@@ -401,17 +410,16 @@ class Inbox:
     async def _read(self, stream: Stream, request: Request) -> Staged:
         """Read and check the runs of a request. Raises: NotAdoptable; StoreError."""
         staged = await read_staged(self._store, request, ids_bytes_max=stream.dedupe.bytes_max,
-                                   in_thread=self.settings.in_thread)
+                                   rules=stream.appending.subject_rules(), in_thread=self.settings.in_thread)
         limit = self.settings.max_payload
         if limit is not None and staged.body_bytes_max > (most := limit(request.account)):
             raise NotAdoptable(f"it has a message of {staged.body_bytes_max} bytes, and max_payload is {most}: "
                                f"raise that, or stage smaller messages")
         return staged
 
-    def _check_runs(self, request: Request) -> None:
+    def _check_runs(self, keys: Mapping[RunKey, str]) -> None:
         """Check that the runs of a request may join the stream. Raises: ApiError for a deleted run,
         or one that has joined."""
-        keys = _keys(request)
         asked = set(keys.values())
         gone = asked & self._gone.keys()
         for released in self._log.state.released.values():
@@ -419,7 +427,7 @@ class Inbox:
         for run, key in keys.items():
             if key in gone:
                 raise ApiError(ApiErrors.STREAM_GENERAL, err=f"{key} was deleted: stage its messages again")
-            if self._named((*run.position, run.run_id, request.stream_id)):
+            if self._named(run):
                 raise ApiError(ApiErrors.STREAM_GENERAL, err=f"{key} has joined the stream already, by another request")
 
     async def _prove_ownership(self) -> None:
@@ -541,10 +549,11 @@ class Inbox:
         return set(_keys(request).values())
 
 
-def _keys(request: Request) -> dict[StagedRun, str]:
+def _keys(request: Request) -> dict[RunKey, str]:
     """Return the runs that a request names, with their keys."""
     paths = StreamPaths(request.account, request.stream, request.stream_id)
-    return {run: paths.run(run.position, run.run_id) for run in request.runs}
+    return {(*run.position, run.run_id, request.stream_id): paths.run(run.position, run.run_id)
+            for run in request.runs}
 
 
 def _run_of(text: str) -> tuple[int, int, int, int]:

@@ -18,7 +18,7 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from broker.base.gotime import format_time
 from broker.jetstream.filters import Filters
@@ -39,7 +39,7 @@ from broker.storage.format.request import Times
 from broker.storage.format.staged import placed
 from broker.storage.objectstore.base import StoreError
 from broker.storage.staging.answers import GRANTED, Answer
-from broker.storage.staging.check import Ids, Staged
+from broker.storage.staging.check import Ids, RulesChanged, Staged, SubjectRules
 from broker.storage.state.expiries import expires_at
 from broker.storage.state.table import BlockEntry
 
@@ -59,8 +59,19 @@ __all__ = ["Appending"]
 _AT_ONCE: Final = 2048
 """Ids or subjects compared in one turn of the loop: about 2 ms."""
 
+_BLOCKS_AT_ONCE: Final = 256
+"""Blocks that get their sequences in one turn of the loop: less than a millisecond."""
+
 _ONE_TIME_NS: Final = 100_000_000
 """Ids whose messages are at most this far apart get one time in the duplicate window: that of the last message."""
+
+
+class _Plan(NamedTuple):
+    """The messages that join, with the parts of their record: the references, and the messages that are dropped."""
+
+    joining: Joining
+    packed: list[Sequence[Any]]
+    dead: list[Sequence[Any]]
 
 
 class Appending:
@@ -72,6 +83,16 @@ class Appending:
         self._parts, self._context = parts, context
         self._interest_sweep: asyncio.Task[None] | None = None
         """The task that removes unneeded messages, which no consumer waits for, from the messages that joined last."""
+
+    def subject_rules(self) -> SubjectRules:
+        """Return the rules for the subjects of staged messages. Raises: ApiError if no message can be published."""
+        config = self._parts.stream.config
+        if not config.subjects:
+            raise ApiError(ApiErrors.STREAM_GENERAL,
+                           err="the stream has no subjects of its own: nothing can be published to it")
+        filters = Filters(config.subjects_bytes)
+        counted = config.discard == "new" and config.discard_new_per_subject and config.max_msgs_per_subject > 0
+        return SubjectRules(filters.subjects, filters.decide, counted)
 
     def append(self, request_id: int, staged: Staged, check_allowed: Callable[[], object] = lambda: None, *,
                version: Version | None = None, times: Times = Times.RAISE) -> asyncio.Task[Answer]:
@@ -86,11 +107,11 @@ class Appending:
                       version: Version | None, times: Times) -> Answer:
         """Let the messages join; return the answer once that is persisted, or the answer that was given before.
 
-        Raises: ApiError if they are refused; then nothing has changed. StoreError, FormatError, Stuck if data for a
-            decision cannot be read; the error that stopped the log.
+        Raises: ApiError if they are refused, RulesChanged if they must be read again; then nothing has changed.
+            StoreError, FormatError, Stuck if data for a decision cannot be read; the error that stopped the log.
         """
         parts, context = self._parts, self._context
-        await self._check_subjects(parts.stream.config, staged)
+        self._check_rules(staged)
         ids = StagedIds(staged, context.dedupe, parts.clock)
         if staged.ids_bytes:
             await self._load_ids()
@@ -101,20 +122,29 @@ class Appending:
                     return answer
                 self.requests.check_room(version, parts.clock.now_ns())
                 config = parts.stream.config
-                await self._check_subjects(config, staged)
+                self._check_rules(staged)
                 await parts.live.load_blocks()
                 await self._find_duplicates(staged, ids)
                 await self._check(config, staged, ids)
                 raised = await self._count_raised(staged, ids, times)
+                now_ns = parts.clock.now_ns()
+                plan = await self._plan(staged, ids, now_ns)
                 # No block of the stream has unpersisted messages then, so the joining messages come after all others.
                 await parts.log.persisted()
-                if parts.stream.config is config and parts.live.open is None:
+                if (parts.stream.config is config and parts.live.open is None
+                        and plan.joining.first_seq == parts.live.last_seq + 1):
                     break
             check_allowed()
             self._check_usage(staged, ids)
-            answer = self._record(request_id, staged, ids, raised, version)
-            joining = parts.live.joining
-            assert joining is not None
+            joining = plan.joining
+            duplicates = ids.msgs
+            answer = Answer(request_id, GRANTED, now_ns, joining.first_seq, joining.last_seq,
+                            staged.messages - duplicates, duplicates, raised=raised)
+            extra = self.requests.answer(answer, version)
+            if joining.msgs:
+                extra |= self._joining_extra(joining)
+            parts.log.block(parts.stream).add(Append(plan.packed, plan.dead, extra))
+            parts.live.expect(joining)
             await self._wait_until_joined()
             if joining.msgs:
                 try:
@@ -210,20 +240,10 @@ class Appending:
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
-    async def _check_subjects(self, config: StreamConfig, staged: Staged) -> None:
-        filters = Filters(config.subjects_bytes)
-        if not config.subjects or filters.all:
-            if not config.subjects:
-                raise ApiError(ApiErrors.STREAM_GENERAL,
-                               err="the stream has no subjects of its own: nothing can be published to it")
-            return
-        names = list(staged.subjects)
-        for at in range(0, len(names), _AT_ONCE):
-            for subject in names[at:at + _AT_ONCE]:
-                if not filters.decide(subject):
-                    raise ApiError(ApiErrors.STREAM_GENERAL,
-                                   err=f"subject {subject.decode('utf-8', 'replace')!r} is not one of the stream's")
-            await asyncio.sleep(0)
+    def _check_rules(self, staged: Staged) -> None:
+        """Check that the subjects were checked by the present configuration. Raises: RulesChanged; ApiError."""
+        if not staged.rules.agree(self.subject_rules()):
+            raise RulesChanged
 
     async def _check(self, config: StreamConfig, staged: Staged, ids: StagedIds) -> None:
         """Check the messages as publishes are checked, by the present limits. Raises: ApiError."""
@@ -314,15 +334,11 @@ class Appending:
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    def _record(self, request_id: int, staged: Staged, ids: StagedIds, raised: int, version: Version | None) -> Answer:
-        """Give the messages their sequences and times, and write the record by which they join."""
-        parts = self._parts
-        live = parts.live
-        now_ns = parts.clock.now_ns()
+    async def _plan(self, staged: Staged, ids: StagedIds, now_ns: int) -> _Plan:
+        """Give the messages their sequences and times, while publishes wait."""
+        live = self._parts.live
         seq, low_ns = live.last_seq + 1, live.last_time_ns
-        joining = Joining(seq)
-        packed: list[Sequence[Any]] = []
-        dead: list[Sequence[Any]] = []
+        plan = _Plan(Joining(seq), [], [])
         for number, block in enumerate(staged.blocks):
             dropped = ids.dropped.get(number)
             if dropped is not None and len(dropped) == block.ref.count:
@@ -335,19 +351,13 @@ class Appending:
             if dropped is not None:
                 entry.dead = dropped.dead.moved(seq)
                 entry.dead_count, entry.dead_bytes = len(dropped), dropped.size_bytes
-                dead.append(_dead_row(entry, entry.dead))
-            joining.add(number, LiveBlock.of_entry(entry))
-            packed.append(ref.pack())
+                plan.dead.append(_dead_row(entry, entry.dead))
+            plan.joining.add(number, LiveBlock.of_entry(entry))
+            plan.packed.append(ref.pack())
             seq += ref.count
-        duplicates = ids.msgs
-        answer = Answer(request_id, GRANTED, now_ns, joining.first_seq, joining.last_seq, staged.messages - duplicates,
-                        duplicates, raised=raised)
-        extra = self.requests.answer(answer, version)
-        if joining.msgs:
-            extra |= self._joining_extra(joining)
-        parts.log.block(parts.stream).add(Append(packed, dead, extra))
-        live.expect(joining)
-        return answer
+            if number % _BLOCKS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        return plan
 
     def _joining_extra(self, joining: Joining) -> dict[str, Any]:
         """Return the members of the record for the work that is left when the messages have joined."""

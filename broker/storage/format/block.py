@@ -66,7 +66,7 @@ from broker.storage.format.subject_filter import check_filter
 __all__ = ["BYTES", "CORE_BYTES", "CORE_BYTES_MIN", "CORE_FIXED_BYTES", "COUNT", "FIRST_SEQ", "FIRST_TIME_NS",
            "FRAMES_BYTES", "INDEX_BYTES", "LAST_SEQ", "LAST_TIME_NS", "STREAM_ID", "SUMMARY_BYTES_MAX",
            "SUMMARY_SUBJECTS_MAX", "BlockCore", "BlockPlace", "BlockRef", "Outcome", "PackedRef", "Removed",
-           "SubjectSummary", "core_prefix", "core_size", "decode_core", "encode_core", "unpack_summary"]
+           "SubjectSummary", "checked_ref", "core_prefix", "core_size", "decode_core", "encode_core", "unpack_summary"]
 
 SUMMARY_SUBJECTS_MAX: Final = 16
 SUMMARY_BYTES_MAX: Final = 1024
@@ -189,6 +189,11 @@ FIRST_TIME_NS: Final = 15
 LAST_TIME_NS: Final = 16
 """Indexes into a PackedRef."""
 
+_REF_NUMBERS: Final = 17
+"""The members of a PackedRef before the subjects."""
+_INTEGERS: Final = {int}
+_PLACES: Final = frozenset(map(int, BlockPlace))
+
 
 class BlockRef:
     """The place of one stored block with messages, and the facts about it that are needed without reading it.
@@ -243,19 +248,7 @@ class BlockRef:
     @classmethod
     def unpack(cls, packed: Any) -> BlockRef:
         """Return the reference that ``pack`` packed. Raises: Corrupt for any other value."""
-        try:
-            place, epoch, number, *numbers, subjects = packed
-            subject_filter = None
-            if isinstance(subjects, bytes):
-                subjects, subject_filter = None, check_filter(subjects)
-            elif subjects is not None:
-                subjects = unpack_summary(subjects)
-            if len(numbers) != 14 or not all(type(n) is int for n in (epoch, number, *numbers)):
-                raise ValueError("a number is missing or has another type")
-            values: list[Any] = [BlockPlace(place), Position(epoch, number), *numbers, subjects, subject_filter]
-            return cls(*values)
-        except (TypeError, ValueError) as error:
-            raise Corrupt("block reference", "fields", 0, str(error)) from None
+        return cls.of(checked_ref(packed))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Half the bytes of a pickled object with slots; the result is a BlockRef even for a subclass.
@@ -277,6 +270,21 @@ class BlockRef:
     def __repr__(self) -> str:
         return (f"<BlockRef {self.place.name.lower()} {self.position}+{self.core_offset}: stream {self.stream_id:016x} "
                 f"{self.first_seq}..{self.last_seq}>")
+
+
+def checked_ref(packed: Any) -> PackedRef:
+    """Return a packed reference, from a list as msgpack decodes it. Raises: Corrupt for any other value."""
+    try:
+        *numbers, subjects = packed
+        if len(numbers) != _REF_NUMBERS or set(map(type, numbers)) != _INTEGERS:
+            raise ValueError("a number is missing or has another type")
+        if numbers[0] not in _PLACES:
+            raise ValueError(f"{numbers[0]} is no place")
+        if subjects is not None:
+            subjects = check_filter(subjects) if isinstance(subjects, bytes) else unpack_summary(subjects)
+        return (*numbers, subjects)
+    except (TypeError, ValueError) as error:
+        raise Corrupt("block reference", "fields", 0, str(error)) from None
 
 
 def encode_core(core: BlockCore) -> bytes:

@@ -12,13 +12,14 @@ from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position, object_name
 from broker.storage.format.staged import STAGED_EPOCH
 
-__all__ = ["BLOCKS_MAX", "BLOCK_MESSAGES_MAX", "MESSAGES_MAX", "RUNS_MAX", "Request", "StagedRun", "Times", "Version",
-           "request_id_of"]
+__all__ = ["BLOCKS_MAX", "BLOCK_MESSAGES_MAX", "BYTES_MAX", "RUNS_MAX", "Request", "StagedRun", "Times", "Version",
+           "excess", "request_id_of"]
 
-RUNS_MAX = 256
-BLOCKS_MAX = 1024
-"""Blocks of one request: they become one record, which is applied in one turn of the loop."""
-MESSAGES_MAX = 1 << 25
+RUNS_MAX = 4096
+BLOCKS_MAX = 4096
+"""Blocks of one request: they become one record, which is applied in one turn of the loop, in some milliseconds."""
+BYTES_MAX = 64 << 30
+"""Bytes of the runs of one request, as stored: the owner reads them all."""
 BLOCK_MESSAGES_MAX = 1 << 17
 """Messages of one block: some steps handle a whole block at once."""
 
@@ -135,6 +136,16 @@ def _extensions(body: dict[str, Any], name: str) -> tuple[Version | None, Times]
     if type(row) is not list or [*map(type, row)] != [str, int] or (version := Version(*row)).flaw() is not None:
         raise Corrupt(name, "writer", 72, "not a writer's name and version")
     return version, Times(times)
+
+
+def excess(runs: Sequence[StagedRun]) -> str | None:
+    """Return the reason why one request cannot have all of these runs; None: it can."""
+    blocks, size = sum(run.blocks for run in runs), sum(run.size for run in runs)
+    if len(runs) <= RUNS_MAX and blocks <= BLOCKS_MAX and size <= BYTES_MAX:
+        return None
+    return (f"{len(runs)} runs of {blocks} blocks and {size} bytes are too many for one request, which has at most "
+            f"{RUNS_MAX} runs, {BLOCKS_MAX} blocks and {BYTES_MAX} bytes: make several requests of them, or larger "
+            f"blocks")
 
 
 def request_id_of(*parts: str) -> int:

@@ -25,18 +25,20 @@ from broker.storage.format.header import ObjectKind
 from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, Head, check_frame, decode_frame, decode_index
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 from broker.storage.format.records.message_ids import MessageIds
-from broker.storage.format.request import BLOCK_MESSAGES_MAX, BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun
+from broker.storage.format.request import BLOCK_MESSAGES_MAX, Request, StagedRun, excess
 from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import StreamPaths
 from broker.storage.staging.headers import first_flaw
+from broker.storage.staging.read_ahead import ReadAhead, RunSource
 from broker.storage.staging.subjects import is_stageable
 from broker.storage.staging.times import StagedTimes, times_below
 
-__all__ = ["SUBJECTS_MAX", "Ids", "InThread", "NotAdoptable", "Staged", "StagedBlock", "read_staged"]
+__all__ = ["ANY_SUBJECT", "SUBJECTS_MAX", "Ids", "InThread", "NotAdoptable", "RulesChanged", "Staged", "StagedBlock",
+           "SubjectRules", "read_staged"]
 
 SUBJECTS_MAX: Final = 1 << 20
-"""The most subjects of one request: they are in memory together."""
+"""The most subjects of one request whose messages are counted by subject: they are in memory together."""
 
 ID_BYTES: Final = 140
 """The bytes that a duplicate window counts for an id besides the id itself."""
@@ -51,6 +53,29 @@ InThread = Callable[..., Awaitable[Any]]
 
 class NotAdoptable(Exception):
     """The request cannot be granted, now or later."""
+
+
+class RulesChanged(Exception):
+    """The stream's rules for subjects changed while the request was read: read it again."""
+
+
+class SubjectRules(NamedTuple):
+    """The rules of a stream for the subjects of its messages, in one configuration.
+
+    Attributes: ``patterns`` are the stream's subjects; ``accepts(subject)`` returns whether one of them matches, in any
+        thread; ``counted``: the messages of each subject are counted, because the stream limits them.
+    """
+
+    patterns: tuple[bytes, ...]
+    accepts: Callable[[bytes], bool]
+    counted: bool
+
+    def agree(self, other: SubjectRules) -> bool:
+        """Return whether messages that were checked by these rules need not be checked by the other ones."""
+        return self.patterns == other.patterns and (self.counted or not other.counted)
+
+
+ANY_SUBJECT: Final = SubjectRules((b">",), lambda subject: True, counted=True)
 
 
 class Ids(NamedTuple):
@@ -99,9 +124,14 @@ class StagedBlock(NamedTuple):
 
 @dataclass(slots=True)
 class Staged:
-    """The contents of the runs of one request. ``*_max`` is the largest of all messages, as a stream's limits count."""
+    """The contents of the runs of one request. ``*_max`` is the largest of all messages, as a stream's limits count.
+
+    ``subjects`` has the number of messages of each subject if ``rules`` count them. Otherwise there may be millions of
+    subjects, and none is kept.
+    """
 
     blocks: list[StagedBlock] = field(default_factory=list)
+    rules: SubjectRules = ANY_SUBJECT
     subjects: Counter[bytes] = field(default_factory=Counter)
     messages: int = 0
     size_bytes: int = 0
@@ -113,33 +143,36 @@ class Staged:
     times: StagedTimes = field(default_factory=StagedTimes)
 
 
-async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: int,
+async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: int, rules: SubjectRules = ANY_SUBJECT,
                       in_thread: InThread = asyncio.to_thread) -> Staged:
     """Read and check all runs of ``request``. Raises: NotAdoptable; StoreError."""
     runs = request.runs
-    if not runs or len(runs) > RUNS_MAX or sum(run.blocks for run in runs) > BLOCKS_MAX or sum(
-            run.messages for run in runs) > MESSAGES_MAX:
-        raise NotAdoptable(
-            f"a request is for 1 to {RUNS_MAX} runs, of at most {BLOCKS_MAX} blocks and {MESSAGES_MAX} messages")
+    if not runs:
+        raise NotAdoptable("it has no runs")
+    if (why := excess(runs)) is not None:
+        raise NotAdoptable(why)
     if len({run[:2] for run in runs}) < len(runs):
         raise NotAdoptable("it names a run twice")
-    staged = Staged()
-    paths = StreamPaths(request.account, request.stream, request.stream_id)
-    for run in runs:
-        key = paths.run(run.position, run.run_id)
-        try:
-            await _read_run(store, key, run, request.stream_id, staged, ids_bytes_max, in_thread)
-        except NotFound:
-            raise NotAdoptable(f"{key} is not there") from None
-        except FormatError as error:
-            raise NotAdoptable(f"{key} is damaged, or no staged run: {error}") from None
+    staged = Staged(rules=rules)
+    ahead = ReadAhead(store, StreamPaths(request.account, request.stream, request.stream_id), runs)
+    try:
+        for number, run in enumerate(runs):
+            key = ahead.key(number)
+            try:
+                await _read_run(await ahead.open(number), key, run, request.stream_id, staged, ids_bytes_max, in_thread)
+            except NotFound:
+                raise NotAdoptable(f"{key} is not there") from None
+            except FormatError as error:
+                raise NotAdoptable(f"{key} is damaged, or no staged run: {error}") from None
+    finally:
+        await ahead.close()
     return staged
 
 
-async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int, staged: Staged, ids_bytes_max: int,
+async def _read_run(source: RunSource, key: str, run: StagedRun, stream_id: int, staged: Staged, ids_bytes_max: int,
                     in_thread: InThread) -> None:
     """Read and check one run. Raises: NotAdoptable; NotFound; StoreError; FormatError."""
-    head = await _head(store, key, run)
+    head = await _head(source, run)
     if len(head.rows) != run.blocks or head.header.size != run.size or any(
             row.stream_id != stream_id or not row.messages for row in head.rows) or sum(
             row.messages for row in head.rows) != run.messages:
@@ -152,31 +185,31 @@ async def _read_run(store: ObjectStore, key: str, run: StagedRun, stream_id: int
         ref = row.ref(BlockPlace.STAGED, core)
         if not core.staged or core.removed or any(record.kind != MessageIds.KIND for record in core.records):
             raise NotAdoptable(f"{key} has a block that is no staged one")
-        data = await store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
-        count_below = partial(_count_below, store, key, ref, in_thread)
+        data = await source.get(ref.index_offset, ref.index_offset + ref.index_bytes)
+        count_below = partial(_count_below, source.store, key, ref, in_thread)
         frames += await in_thread(_gather, staged, key, ref, core, data, count_below)
         if staged.ids_bytes > ids_bytes_max:
             raise NotAdoptable("it has more message ids than the stream's duplicate window can hold: "
                                "make several requests of it, or leave the ids out")
         *full, frames = _spans(frames)  # check all but the last now, so that only some blocks' indexes are in memory
         for span in full:
-            await _check_span(store, key, run.size, span, in_thread)
-    await _check_span(store, key, run.size, frames, in_thread)
+            await _check_span(source, key, run.size, span, in_thread)
+    await _check_span(source, key, run.size, frames, in_thread)
 
 
-async def _check_span(store: ObjectStore, key: str, size: int, span: Sequence[_Frame], in_thread: InThread) -> None:
+async def _check_span(source: RunSource, key: str, size: int, span: Sequence[_Frame], in_thread: InThread) -> None:
     """Read and check successive frames. Raises: NotAdoptable; NotFound; StoreError; FormatError."""
     if span:
         start, end = span[0].offset, span[-1].offset + span[-1].size
         # Read one byte more: an object that is too long has been changed too.
-        data = await store.get(key, start, end + 1 if end == size else end)
+        data = await source.get(start, end + 1 if end == size else end)
         await in_thread(_check_frames, key, data, start, end, span)
 
 
-async def _head(store: ObjectStore, key: str, run: StagedRun) -> SegmentHead:
+async def _head(source: RunSource, run: StagedRun) -> SegmentHead:
     asked = HEAD_BYTES
     while True:
-        data = await store.get(key, 0, asked)
+        data = await source.get(0, asked)
         found = decode_head(data, run.position, kind=ObjectKind.RUN, object_id=run.run_id, complete=len(data) < asked)
         if isinstance(found, SegmentHead):
             return found
@@ -202,9 +235,14 @@ def _gather(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: byte
     if not all(map(is_stageable, head.subjects)):
         subject = next(subject for subject in head.subjects if not is_stageable(subject))
         raise NotAdoptable(f"{key} has the subject {subject[:80]!r}, which no message can have")
-    staged.subjects.update(dict(zip(head.subjects, head.subject_counts, strict=True)))
-    if len(staged.subjects) > SUBJECTS_MAX:
-        raise NotAdoptable(f"it has more than {SUBJECTS_MAX} subjects: make several requests of it")
+    if not all(map(staged.rules.accepts, head.subjects)):
+        subject = next(subject for subject in head.subjects if not staged.rules.accepts(subject))
+        raise NotAdoptable(f"subject {subject.decode('utf-8', 'replace')!r} is not one of the stream's")
+    if staged.rules.counted:
+        staged.subjects.update(dict(zip(head.subjects, head.subject_counts, strict=True)))
+        if len(staged.subjects) > SUBJECTS_MAX:
+            raise NotAdoptable(f"it has more than {SUBJECTS_MAX} subjects, and the stream limits the messages of each: "
+                               f"make several requests of it")
     staged.messages += ref.count
     staged.size_bytes += ref.bytes
     staged.body_bytes_max = max(staged.body_bytes_max,

@@ -27,13 +27,11 @@ from broker.storage.format.header import NONCE_BYTES, ObjectKind
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.request import (
     BLOCK_MESSAGES_MAX,
-    BLOCKS_MAX,
-    MESSAGES_MAX,
-    RUNS_MAX,
     Request,
     StagedRun,
     Times,
     Version,
+    excess,
     request_id_of,
 )
 from broker.storage.format.section import SECTIONS, SectionCodec
@@ -48,7 +46,10 @@ __all__ = ["RowRefused", "RunWriter", "ToPut", "Version", "request_id_of", "requ
 
 _RUN_BYTES: Final = 32 << 20
 _BLOCK_BYTES: Final = 4 << 20
+_BLOCK_BYTES_MAX: Final = 32 << 20
 _BLOCK_MESSAGES: Final = 32_768
+_BLOCKS_OF_A_SIZE: Final = 8
+"""The number of blocks after which a writer makes larger ones: one request has a limited number of them."""
 _HEADERS_BYTES_MAX: Final = 65_535
 _BODY_BYTES_MAX: Final = 32 << 20
 _TIME_MAX: Final = (1 << 63) - 1
@@ -75,13 +76,15 @@ class RunWriter:
 
     Args: ``stream_id`` is the stream's incarnation. ``now_ns`` goes into the keys, so that abandoned runs are found by
         their age and swept. ``randbytes`` must never return the same bytes in two processes.
+    ``block_bytes`` and ``block_messages`` bound a block. By default, they are doubled after some blocks, up to 32 MiB
+        and 131 072 messages.
     Raises: ValueError for blocks of more messages than a stream accepts.
     """
 
     def __init__(self, account: str, stream: str, stream_id: int, *, now_ns: int, codec: SectionCodec = SECTIONS,
-                 run_bytes: int = _RUN_BYTES, block_bytes: int = _BLOCK_BYTES, block_messages: int = _BLOCK_MESSAGES,
+                 run_bytes: int = _RUN_BYTES, block_bytes: int | None = None, block_messages: int | None = None,
                  randbytes: Callable[[int], bytes] = os.urandom) -> None:
-        if not 0 < block_messages <= BLOCK_MESSAGES_MAX:
+        if block_messages is not None and not 0 < block_messages <= BLOCK_MESSAGES_MAX:
             raise ValueError(f"a block has 1 to {BLOCK_MESSAGES_MAX} messages, not {block_messages}")
         self.entries: list[StagedRun] = []
         """The entries of all runs that ``take`` has returned, in order."""
@@ -92,7 +95,11 @@ class RunWriter:
         self._position = staged_position(now_ns)
         self._now_ns = now_ns
         self._codec = codec
-        self._run_bytes, self._block_bytes, self._block_messages = run_bytes, block_bytes, block_messages
+        self._run_bytes = run_bytes
+        self._block_bytes, self._block_bytes_max = block_bytes or _BLOCK_BYTES, block_bytes or _BLOCK_BYTES_MAX
+        self._block_messages = block_messages or _BLOCK_MESSAGES
+        self._block_messages_max = block_messages or BLOCK_MESSAGES_MAX
+        self._blocks = 0
         self._randbytes = randbytes
         self._nonce = randbytes(NONCE_BYTES)
         self._request_nonce = self._nonce
@@ -187,6 +194,10 @@ class RunWriter:
         sealed.core.staged = True
         self._sealed.append(sealed)
         self._sealed_bytes += block.raw_bytes
+        self._blocks += 1
+        if self._blocks % _BLOCKS_OF_A_SIZE == 0:
+            self._block_bytes = min(2 * self._block_bytes, self._block_bytes_max)
+            self._block_messages = min(2 * self._block_messages, self._block_messages_max)
         if self._sealed_bytes >= self._run_bytes:
             self._end_run()
 
@@ -218,10 +229,8 @@ def request_object(account: str, stream: str, stream_id: int, identity: int | Ve
         version, identity = identity, identity.request_id(stream_id)
     if not entries:
         raise ValueError("a request without messages: nothing was added to the writer, or its runs were not taken")
-    blocks, messages = sum(run.blocks for run in entries), sum(run.messages for run in entries)
-    if len(entries) > RUNS_MAX or blocks > BLOCKS_MAX or messages > MESSAGES_MAX:
-        raise ValueError(f"{messages} messages in {blocks} blocks and {len(entries)} runs are too many for one "
-                         f"request: at most {MESSAGES_MAX}, {BLOCKS_MAX} and {RUNS_MAX}; make several requests of them")
+    if (why := excess(entries)) is not None:
+        raise ValueError(why)
     request = Request(identity, account, stream, stream_id, entries, nonce or os.urandom(NONCE_BYTES), version,
                       Times(times))
     return ToPut(ShardPaths(shard).inbox(identity), [request.encode()], None)

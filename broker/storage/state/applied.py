@@ -22,7 +22,19 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
-from broker.storage.format.block import LAST_TIME_NS, STREAM_ID, BlockCore, BlockPlace, BlockRef, Outcome, PackedRef
+from broker.storage.format.block import (
+    COUNT,
+    FIRST_SEQ,
+    LAST_SEQ,
+    LAST_TIME_NS,
+    STREAM_ID,
+    BlockCore,
+    BlockPlace,
+    BlockRef,
+    Outcome,
+    PackedRef,
+    checked_ref,
+)
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position, key_position, position_key
 from broker.storage.format.index import Head
@@ -409,17 +421,19 @@ class ShardState:
         if record.after_seq:
             raise ValueError("staged blocks join before a block's own messages, not after them")
         append = Append.decode(record.body)
-        for packed in append.blocks:
-            ref = BlockRef.unpack(packed)
-            if ref.stream_id != stream.stream_id or ref.place is not BlockPlace.STAGED or not ref.gapless:
-                raise ValueError(f"{ref!r} is no staged block of this stream")
-            if stream.blocks.append(ref.pack()) and not self.replaying and self.wanted is None:
-                run = next(run_keys(stream.stream_id, [ref.pack()]))
+        refs = [checked_ref(packed) for packed in append.blocks]
+        for ref in refs:  # there may be thousands of them, applied in one turn of the loop
+            if (ref[STREAM_ID] != stream.stream_id or ref[0] != BlockPlace.STAGED
+                    or ref[LAST_SEQ] - ref[FIRST_SEQ] + 1 != ref[COUNT]):
+                raise ValueError(f"{BlockRef.of(ref)!r} is no staged block of this stream")
+            if stream.blocks.append(ref) and not self.replaying and self.wanted is None:
+                run = (ref[1], ref[2], ref[3], stream.stream_id)
                 self.runs[run] = self.runs.get(run, 0) + 1
                 self.freed_runs.pop(run, None)
-            stream.last_time_ns = max(stream.last_time_ns, ref.last_time_ns)
+        if refs:
+            stream.last_time_ns = max(stream.last_time_ns, refs[-1][LAST_TIME_NS])
             if self.wanted is None and stream.config.get(WINDOW, 0):
-                stream.ids.in_blocks(ref.first_seq, ref.last_seq, ref.last_time_ns)
+                stream.ids.in_blocks(refs[0][FIRST_SEQ], refs[-1][LAST_SEQ], refs[-1][LAST_TIME_NS])
         for first, last, msgs, size, *bits in append.dead:
             if bits:
                 stream.blocks.mark(first, last, bits[0], size)

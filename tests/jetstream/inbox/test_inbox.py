@@ -289,7 +289,7 @@ async def test_a_request_while_the_ids_of_another_are_remembered(broker: Inside)
     for ids in (range(9000), range(8999, -1, -1)):  # the second begins with ids that the first has not reached
         writer = await stage(broker.store, broker.state, "S", [(b"S", b"", b"%d" % i) for i in ids])
         both.append(await read_staged(broker.store, Request(1, "$G", "S", stream.stream_id, writer.entries),
-                                      ids_bytes_max=1 << 30))
+                                      ids_bytes_max=1 << 30, rules=stream.appending.subject_rules()))
     first = stream.appending.append(1, both[0])
     while not stream.live.last_seq:  # noqa: ASYNC110 (each turn counts)
         await asyncio.sleep(0)
