@@ -31,7 +31,7 @@ from broker.config.load import load, read_text
 from broker.config.settings import Settings, settings_table
 from broker.config.syntax import parse, plain
 from tests.harness import BrokerProcess, fetch
-from tests.real.s3 import S3Server
+from tests.real.s3 import S3Server, session_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "config" / "jetblock.conf"
@@ -147,7 +147,7 @@ async def test_the_policy_is_enough_and_no_more(minio: S3Server, tmp_path: Path)
     """
     text = POLICY.read_text()
     assert text.count("arn:aws:s3:::jetblock") == 2
-    session = _session(minio, text.replace(":::jetblock", f":::{minio.bucket}"))
+    session = session_of(minio, text.replace(":::jetblock", f":::{minio.bucket}"))
     minio.make_bucket(f"other-{minio.bucket}")
     async with BrokerProcess("--store", minio.new_url(), environ=session) as broker:
         client = await nats.connect(broker.url)
@@ -168,20 +168,6 @@ async def test_the_policy_is_enough_and_no_more(minio: S3Server, tmp_path: Path)
         assert await broker.wait_end() == 1
     finally:
         await broker.close()
-
-
-def _session(server: S3Server, policy: str) -> dict[str, str]:
-    """Return the environment of a process with the rights of ``policy``."""
-    from botocore.session import Session
-
-    session = Session()
-    session.set_credentials(server.env["AWS_ACCESS_KEY_ID"], server.env["AWS_SECRET_ACCESS_KEY"])
-    sts = session.create_client("sts", region_name=server.env["AWS_REGION"], endpoint_url=server.endpoint)
-    role = sts.assume_role(  # type: ignore[attr-defined]
-        RoleArn="arn:xxx:xxx:xxx:xxxx", RoleSessionName="broker", Policy=policy)
-    key = role["Credentials"]
-    return {**server.env, "AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
-            "AWS_SESSION_TOKEN": key["SessionToken"]}
 
 
 async def test_health_check_of_the_image(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ import pytest
 
 from tests.real import parts
 
-__all__ = ["MISSING", "S3Server", "free_port", "minio", "own_minio", "report_missing", "seaweed"]
+__all__ = ["MISSING", "S3Server", "free_port", "minio", "own_minio", "report_missing", "seaweed",
+           "session_of"]
 
 MISSING = "real part missing: "
 _USER, _SECRET = "jetblock-test", "jetblock-test-secret"
@@ -80,6 +81,20 @@ class S3Server:
         self.process = self.run(self.env)
         if not _ready(self):
             raise RuntimeError(f"{self.name} does not start again")
+
+
+def session_of(server: S3Server, policy: str) -> dict[str, str]:
+    """Return the environment of a process with the rights of ``policy``. MinIO grants that without its admin client."""
+    from botocore.session import Session
+
+    session = Session()
+    session.set_credentials(server.env["AWS_ACCESS_KEY_ID"], server.env["AWS_SECRET_ACCESS_KEY"])
+    sts = session.create_client("sts", region_name=server.env["AWS_REGION"], endpoint_url=server.endpoint)
+    role = sts.assume_role(  # type: ignore[attr-defined]
+        RoleArn="arn:xxx:xxx:xxx:xxxx", RoleSessionName="broker", Policy=policy)
+    key = role["Credentials"]
+    return {**server.env, "AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"],
+            "AWS_SESSION_TOKEN": key["SessionToken"]}
 
 
 def free_port() -> int:

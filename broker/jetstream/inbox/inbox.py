@@ -40,11 +40,13 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
     from broker.storage.format.request import Version
     from broker.storage.log.log import Log
-    from broker.storage.state.entry import RunKey
 
 __all__ = ["Carried", "Inbox", "InboxSettings"]
 
 _log = logging.getLogger(__name__)
+
+_RunKey = tuple[int, int, int, int]
+"""Epoch, number and id of a run, and its stream's incarnation."""
 
 _LISTED_AT_ONCE: Final = 1000
 _SWEPT_AT_ONCE: Final = 4096
@@ -417,7 +419,7 @@ class Inbox:
                                f"raise that, or stage smaller messages")
         return staged
 
-    def _check_runs(self, keys: Mapping[RunKey, str]) -> None:
+    def _check_runs(self, keys: Mapping[_RunKey, str]) -> None:
         """Check that the runs of a request may join the stream. Raises: ApiError for a deleted run,
         or one that has joined."""
         asked = set(keys.values())
@@ -549,7 +551,7 @@ class Inbox:
         return set(_keys(request).values())
 
 
-def _keys(request: Request) -> dict[RunKey, str]:
+def _keys(request: Request) -> dict[_RunKey, str]:
     """Return the runs that a request names, with their keys."""
     paths = StreamPaths(request.account, request.stream, request.stream_id)
     return {(*run.position, run.run_id, request.stream_id): paths.run(run.position, run.run_id)
