@@ -28,7 +28,7 @@ from broker.pipeline.store.objects import ObjectClient
 from broker.pipeline.write.options import WriteOptions
 from broker.pipeline.write.stage import Result, Target, stage_results
 from broker.storage.format.errors import CutOff
-from broker.storage.format.request import BLOCKS_MAX, MESSAGES_MAX, RUNS_MAX, Request, StagedRun, Version
+from broker.storage.format.request import BLOCKS_MAX, BYTES_MAX, RUNS_MAX, Request, StagedRun, Version
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths
 from broker.storage.read.lookup import look_up
@@ -136,10 +136,10 @@ def commit(objects: ObjectClient, options: WriteOptions, target: Target, version
     entries = stage_results(objects, target, results)
     pieces = list(_pieces(entries))
     if len(pieces) > 1 and not options.splitcommits:
-        messages, blocks = sum(run.messages for run in entries), sum(run.blocks for run in entries)
+        size, blocks = sum(run.size for run in entries), sum(run.blocks for run in entries)
         raise PipelineError(
-            f"stream {target.stream}: {messages} rows in {blocks} blocks and {len(entries)} runs are too many for one "
-            f"request (at most {MESSAGES_MAX}, {BLOCKS_MAX} and {RUNS_MAX}), and nothing was stored: use fewer "
+            f"stream {target.stream}: {size} bytes in {blocks} blocks and {len(entries)} runs are too many for one "
+            f"request (at most {BYTES_MAX}, {BLOCKS_MAX} and {RUNS_MAX}), and nothing was stored: use fewer "
             f"partitions, or set option splitCommits to true to store them by several requests")
     total = Outcome()
     for number, piece in enumerate(pieces):
@@ -157,12 +157,12 @@ def commit(objects: ObjectClient, options: WriteOptions, target: Target, version
 def _pieces(entries: Sequence[StagedRun]) -> Iterator[list[StagedRun]]:
     """Divide runs into those of one request each. A replay with the same runs divides them alike."""
     piece: list[StagedRun] = []
-    blocks = messages = 0
+    blocks = size = 0
     for run in entries:
-        blocks, messages = blocks + run.blocks, messages + run.messages
-        if piece and (len(piece) == RUNS_MAX or blocks > BLOCKS_MAX or messages > MESSAGES_MAX):
+        blocks, size = blocks + run.blocks, size + run.size
+        if piece and (len(piece) == RUNS_MAX or blocks > BLOCKS_MAX or size > BYTES_MAX):
             yield piece
-            piece, blocks, messages = [], run.blocks, run.messages
+            piece, blocks, size = [], run.blocks, run.size
         piece.append(run)
     if piece:
         yield piece
