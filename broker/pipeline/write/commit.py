@@ -136,11 +136,11 @@ def commit(objects: ObjectClient, options: WriteOptions, target: Target, version
     entries = stage_results(objects, target, results)
     pieces = list(_pieces(entries))
     if len(pieces) > 1 and not options.splitcommits:
-        size, blocks = sum(run.size for run in entries), sum(run.blocks for run in entries)
+        messages, blocks = sum(run.messages for run in entries), sum(run.blocks for run in entries)
         raise PipelineError(
-            f"stream {target.stream}: {size} bytes in {blocks} blocks and {len(entries)} runs are too many for one "
-            f"request (at most {BYTES_MAX}, {BLOCKS_MAX} and {RUNS_MAX}), and nothing was stored: use fewer "
-            f"partitions, or set option splitCommits to true to store them by several requests")
+            f"stream {target.stream}: {messages} rows in {blocks} blocks and {len(entries)} runs are too many for one "
+            f"request (at most {BLOCKS_MAX} blocks, {RUNS_MAX} runs and {BYTES_MAX >> 30} GiB), and nothing was "
+            f"stored: use fewer partitions, or set option splitCommits to true to store them by several requests")
     total = Outcome()
     for number, piece in enumerate(pieces):
         own = version if version is None or not number else Version(f"{version.writer}#{number}", version.number)
