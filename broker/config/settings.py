@@ -459,7 +459,12 @@ class StorageSettings(Section):
         variable="S3_SECRET_ACCESS_KEY", secret=True)
     commit_interval_ns: int | None = setting(
         None, kinds.duration_ns(0, 10 * SECOND), "Least time between the beginnings of two puts of a log, except for "
-        "full segments; unset: 0 for a directory, 20ms for S3, where each put costs money.", "jetblock.commit_interval")
+        "batches and full segments; unset: 0 for a directory, 20ms for S3, where each put costs money.",
+        "jetblock.commit_interval")
+    commit_burst: int = setting(
+        0, kinds.integer(0, 1_000_000), "Puts that may begin before the commit_interval is over, after as many "
+        "intervals without a put.",
+        "jetblock.commit_burst")
     sync_interval_ns: int | None = setting(
         None, kinds.sync_interval, "On a directory: interval of syncs; a power cut may lose what was acknowledged "
         "since the last one. Unset, or always: messages are synced before PubAcks.", "jetstream.sync_interval",

@@ -72,7 +72,8 @@ class ShardSettings:
         return cls(
             log=LogSettings(
                 segment_bytes=settings.segment_bytes, puts_in_flight=settings.puts_in_flight,
-                commit_interval_ns=interval_ns, tail_bytes_max=settings.tail_bytes_max,
+                commit_interval_ns=interval_ns, commit_burst=settings.commit_burst,
+                tail_bytes_max=settings.tail_bytes_max,
                 lease_ns=settings.lease_ns if costly else None,
                 put_timeout_ns=settings.put_timeout_ns if costly else None,
                 codec=SectionCodec(Compression[settings.compression.upper()])),

@@ -6,12 +6,17 @@ facts, calls ``decide``, takes the step and calls ``decide`` again.
     Close the open segment        if it is full
     Begin a put                   if a closed segment waits, and fewer than ``puts_in_flight`` puts are in flight
     Close the open segment        if something waits for it, and all of these hold:
-                                    ``commit_interval`` has passed since the last put began
+                                    ``commit_interval`` has passed since the last put began; or no put is in
+                                      flight, and the segment is hasty or ``commit_burst`` allows it
                                     no put is in flight; or the last one is encoded, has few blocks, and there is a
                                       ``commit_interval`` or the open segment is large
                                     its blocks are few, or hold many messages each, or have stopped growing
     Put a segment, even empty     if a lease of T is to be renewed: T/3 after the last put began
     Begin no other put            while commits are paused
+
+Each put uses up one ``commit_interval``. Up to ``commit_burst`` intervals in which no put began are saved for later
+puts, which need not wait. So the number of puts in a time T is at most T / ``commit_interval`` + ``commit_burst``, not
+counting full and hasty segments.
 """
 
 from __future__ import annotations
@@ -64,6 +69,8 @@ class Facts:
     """Messages in the open segment."""
     bytes: int = 0
     """Raw bytes in the open segment."""
+    hasty: bool = False
+    """True if something waits for the open segment that must not wait for the interval."""
 
 
 class Action(Enum):
@@ -91,6 +98,9 @@ class CommitSchedule:
     def __init__(self, settings: LogSettings) -> None:
         self._puts_max = settings.puts_in_flight
         self._interval_ns = settings.commit_interval_ns
+        self._burst_ns = settings.commit_burst * settings.commit_interval_ns
+        self._paid_ns = -1 << 62
+        """The end of the intervals that are used up: from then on a put may begin."""
         self._heartbeat_ns = None if settings.lease_ns is None else settings.lease_ns // 3
         self._lease_ns = settings.lease_ns or 0
         self._took_ns = 0
@@ -113,10 +123,12 @@ class CommitSchedule:
         if facts.paused and not heartbeat:
             return self._wait(facts, now_ns)
         if facts.closed:
+            # A full segment may begin before the intervals are over, but later segments do not wait longer for that.
+            self._paid_ns = min(max(self._paid_ns, now_ns - self._burst_ns), now_ns) + self._interval_ns
             return _BEGIN
         if not heartbeat and not facts.asked:
             return self._wait(facts, now_ns)
-        if since_ns < self._interval_ns:
+        if since_ns < self._interval_ns and (facts.in_flight or not (facts.hasty or self._saved(now_ns))):
             return self._wait(facts, now_ns, facts.began_ns + self._interval_ns)
         if facts.in_flight and not (facts.beside and (self._interval_ns or facts.bytes >= BYTES_MANY)):
             return self._wait(facts, now_ns)
@@ -125,6 +137,10 @@ class CommitSchedule:
         if self._growing(facts, now_ns):
             return self._wait(facts, now_ns, now_ns + PAUSE_NS)
         return _CUT
+
+    def _saved(self, now_ns: int) -> bool:
+        """Return True if a saved interval is left, so that a put may begin now."""
+        return self._burst_ns > 0 and self._paid_ns <= now_ns
 
     def segment_closed(self) -> None:
         """Measure the growth of the next open segment from zero."""

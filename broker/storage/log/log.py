@@ -138,6 +138,12 @@ class Log:
                                             or settings.commit_interval_ns or opened.tally.bytes >= BYTES_MANY):
             self.schedule_commit()
 
+    def skip_interval(self) -> None:
+        """Let the open segment be closed before ``commit_interval`` is over, as soon as no put is in flight."""
+        if not self._open.hasty:
+            self._open.hasty = True
+            self.schedule_commit()
+
     def lazy(self, owner: BlockOwner) -> None:
         """Let ``owner`` add lazy changes, which nothing waits for, when the next segment closes, within ``lazy_ns``."""
         self._open.lazy[owner.stream_id] = owner
@@ -368,7 +374,7 @@ class Log:
                      last is not None and last.encoded and len(last.sealed) < BLOCKS_MANY, bool(segments.closed),
                      opened.full(self.settings), may_close and opened.asked,
                      any(listener.commits_paused() for listener in self._listeners), len(opened.blocks),
-                     opened.tally.count, opened.tally.bytes)
+                     opened.tally.count, opened.tally.bytes, hasty=opened.hasty)
 
     def _cut(self, heartbeat: bool) -> None:
         """Close the open segment: owners give their outcomes, and the position is fixed.

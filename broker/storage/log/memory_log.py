@@ -68,6 +68,9 @@ class MemoryLog:
     def urgent(self) -> None:
         self._commit_soon()
 
+    def skip_interval(self) -> None:
+        """See ``Log.skip_interval``: there is no interval."""
+
     def lazy(self, owner: BlockOwner) -> None:
         self._lazy[owner.stream_id] = owner
         if self._later is None:

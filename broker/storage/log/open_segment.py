@@ -24,17 +24,19 @@ class OpenSegment:
             segment is being closed belong to the next one.
         content: True if there is something to put although every block is empty: lazy changes that were made urgent, or
             a proof of the lease.
+        hasty: True if something that waits for this segment must not wait for the commit interval.
         urgent: True if something has waited for this segment since ``urgent_ns``.
         overdue: True if lazy changes have waited long enough.
     """
 
-    __slots__ = ("blocks", "content", "lazy", "overdue", "tally", "urgent", "urgent_ns")
+    __slots__ = ("blocks", "content", "hasty", "lazy", "overdue", "tally", "urgent", "urgent_ns")
 
     def __init__(self, lazy: dict[int, BlockOwner] | None = None) -> None:
         self.blocks: dict[int, OpenBlock[Any]] = {}
         self.tally = Tally()
         self.lazy: dict[int, BlockOwner] = {} if lazy is None else lazy
         self.content = False
+        self.hasty = False
         self.urgent = False
         self.urgent_ns = 0
         self.overdue = False

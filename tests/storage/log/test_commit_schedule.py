@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -50,6 +51,14 @@ TABLE: list[tuple[str, dict[str, int], dict[str, Any], Action, int | None]] = [
     ("the interval is not over and the put is encoded", EVENLY,
      {"asked": True, "in_flight": 1, "beside": True, "ago": 0}, WAIT, INTERVAL),
 
+    ("a hasty segment does not wait for the interval", EVENLY, {"asked": True, "hasty": True, "ago": 0}, CUT, None),
+    ("a hasty segment waits for the put in flight", EVENLY,
+     {"asked": True, "hasty": True, "ago": 0, "in_flight": 1, "beside": True}, WAIT, INTERVAL),
+    ("nothing waits for a hasty segment", EVENLY, {"hasty": True, "ago": 0}, WAIT, None),
+    ("a saved interval is used", {**EVENLY, "commit_burst": 1}, {"asked": True, "ago": 0}, CUT, None),
+    ("a saved interval is not used beside a put in flight", {**EVENLY, "commit_burst": 1},
+     {"asked": True, "ago": 0, "in_flight": 1, "beside": True}, WAIT, INTERVAL),
+
     ("many small blocks wait for more messages", {}, {"asked": True, "blocks": BLOCKS_MANY, "count": 300}, WAIT,
      PAUSE_NS),
     ("few small blocks do not wait", {}, {"asked": True, "blocks": BLOCKS_MANY - 1, "count": 300}, CUT, None),
@@ -83,6 +92,29 @@ def test_decides(settings: dict[str, int], facts: dict[str, Any], action: Action
     given = Facts(NOW - facts.pop("ago", THIRD - MS), **facts)
     until_ns = None if wait_ns is None else NOW + wait_ns
     assert CommitSchedule(LogSettings(**settings)).decide(given, NOW) == (action, until_ns)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("burst", [0, 1, 7])
+@pytest.mark.parametrize("seed", range(20))
+def test_a_burst_bounds_the_number_of_puts(burst: int, seed: int) -> None:
+    """In any time T, at most T / interval + burst + 1 puts begin, and full segments delay no later put."""
+    rng = random.Random(seed)
+    schedule = CommitSchedule(LogSettings(commit_interval_ns=INTERVAL, commit_burst=burst))
+    now_ns, began, last_ns = NOW, [], NOW - 99 * INTERVAL
+    for _ in range(400):
+        now_ns += rng.choice((MS, 3 * MS, INTERVAL, 0 if rng.random() < 0.95 else 5 * INTERVAL))
+        decision = schedule.decide(Facts(last_ns, asked=True), now_ns)
+        if decision.action is WAIT:
+            assert decision.until_ns == last_ns + INTERVAL
+            continue
+        assert schedule.decide(Facts(last_ns, closed=True), now_ns).action is BEGIN
+        last_ns = now_ns
+        began.append(now_ns)
+        for count, earlier_ns in enumerate(reversed(began), 1):
+            assert count <= (now_ns - earlier_ns) // INTERVAL + burst + 1
+    for _ in range(1000):  # full segments
+        assert schedule.decide(Facts(now_ns, closed=True), now_ns).action is BEGIN
+    assert schedule.decide(Facts(now_ns, asked=True), now_ns + INTERVAL).action is CUT
 
 
 def grown(count: int) -> Facts:

@@ -99,6 +99,35 @@ def test_commit_interval_spaces_the_beginnings_of_puts() -> None:
     in_virtual_time(main)
 
 
+def test_a_hasty_segment_skips_the_interval() -> None:
+    """Shows that two commits follow each other at once if something cannot wait for the interval, and only then."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, commit_interval_ns=SECOND)
+        for hasty in (True, True, False):
+            began_ns = clock.monotonic_ns()
+            stream.publish()
+            if hasty:
+                rig.log.skip_interval()
+            await rig.log.persisted()
+            assert (clock.monotonic_ns() - began_ns < 11 * MS) is hasty
+    in_virtual_time(main)
+
+
+def test_commits_that_were_saved_skip_the_interval() -> None:
+    """Shows that publishes one at a time take a put's time each, until the saved commits are used up."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, commit_interval_ns=SECOND, commit_burst=3)
+        await asyncio.sleep(60)
+        took_ns = []
+        for _ in range(6):
+            began_ns = clock.monotonic_ns()
+            stream.publish()
+            await rig.log.persisted()
+            took_ns.append(clock.monotonic_ns() - began_ns)
+        assert [took < 11 * MS for took in took_ns] == [True, True, True, True, False, False]
+    in_virtual_time(main)
+
+
 def test_with_an_interval_puts_overlap() -> None:
     """Shows that the next put begins once the interval has passed, also beside a slow put."""
     async def main(clock: ManualClock) -> None:

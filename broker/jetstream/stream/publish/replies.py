@@ -73,11 +73,13 @@ class Replies:
     def committed(self, reply: bytes, batch_id: bytes, count: int, seq: int) -> None:
         """Queue the PubAck of a batch of ``count`` messages, the last one stored as ``seq``."""
         if self._acks and reply:
+            self._log.skip_interval()
             self._later(self._bus.publish, reply, b"", 0, self.batch_ack(seq, batch_id, count))
 
     def batch_answered(self, reply: bytes, answer: bytes) -> None:
         """Queue a fast-ingest batch's answer, made from the sequenced state; sent even if the stream does not
-        acknowledge."""
+        acknowledge. Its publisher sends a limited number of messages ahead, so it must not wait for the interval."""
+        self._log.skip_interval()
         self._later(self._bus.publish, reply, b"", 0, answer)
 
     def batch_ack(self, seq: int, batch_id: bytes, count: int, duplicate: bool = False) -> bytes:
