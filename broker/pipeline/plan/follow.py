@@ -84,6 +84,11 @@ class Follower:
                                       f"see `jetblock inspect --verify`")
         return dict(sorted(found.items()))
 
+    def others(self) -> Iterator[tuple[str, str]]:
+        """Iterate over accounts and names of the streams that the options do not name, as of the last refresh."""
+        for state in self._states.values():
+            yield from state.unwanted.values()
+
     def seqs(self, seen: FollowedStream, entry: BlockEntry) -> Sequence[int]:
         """Return the sequences of a block's messages, live and dead, ascending; reads its index.
 

@@ -31,7 +31,7 @@ from broker.pipeline.plan.offsets import Offsets, Place, Start, share
 from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.plan import ScanTask, tasks
 from broker.pipeline.plan.selection import SEQ_MAX
-from broker.pipeline.plan.snapshot import matcher, names, seq_at_time, wanted_by
+from broker.pipeline.plan.snapshot import matcher, names, no_stream, seq_at_time, wanted_by
 from broker.pipeline.store.objects import ObjectClient
 
 __all__ = ["Progress", "removes_singly"]
@@ -62,9 +62,9 @@ class Progress:
         seen = self._refresh()
         for pattern in names(self._options.stream):
             if "*" not in pattern and not any(matcher(pattern)(one.state.name) for one in seen.values()):
-                there = ", ".join(seen) or "none that the options name"
-                raise NoStream(f"{self._objects.url}: no stream {pattern!r} in account {self._options.account!r}; "
-                               f"existing streams: {there}; to follow streams created later, use a name with *")
+                there = [*((one.state.account, one.state.name) for one in seen.values()), *self._follower.others()]
+                error = no_stream(self._objects.url, self._options.account, pattern, there)
+                raise NoStream(f"{error}; to follow streams created later, use a name with *")
         given = self._start.offsets.streams if self._start.offsets is not None else {}
         for name in given:
             if name not in seen:

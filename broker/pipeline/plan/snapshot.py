@@ -19,7 +19,7 @@ from __future__ import annotations
 import gc
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
@@ -50,6 +50,7 @@ __all__ = [
     "matcher",
     "names",
     "newest",
+    "no_stream",
     "read_store",
     "replay_shard",
     "run_steps",
@@ -176,7 +177,7 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
         where = objects.url if bound is None or bound.position is None else f"{objects.url} as of {bound.position}"
         for pattern in patterns:
             if not any(matcher(pattern)(snapshot.name) for snapshot in found):
-                raise _no_stream(where, account, pattern, [(m.account, m.name) for m in found] + others)
+                raise no_stream(where, account, pattern, [(m.account, m.name) for m in found] + others)
     if bound is not None:
         for snapshot in bounded:
             snapshot.end_seq = last_of(objects, snapshot, bound)
@@ -279,7 +280,9 @@ def wanted_by(account: str, stream: str) -> Callable[[str, str], bool]:
     return lambda owner, name: of_account(owner) and any(test(name) for test in tests)
 
 
-def _no_stream(where: str, account: str, pattern: str, there: list[tuple[str, str]]) -> NoStream:
+def no_stream(where: str, account: str, pattern: str, there: Iterable[tuple[str, str]]) -> NoStream:
+    """Return the error for a name that no stream has. ``there`` are accounts and names of the existing streams."""
+    there = list(there)
     of_account = matcher(account)
     here = sorted(f"{name!r}" for owner, name in there if of_account(owner))
     elsewhere = sorted({owner for owner, name in there if matcher(pattern)(name)})

@@ -51,16 +51,17 @@ class JetblockSource(DataSource):
 
     @plainly
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        if find_spec("pyspark.sql.streaming.datasource") is None:
-            raise PipelineError(f"streaming reads need PySpark 4.2 or newer, and this is {pyspark.__version__}; "
-                                f"spark.read works here")
-        from broker.pipeline.plan.options import Options
-        from broker.pipeline.spark.stream import RefusingReader, StreamReader
+        from broker.pipeline.spark.refusing import RefusingReader
 
         try:
+            if find_spec("pyspark.sql.streaming.datasource") is None:
+                raise PipelineError(f"streaming reads need PySpark 4.2 or newer, and this is {pyspark.__version__}; "
+                                    f"spark.read works here")
+            from broker.pipeline.plan.options import Options
+            from broker.pipeline.spark.stream import StreamReader
+
             return StreamReader(Options.parse(self.options, streaming=True), schema)
         except PipelineError as error:
-            # Raised here, Spark 4.3 would bury it below an error of its own ("cannot access local variable 'reader'").
             return RefusingReader(error)
 
     @plainly

@@ -8,7 +8,7 @@ For each batch Spark calls ``latestOffset``, which reads the store, then ``parti
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -32,7 +32,7 @@ from broker.pipeline.store.objects import open_object_client
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-__all__ = ["RefusingReader", "StreamReader"]
+__all__ = ["StreamReader"]
 
 
 class _Part(InputPartition):
@@ -113,17 +113,3 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._progress_made is None:
             self._progress_made = Progress(open_object_client(self._options.store), self._options)
         return self._progress_made
-
-
-class RefusingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader in place of one that cannot be made; Spark's first call raises the reason."""
-
-    def __init__(self, error: PipelineError) -> None:
-        self._error = error
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise self._error
-
-    # Spark shows a frame for each call that an error passes through, so no call is added here.
-    refuse: Any = plainly(_refuse)
-    initialOffset = latestOffset = getDefaultReadLimit = prepareForTriggerAvailableNow = partitions = read = refuse

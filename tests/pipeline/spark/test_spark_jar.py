@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from broker.pipeline.errors import PipelineError
 from broker.pipeline.jar import write_jar
-from tests.pipeline.published import Message, Published, published
+from tests.pipeline.published import Message, Published, broker_on, published
 from tests.pipeline.spark.test_spark_batch import FILTERS, PUSHDOWN, messages
 from tests.real.s3 import MISSING
 
@@ -209,3 +209,30 @@ def test_a_jar_that_cannot_be_built(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         patch.delenv("JAVA_HOME", raising=False)
         patch.setenv("PATH", str(tmp_path))
         refused("no javac on PATH")
+
+
+async def test_writes(spark: Any, jar: str, tmp_path: Path) -> None:
+    """The jar's source and its tables are appended to: by save, INSERT INTO, and a streaming query's toTable."""
+    async with broker_on(f"file://{tmp_path}/store") as (broker, nc):
+        await nc.jetstream().add_stream(name="S", subjects=["S.>"])
+        options = {"store": f"file://{tmp_path}/store", "stream": "S", "nats": broker.url}
+        rows = spark.range(2).selectExpr("'S.a' subject", "cast(id as string) data")
+        rows.write.format(jar).mode("append").options(**options).save()
+        with pytest.raises(PySparkException, match="rows are only appended"):
+            rows.write.format(jar).mode("overwrite").options(**options).save()
+        # A table's options are for reads and writes.
+        given = ", ".join(f"{name} '{value}'" for name, value in options.items() if name != "nats")
+        spark.sql(f"CREATE TABLE written (subject STRING, data BINARY) USING {jar} OPTIONS ({given})")
+        try:
+            spark.sql(f"INSERT INTO written WITH ('nats' = '{broker.url}') VALUES ('S.b', CAST('2' AS BINARY))")
+            (tmp_path / "in").mkdir()
+            (tmp_path / "in" / "a.json").write_text('{"data": "3"}')
+            query = (spark.readStream.schema("data STRING").json(f"{tmp_path}/in")
+                     .selectExpr("'S.c' subject", "cast(data as binary) data").writeStream
+                     .options(checkpointLocation=f"{tmp_path}/checkpoint", nats=broker.url)
+                     .trigger(availableNow=True).toTable("written"))
+            query.awaitTermination()
+            assert [(row.subject, bytes(row.data)) for row in spark.table("written").collect()] == [
+                ("S.a", b"0"), ("S.a", b"1"), ("S.b", b"2"), ("S.c", b"3")]
+        finally:
+            spark.sql("DROP TABLE written")

@@ -6,6 +6,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
+import org.apache.spark.sql.connector.catalog.SupportsWrite;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.catalog.TableCapability;
 import org.apache.spark.sql.connector.catalog.TableProvider;
@@ -14,8 +15,11 @@ import org.apache.spark.sql.connector.read.Scan;
 import org.apache.spark.sql.connector.read.ScanBuilder;
 import org.apache.spark.sql.connector.read.SupportsPushDownFilters;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
+import org.apache.spark.sql.connector.write.LogicalWriteInfo;
+import org.apache.spark.sql.connector.write.WriteBuilder;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonScanBuilder;
+import org.apache.spark.sql.execution.datasources.v2.python.PythonWriteBuilder;
 import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.sources.DataSourceRegister;
 import org.apache.spark.sql.sources.Filter;
@@ -83,7 +87,7 @@ public final class JetblockSource implements TableProvider, DataSourceRegister {
     return options;
   }
 
-  private static final class JetblockTable implements SupportsRead {
+  private static final class JetblockTable implements SupportsRead, SupportsWrite {
     private final StructType schema;
     private final Map<String, String> options;
 
@@ -105,7 +109,9 @@ public final class JetblockSource implements TableProvider, DataSourceRegister {
 
     @Override
     public Set<TableCapability> capabilities() {
-      return Set.of(TableCapability.BATCH_READ, TableCapability.MICRO_BATCH_READ);
+      // Truncating is for the modes overwrite and complete: Python refuses them with the remedy.
+      return Set.of(TableCapability.BATCH_READ, TableCapability.MICRO_BATCH_READ, TableCapability.BATCH_WRITE,
+          TableCapability.STREAMING_WRITE, TableCapability.TRUNCATE);
     }
 
     @Override
@@ -113,6 +119,31 @@ public final class JetblockSource implements TableProvider, DataSourceRegister {
       Map<String, String> all = new HashMap<>(new CaseInsensitiveStringMap(options).asCaseSensitiveMap());
       all.putAll(ours(more.asCaseSensitiveMap()));
       return new JetblockScanBuilder(schema, all);
+    }
+
+    @Override
+    public WriteBuilder newWriteBuilder(LogicalWriteInfo info) {
+      return new PythonWriteBuilder(python(), NAME, new LogicalWriteInfo() {
+        @Override
+        public CaseInsensitiveStringMap options() { // a catalogue's table has its own besides those of the write
+          Map<String, String> all = new HashMap<>(new CaseInsensitiveStringMap(options).asCaseSensitiveMap());
+          info.options().asCaseSensitiveMap().forEach((name, value) -> {
+            all.keySet().removeIf(name::equalsIgnoreCase);
+            all.put(name, value);
+          });
+          return new CaseInsensitiveStringMap(all);
+        }
+
+        @Override
+        public String queryId() {
+          return info.queryId();
+        }
+
+        @Override
+        public StructType schema() {
+          return info.schema();
+        }
+      });
     }
   }
 
