@@ -144,6 +144,7 @@ class AccountSettings(Value):
     """The name that logs and monitoring show if the account's name is a key."""
 
     max_connections: int = -1
+    max_leafnodes: int = -1
     max_subscriptions: int = -1
     """The most subscriptions of one connection."""
 

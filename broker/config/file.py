@@ -21,7 +21,7 @@ from broker.config.file_settings import EMPTY, FileSettings
 from broker.config.reading.callout import read_callout
 from broker.config.reading.findings import Findings, go_type, shown
 from broker.config.reading.identities import Identities
-from broker.config.reading.leafnodes import check_compression, read_remotes
+from broker.config.reading.leafnodes import check_compression, read_authorization, read_remotes
 from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
 from broker.config.reading.proxies import read_proxies
 from broker.config.reading.refused import NO_EFFECT, REFUSED
@@ -202,6 +202,16 @@ class _Meaning:
     def remotes(self, value: Value) -> None:
         self.put("leafnodes.remotes", read_remotes(value, self.report), value)
 
+    def leaf_listen(self, value: Value) -> None:
+        self.listen(value, "leafnodes.host", "leafnodes.port")
+
+    def leaf_authorization(self, value: Value) -> None:
+        users, nkeys, timeout_ns = read_authorization(value, self.report)
+        self.put("leafnodes.users", users, value)
+        self.put("leafnodes.nkeys", nkeys, value)
+        if timeout_ns:
+            self.put("leafnodes.auth_timeout_ns", timeout_ns, value)
+
     def leaf_compression(self, value: Value) -> None:
         check_compression("compression", value, self.report)
 
@@ -343,6 +353,7 @@ class _Meaning:
         "resolver_preload": preload, "resolver_pinned_accounts": pinned_accounts,
         "authorization.auth_callout": callout, "authorization.auth_hook": callout,
         "leaf": leafnodes, "leafnodes.remotes": remotes, "leafnodes.compression": leaf_compression,
+        "leafnodes.listen": leaf_listen, "leafnodes.authorization": leaf_authorization,
         "proxies": proxies, "accounts": accounts, "mappings": mappings, "maps": mappings,
         "feature_flags": feature_flags, "jetstream": jetstream, "jetstream.enabled": enabled,
         "jetstream.enable": enabled,

@@ -312,6 +312,15 @@ def _leaf_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], 
     names = {DEFAULT_ACCOUNT, *(account.name for account in settings.accounts.configured)}
     if not settings.accounts.no_system:
         names.add(settings.accounts.system)
+    leafnodes = settings.leafnodes
+    for account in [user.account for user in leafnodes.users] + [user.account for user in leafnodes.nkeys]:
+        if account not in names:
+            yield ("leafnodes.users",), f'cannot find local account "{account}" specified in leafnode authorization'
+    if settings.operator.enabled and (leafnodes.users or leafnodes.nkeys):
+        yield ("leafnodes.users",), "operator mode does not allow specifying users in leafnode config"
+    if leafnodes.min_version and not _is_version(leafnodes.min_version):
+        yield ("leafnodes.min_version",), (
+            f'invalid leafnode\'s minimum version "{leafnodes.min_version}": it should be at least 2.8.0')
     seen = set()
     for remote in settings.leafnodes.remotes:
         if settings.operator.enabled:
@@ -326,6 +335,12 @@ def _leaf_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], 
         if key in seen:
             yield ("leafnodes.remotes",), f"duplicate remote {', '.join(url.address for url in remote.urls)}"
         seen.add(key)
+
+
+def _is_version(text: str) -> bool:
+    """Return whether ``text`` is a version of nats-server, 2.8.0 or later."""
+    words = text.removeprefix("v").partition("-")[0].split(".")
+    return len(words) == 3 and all(word.isdigit() for word in words) and tuple(map(int, words)) >= (2, 8, 0)
 
 
 def _accounts_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -316,6 +316,28 @@ class WebSocketSettings(Section):
 class LeafSettings(Section):
     """Leaf nodes: connections between an account here and an account of another server."""
 
+    port: int | None = setting(
+        None, kinds.port, "TCP port for other servers that connect as leaf nodes; unset: none; -1: any free one.",
+        "port")
+    host: str = setting("0.0.0.0", kinds.text, "Address to listen on for leaf nodes.", "host", "net")
+    advertise: str = setting(
+        "", kinds.text, "Address, host:port, that leaf nodes may also connect to; unset: host and port.", "advertise",
+        "leafnode_advertise")
+    no_advertise: bool = setting(False, kinds.boolean, "Offer leaf nodes no address.", "no_advertise")
+    min_version: str = setting(
+        "", kinds.text, "Lowest version of nats-server that may connect as a leaf node.", "min_version",
+        "minimum_version")
+    isolate_leafnode_interest: bool = setting(
+        False, kinds.boolean, "Do not inform leaf nodes about each other's subscriptions.", "isolate_leafnode_interest",
+        "isolate")
+    users: tuple[User, ...] = setting(
+        (), kinds.names, "Users as which leaf nodes log in, in place of those of clients; from a file only.",
+        "authorization", variable="")
+    nkeys: tuple[NkeyUser, ...] = setting(
+        (), kinds.names, "Keys with which leaf nodes log in; from a file only.", variable="")
+    auth_timeout_ns: int = setting(
+        2 * SECOND, kinds.duration_ns(MS), "Time that a leaf node has to log in.", "authorization.timeout",
+        variable="AUTH_TIMEOUT")
     remotes: tuple[LeafRemote, ...] = setting(
         (), kinds.text, "Other servers to connect to: [ { urls: [nats-leaf://host:7422], account: …, credentials: … } "
         "]; from a file only.", "remotes", variable="")

@@ -50,6 +50,16 @@ def show(settings: Settings) -> str:
             _put(top, "authorization.auth_callout", _callout(settings.auth.callout))
         elif setting.path == "operator.preload" and settings.operator.preload:
             top["resolver_preload"] = {account: _text(token) for account, token in settings.operator.preload}
+        elif setting.path == "leafnodes.users":
+            leaf_users: list[User | NkeyUser] = [*settings.leafnodes.users, *settings.leafnodes.nkeys]
+            for user in leaf_users:
+                row = {"nkey": _text(user.nkey)} if isinstance(user, NkeyUser) else {
+                    "user": _text(user.user), "password": _text(MASK)}
+                row["account"] = _text(user.account)
+                if isinstance(user, NkeyUser):
+                    _put(top, "leafnodes.authorization", row)
+                else:
+                    top.setdefault("leafnodes", {}).setdefault("authorization", {}).setdefault("users", []).append(row)
         elif setting.path == "leafnodes.remotes":
             if settings.leafnodes.remotes:
                 _put(top, "leafnodes.remotes", [_remote(remote) for remote in settings.leafnodes.remotes])
@@ -221,7 +231,7 @@ def _account(settings: Settings, account: AccountSettings) -> _Block:
     if account.jetstream is not None:
         shown["jetstream"] = {_JETSTREAM_KEYS.get(name, name): _word(getattr(account.jetstream, name))
                               for name in fields(account.jetstream) if name != "tiers"}  # only tokens have them
-    limits = {name: str(limit) for name in ("max_connections", "max_subscriptions", "max_payload")
+    limits = {name: str(limit) for name in ("max_connections", "max_leafnodes", "max_subscriptions", "max_payload")
               if (limit := getattr(account, name)) >= 0}
     if limits:
         shown["limits"] = limits

@@ -351,6 +351,10 @@ class App:
             with or_start_error("Unable to listen for websocket connections on port", websocket.settings.host,
                                 websocket.port, "websocket { port }"):
                 await websocket.bind()
+        if (leafs := self.server.leafs) is not None and leafs.port is not None:
+            with or_start_error("Error listening on leafnode port", leafs.port.settings.host, leafs.port.port,
+                                "leafnodes { port }"):
+                await leafs.port.bind()
         with self._clients_port():
             await self.server.bind()
 

@@ -96,7 +96,7 @@ class Server:
         self.leafs: LeafNodes | None = None
         """The connections to other servers; None if no settings mention them."""
 
-        if settings.leafnodes.remotes:
+        if settings.leafnodes.remotes or settings.leafnodes.port is not None:
             from broker.server.leaf.nodes import LeafNodes  # rarely needed, too
 
             self.leafs = LeafNodes(self)
@@ -156,6 +156,8 @@ class Server:
             self._bound = None
         if self.websocket is not None:
             self.websocket.unbind()
+        if self.leafs is not None and self.leafs.port is not None:
+            self.leafs.port.unbind()
 
     async def start(self) -> None:
         """Listen. A second start uses the same port, which clients know. Raises: OSError if it cannot be bound."""
@@ -254,6 +256,8 @@ class Server:
             self._listener = None
         if self.websocket is not None:
             self.websocket.stop_listening()
+        if self.leafs is not None and self.leafs.port is not None:
+            self.leafs.port.stop_listening()
 
     # Other settings
 
@@ -335,6 +339,8 @@ class Server:
         ready = [self.entrance.prepare(settings, chain_of)]
         if self.websocket is not None:
             ready.append(self.websocket.entrance.prepare(settings, chain_of))
+        if self.leafs is not None and self.leafs.port is not None:
+            ready.append(self.leafs.port.prepare(settings, chain_of))
         return ready
 
     def _call_soon(self, callback: Any) -> None:

@@ -118,9 +118,7 @@ def _read_limits(block: Value, found: Findings) -> dict[str, int]:
     limits = {}
     for name, written, value in found.fields(block, _LIMITS, 'Unknown field "{}" parsing account limits'):
         number = found.convert(kinds.size(-1), written, value)
-        if name == "max_leafnodes":
-            found.notice(value, f"{written} has no effect here: no leaf nodes are accepted")
-        elif number is not None:
+        if number is not None:
             limits[name] = number
     return limits
 

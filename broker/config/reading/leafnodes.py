@@ -8,14 +8,15 @@ from __future__ import annotations
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from broker.base.nkeys import KeyPair
+from broker.access.accounts import DEFAULT_ACCOUNT, NkeyUser, User
+from broker.base.nkeys import USER, KeyPair, is_public_key
 from broker.config import kinds
 from broker.config.leafnodes import LEAF_PORT, LeafRemote, LeafTls, LeafUrl
 from broker.config.reading.findings import Findings, aliases, go_type, go_value
 from broker.config.syntax import Value
 from broker.protocol.subject import is_valid
 
-__all__ = ["read_remotes"]
+__all__ = ["check_compression", "read_authorization", "read_remotes"]
 
 _LATER: Final = "is not supported by this version of jetblock"
 
@@ -27,6 +28,7 @@ _REMOTE = aliases(
     "proxy", "username", "password", "timeout",
     "jetstream_cluster_migrate js_cluster_migrate",
     "isolate_leafnode_interest isolate")
+_AUTHORIZATION = aliases("user username", "password pass", "nkey", "account", "timeout", "users", "proxy_required")
 _TLS = aliases("ca_file", "cert_file", "key_file", "insecure", "min_version", "timeout",
                "handshake_first first immediate", "verify")
 _UNSUPPORTED: Final = {
@@ -81,6 +83,50 @@ def _read_remote(row: Value, found: Findings) -> LeafRemote | None:
     if not parts.get("urls") and len(found.errors) == before:
         found.wrong(row, "a remote needs url: … or urls: […]")
     return LeafRemote(**parts) if len(found.errors) == before else None
+
+
+def read_authorization(value: Value, found: Findings) -> tuple[tuple[User, ...], tuple[NkeyUser, ...], int]:
+    """Read the users of the listener. Returns: users, keys, and the timeout (0: none)."""
+    if not isinstance(value.value, dict):
+        found.wrong(value, f"Expected leafnode authorization to be a map/struct, got {go_type(value)}")
+        return (), (), 0
+    several: list[User] = []
+    timeout_ns = 0
+    for name, written, inner in found.fields(value, _AUTHORIZATION):
+        if name == "timeout":
+            timeout_ns = found.convert(kinds.duration_ns(1), written, inner) or 0
+        elif name == "proxy_required":
+            found.wrong(inner, f'"{written}" {_LATER} for the listener of leaf nodes')
+        elif name == "users":
+            rows = inner.value if isinstance(inner.value, list) else []
+            if not rows:
+                found.wrong(inner, f"Expected users field to be an array, got {go_value(inner)}")
+            several += [user for row in rows if isinstance(user := _read_user(row, found), User)]
+    single = _read_user(value, found) if {"user", "username", "nkey"} & set(map(str.lower, value.value)) else None
+    if single is not None and several:
+        found.wrong(value, "can not have a single user/pass and a users array")
+    users = (*several, *([single] if isinstance(single, User) else []))
+    return users, (single,) if isinstance(single, NkeyUser) else (), timeout_ns
+
+
+def _read_user(row: Value, found: Findings) -> User | NkeyUser | None:
+    """Read a user of the listener, who may have an account."""
+    if not isinstance(row.value, dict):
+        found.wrong(row, f"Expected user entry to be a map/struct, got {go_value(row)}")
+        return None
+    texts = {name: found.convert(kinds.text, written, inner, secret=name == "password") or ""
+             for name, written, inner in found.fields(row, _AUTHORIZATION)
+             if name in ("user", "password", "nkey", "account")}
+    account = texts.get("account") or DEFAULT_ACCOUNT
+    if nkey := texts.get("nkey"):
+        if is_public_key(nkey, USER):
+            return NkeyUser(nkey, account=account)
+        found.wrong(row, "Not a valid public nkey for a user")
+    elif texts.get("user"):
+        return User(texts["user"], texts.get("password", ""), account=account)
+    else:
+        found.wrong(row, "User entry requires a user")
+    return None
 
 
 def check_compression(written: str, value: Value, found: Findings) -> None:

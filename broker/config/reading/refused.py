@@ -14,13 +14,11 @@ LATER = "is not supported by this version of jetblock"
 ALONE = "needs other servers, and this version of jetblock runs alone"
 NOT_OURS = "is nothing that jetblock has"
 
-_NO_LISTENER = f"{LATER}: it connects to other servers as a leaf node, and accepts no leaf nodes"
+_NO_LISTENER = f"{LATER} for the listener of leaf nodes"
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys((f"leafnodes.{key}" for key in (
-        "listen", "host", "net", "port", "authorization", "tls", "advertise", "leafnode_advertise", "no_advertise",
-        "min_version", "minimum_version", "isolate_leafnode_interest", "isolate", "write_deadline", "write_timeout")),
-                    _NO_LISTENER),
+        "tls", "write_deadline", "write_timeout", "authorization.proxy_required")), _NO_LISTENER),
     **dict.fromkeys(("ocsp", "ocsp_cache", "tls.ocsp_peer", "websocket.tls.ocsp_peer"),
                     f"{LATER}: certificates are not checked by OCSP"),
     **{f"{section}.{key}": f"{NOT_OURS}: it takes certificates from files"

@@ -19,7 +19,7 @@ from collections.abc import Collection
 from typing import Any, Final, Protocol
 
 from broker.base.clock import Clock
-from broker.protocol.parser import Parser
+from broker.protocol.framing import Framing
 from broker.server.auth.login import VIOLATION, Authenticator, ConnectionFacts, Credentials, Login, Refusal, SlowCheck
 from broker.server.auth.proxies import NOT_TRUSTED, REQUIRED, TrustedProxies
 from broker.server.connection.connect_options import go_quoted
@@ -62,7 +62,9 @@ class LoginEntrance(Protocol):
 class Applicant(ConnectionFacts, Protocol):
     """A connection that logs in."""
 
-    parser: Parser
+    @property
+    def parser(self) -> Framing: ...
+
     options: dict[str, Any]
     """CONNECT's fields."""
     label: str

@@ -289,12 +289,10 @@ class LeafConnection(Connection):
         return self._nodes.identity(self)
 
     def hold(self) -> None:
-        """Hold the connection only during its login: JetStream refuses another server's messages instead."""
-        if self._handshake.pending:
-            super().hold()
+        """Do nothing: JetStream refuses another server's messages instead of holding them back."""
 
     def release(self) -> None:
-        """Undo a ``hold`` during the login."""
+        """See ``hold``."""
 
     def _stall(self, read_bytes: int) -> None:
         """Do nothing: another server is never slowed down for a slow receiver."""

@@ -15,6 +15,7 @@ from typing import Any, Final
 from broker.base.gotime import format_time
 from broker.server.accounts.account import Account
 from broker.server.connection.outbound import SLOW_BYTES
+from broker.server.leaf.accepted import AcceptedLeaf, LeafPort
 from broker.server.leaf.connection import LeafConnection
 from broker.server.leaf.interest import AccountInterest
 from broker.server.leaf.solicited import Remote, Server
@@ -35,14 +36,26 @@ class LeafNodes:
         self.connections: dict[int, LeafConnection] = {}
         """Connections in use, by their number."""
 
+        self._accepted: dict[LeafConnection, None] = {}
+        """Connections of other servers, also during their handshake."""
+
         self.slow_consumers = 0
         self.slow_by_bytes = 0
         self._interest: dict[str, tuple[AccountInterest, asyncio.Task[None] | None]] = {}
         self.remotes: list[Remote] = []
+        leafnodes = server.settings.leafnodes
+        self.port = LeafPort(leafnodes) if leafnodes.port is not None else None
+        """The port for other servers; None if there is none."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        """Connect the remotes. Return when each has informed its hub about all interest, or has failed once."""
+        """Listen, and connect the remotes.
+
+        Return when each remote has informed its hub about all interest, or has failed once. Raises: OSError if the port
+        cannot be bound.
+        """
+        if self.port is not None:
+            await self.port.start(self._accept)
         self.remotes = [Remote(remote, self._server, self) for remote in self._server.settings.leafnodes.remotes
                         if not remote.disabled]
         for remote in self.remotes:
@@ -55,13 +68,21 @@ class LeafNodes:
 
     async def stop(self) -> None:
         """Close all connections, and open no others."""
+        if self.port is not None:
+            self.port.stop_listening()
         tasks, self._tasks = self._tasks, set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         opening = [remote.connection for remote in self.remotes if remote.connection is not None]
-        for leaf in (*self.connections.values(), *opening):
+        for leaf in (*self.connections.values(), *opening, *self._accepted):
             leaf.close("Server Shutdown")
+
+    def _accept(self) -> AcceptedLeaf:
+        assert self.port is not None
+        leaf = AcceptedLeaf(self._server, self, self.port)
+        self._accepted[leaf] = None
+        return leaf
 
     def accounts_changed(self) -> None:
         """Inform the other servers about changed subject mappings."""
@@ -81,10 +102,19 @@ class LeafNodes:
         """Inform ``leaf``, whose handshake is complete, about all interest."""
         own = self._server.settings.jetstream.domain
         if leaf.cid not in self.connections:
+            self._close_duplicate(leaf)
             self.connections[leaf.cid] = leaf
             if leaf.remote_domain != own:
                 log.info('%s - JetStream using domains: local "%s", remote "%s"', leaf.label, own, leaf.remote_domain)
         self._run(self._inform(leaf), f"interest for {leaf.label}")
+
+    def _close_duplicate(self, leaf: LeafConnection) -> None:
+        """Close an older connection of the same server for the same accounts: it did not notice that it had ended."""
+        for other in list(self.connections.values()):
+            if (leaf.accepted and other.accepted and other.account is leaf.account
+                    and (other.remote_name, other.group, other.remote_account)
+                    == (leaf.remote_name, leaf.group, leaf.remote_account)):
+                other.fail("Duplicate Remote LeafNode Connection", "Duplicate Remote LeafNode Connection")
 
     async def _inform(self, leaf: LeafConnection) -> None:
         interest = self.interest_of(leaf.account)
@@ -101,6 +131,7 @@ class LeafNodes:
     def ended(self, leaf: LeafConnection) -> None:
         """Remove a connection that is closing."""
         self.connections.pop(leaf.cid, None)
+        self._accepted.pop(leaf, None)
         log.info("%s - Leafnode connection closed: %s%s", leaf.label, leaf.close_reason,
                  leaf.remote_name and f" - Remote: {leaf.remote_name}")
 

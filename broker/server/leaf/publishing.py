@@ -37,6 +37,8 @@ class LeafPublisher(Source, Protocol):
 
     router: Router
     closed: bool
+    registered: bool
+    """Flag: the handshake is complete."""
 
     @property
     def parser(self) -> Framing: ...
@@ -61,6 +63,8 @@ class LeafPublishing:
 
     def publish(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> bool:
         """Route ops[start:end], which are messages. Returns: False if ``resume`` must route the last ones."""
+        if not self._leaf.registered:
+            return True
         self._rest = ops, start, end
         return self.resume(now_ns)
 

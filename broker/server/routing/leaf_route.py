@@ -22,7 +22,7 @@ from broker.server.routing.inward import Inward
 from broker.server.routing.outward import Outward
 from broker.server.routing.route import Route
 from broker.server.routing.sublist import Match
-from broker.server.routing.subscription import Leaf, Source, Subscription
+from broker.server.routing.subscription import Leaf, Peer, Source, Subscription
 
 __all__ = ["LeafRoute", "reaches_leaf"]
 
@@ -95,18 +95,22 @@ class LeafRoute(Route):
             return [self._send_chosen(msg, silent, to) for msg in msgs]
         run = Run(msgs)
         count = 0
+        cluster = _cluster(silent)
         for leaf, queues in self._targets:
-            if leaf is not silent and not leaf.closed:
+            if leaf is not silent and leaf.group != cluster and not leaf.closed:
                 leaf.deliver_routed(run, queues, to)
                 count += 1
         return [count] * len(msgs)
 
-    def _send_chosen(self, msg: Msg, silent: object, to: bytes) -> int:
+    def _send_chosen(self, msg: Msg, silent: Peer | None, to: bytes) -> int:
         """Send one message to the leafs, after choosing one for each contested group. Returns: their number."""
+        cluster = _cluster(silent)
         chosen: dict[Leaf, list[bytes]] = {
-            leaf: list(queues) for leaf, queues in self._targets if leaf is not silent and not leaf.closed}
+            leaf: list(queues) for leaf, queues in self._targets
+            if leaf is not silent and leaf.group != cluster and not leaf.closed}
         for queue, group in self._contested:
-            members = [sub for sub in group if sub.leaf is not silent and sub.leaf is not None and not sub.leaf.closed]
+            members = [sub for sub in group if sub.leaf is not None and sub.leaf is not silent
+                       and sub.leaf.group != cluster and not sub.leaf.closed]
             if members:
                 leaf = self.rng.choices(members, [sub.weight for sub in members])[0].leaf
                 assert leaf is not None
@@ -114,3 +118,8 @@ class LeafRoute(Route):
         for leaf, queues in chosen.items():
             leaf.deliver_routed(Run([msg]), queues, to)
         return len(chosen)
+
+
+def _cluster(publisher: Peer | None) -> str | None:
+    """Return the cluster of a publishing leaf, whose servers exchange messages themselves; None for a client."""
+    return getattr(publisher, "group", None)

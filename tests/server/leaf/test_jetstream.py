@@ -14,7 +14,7 @@ from tests.server.leaf.servers import connect, crossed, pair
 
 pytestmark = pytest.mark.shows("cluster.leaf_domain")
 
-COMBINATIONS = [("nats-server", "nats-server"), ("nats-server", "jetblock")]
+COMBINATIONS = [("nats-server", "nats-server"), ("nats-server", "jetblock"), ("jetblock", "nats-server")]
 
 
 @pytest.mark.parametrize(("hub", "spoke"), COMBINATIONS)

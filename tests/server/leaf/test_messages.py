@@ -14,7 +14,8 @@ from tests.server.leaf.servers import connect, crossed, pair
 
 pytestmark = pytest.mark.shows("cluster.leaf_spoke")
 
-COMBINATIONS = [("nats-server", "nats-server"), ("nats-server", "jetblock")]
+COMBINATIONS = [("nats-server", "nats-server"), ("nats-server", "jetblock"), ("jetblock", "nats-server"),
+                ("jetblock", "jetblock")]
 
 
 @pytest.mark.parametrize(("hub", "spoke"), COMBINATIONS)

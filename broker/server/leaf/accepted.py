@@ -1,0 +1,292 @@
+"""Connections of other servers to this one, which is their hub, and the port on which they arrive.
+
+    INFO ──> CONNECT ──> login, as a client's ──> second INFO, with permissions ──> LS+ of all interest ──> in use
+
+Owns: the listening socket, the hub's side of the handshake, duplicates. Does not own: the connection in use
+(``connection``), the check of credentials (auth).
+
+Source: nats-server, server/leafnode.go (createLeafNode, processLeafNodeConnect), server/auth.go (isLeafNodeAuthorized).
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Any, Final
+
+from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
+from broker.access.accounts import NO_LIMIT, Permissions, SubjectPermission
+from broker.base.listen_socket import Bound, Listener
+from broker.config.settings import AuthSettings, LeafSettings, Settings
+from broker.protocol import encoder
+from broker.server.auth.authenticator import AuthenticatorChain
+from broker.server.auth.login import Login, Refusal
+from broker.server.connection.connect_options import go_quoted, read_connect
+from broker.server.connection.handshake import EVERYBODY, Handshake
+from broker.server.leaf.connection import (
+    LeafConnection,
+    LeafNodes,
+    Passage,
+    domain_denials,
+    jetstream_denials,
+    with_denials,
+)
+from broker.server.leaf.solicited import Server, decoded
+
+__all__ = ["AcceptedLeaf", "LeafPort"]
+
+log = logging.getLogger(__name__)
+
+_BACKLOG: Final = 256
+_NONCE_BYTES: Final = 11
+
+
+class LeafPort:
+    """The port for other servers (``Entrance``). ``port`` is the actual number once it is bound."""
+
+    connection_type = "LEAFNODE"
+    client_type = "leafnode"
+    id_label = "lid"
+    proxies = None
+
+    def __init__(self, settings: LeafSettings) -> None:
+        self.settings = settings
+        self.port = settings.port or 0
+        self.authenticator: AuthenticatorChain | None = None
+        self.ping_interval_ns = 0
+        self.auth_timeout_ns = 0
+        self._bound: Bound | None = None
+        self._listener: Listener | None = None
+
+    def prepare(self, settings: Settings,
+                chain_of: Callable[[AuthSettings, bool], AuthenticatorChain | None]) -> Callable[[], None]:
+        """Prepare for new settings, as the client port does."""
+        own, auth = settings.leafnodes, settings.auth
+        if own.users or own.nkeys:
+            auth = auth.replace(user="", password="", token="", no_auth_user="", users=own.users, nkeys=own.nkeys)
+        authenticator = chain_of(auth, False)
+
+        def apply() -> None:
+            self.authenticator = authenticator
+            self.ping_interval_ns = settings.clients.ping_interval_ns
+            self.auth_timeout_ns = own.auth_timeout_ns
+
+        return apply
+
+    def describe(self, info: dict[str, Any]) -> None:
+        """Do nothing: INFO for other servers is made here."""
+
+    @property
+    def address(self) -> str:
+        """The address that other servers may also connect to."""
+        host = self.settings.host
+        return self.settings.advertise or f"{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    async def bind(self) -> None:
+        """Bind the port. Raises: OSError if it is not available."""
+        if self._bound is None and self._listener is None:
+            self._bound = await Bound.at(self.settings.host, max(self.port, 0))
+
+    def unbind(self) -> None:
+        """Release the port if it is bound and not listened on yet."""
+        if self._bound is not None:
+            self._bound.close()
+            self._bound = None
+
+    async def start(self, accept: Callable[[], AcceptedLeaf]) -> None:
+        """Listen. Raises: OSError."""
+        await self.bind()
+        assert self._bound is not None
+        bound, self._bound = self._bound, None
+        self.port = bound.port
+        self._listener = Listener(bound, _BACKLOG, accept, "Leafnode")
+        log.info("Listening for leafnode connections on %s:%d", self.settings.host, self.port)
+
+    def stop_listening(self) -> None:
+        """Accept no more connections."""
+        self.unbind()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+class AcceptedLeaf(LeafConnection):
+    """The connection of a spoke to this server."""
+
+    accepted = True
+    entrance: LeafPort
+
+    def __init__(self, server: Server, nodes: LeafNodes, port: LeafPort) -> None:
+        super().__init__(server, nodes, port)
+        self._port = port
+        self._server = server
+        self.login: Login = EVERYBODY
+        self.options: dict[str, Any] = {}
+        self.nonce = base64.urlsafe_b64encode(secrets.token_bytes(_NONCE_BYTES)).rstrip(b"=")
+        self.isolated = server.settings.leafnodes.isolate_leafnode_interest
+        self._login_holds = 0
+        self._connect: dict[str, Any] | None = None
+        """The fields of CONNECT; None before it."""
+
+        self._handshake: Handshake = Handshake(server, port, self)
+
+    # Opening and closing
+
+    def greet(self) -> None:
+        """Send the first INFO."""
+        info = self._info()
+        self.send_line(encoder.info({**info, "nonce": self.nonce.decode()}))
+        self._outbound.flush()
+        log.info("%s - Leafnode connection created", self.label)
+
+    def begin(self) -> None:
+        """Start the timeout of the login."""
+        self._handshake.set_timer()
+        super().begin()
+
+    def _leave(self) -> None:
+        self._handshake.close()
+        super()._leave()
+
+    def _break_cycles(self) -> None:
+        super()._break_cycles()
+        self._handshake.forget_connection()
+
+    def _info(self) -> dict[str, Any]:
+        server, settings = self._server, self.server.settings
+        info: dict[str, Any] = {
+            "server_id": server.server_id, "server_name": server.server_name, "version": NATS_SERVER_VERSION,
+            "proto": 2, "host": self._port.settings.host, "port": self._port.port,
+            "headers": not settings.clients.no_header_support, "auth_required": True,
+            "max_payload": settings.clients.max_payload, "jetstream": settings.jetstream.enabled,
+            "client_id": self.cid, "domain": settings.jetstream.domain,
+            # As nats-server: a server without a cluster has its own name as one where it solicits, too.
+            "cluster": server.server_name if settings.leafnodes.remotes else "", "api_lvl": JETSTREAM_API_LEVEL,
+            "info_on_connect": True}
+        shown = {name: value for name, value in info.items() if value not in ("", False)}
+        return {**shown, "leafnode_urls": [] if self._port.settings.no_advertise else [self._port.address]}
+
+    # Login (Applicant of the handshake)
+
+    def hold(self) -> None:
+        """Hold the connection during its login only: JetStream refuses another server's messages instead."""
+        if self._handshake.checking:
+            self._login_holds += 1
+            self._reading.hold()
+
+    def release(self) -> None:
+        """Undo a ``hold`` during the login."""
+        if self._login_holds:
+            self._login_holds -= 1
+            self._reading.release()
+
+    def serve_early(self, early: bytes) -> None:
+        """Serve the bytes that arrived after CONNECT while its login was checked."""
+        self._reading.receive_first(early)
+
+    def close_refused(self, refusal: Refusal) -> None:
+        """Close after a refused login, with an error that does not give the cause."""
+        self.fail("Authorization Violation", refusal.reason)
+
+    def _receive_info(self, arg: bytes) -> None:
+        """Ignore the INFO of a spoke, which has nothing that this server needs."""
+
+    def _receive_connect(self, arg: bytes) -> None:
+        fields, known = decoded(arg), read_connect(arg)
+        if fields is None or known is None or self.registered:
+            self.fail(None, "Protocol Violation")
+        elif fields.get("lang"):
+            self.fail("attempted to connect to leaf node port", "Wrong Port")
+        elif fields.get("gateway"):
+            self.fail(f"Rejecting connection from gateway {go_quoted(str(fields['gateway']))} on the leafnode port",
+                      "Wrong Gateway")
+        else:
+            self._connect = fields
+            self.options.update(known)
+            self._handshake.connect(self.options)
+
+    def finish_connect(self, login: Login) -> None:
+        """Finish CONNECT after its credentials were accepted."""
+        fields = self._connect or {}
+        least = self.server.settings.leafnodes.min_version
+        if least and _version(fields.get("version")) < _version(least):
+            self.send_line(encoder.info({**self._info(), "connect_info": True}))
+            self.fail(f'connection rejected since minimum version required is "{least}"', "Minimum Version Required")
+            return
+        own_cluster = self._info().get("cluster")
+        if own_cluster and fields.get("cluster") == own_cluster:
+            self.fail("remote leafnode has same cluster name", "Cluster Name Conflict")
+            return
+        if not self.become_user(login):
+            return
+        self.remote_name = _text(fields, "name") or _text(fields, "server_id")
+        self.remote_account, self.remote_domain = _text(fields, "remote_account"), _text(fields, "domain")
+        self.group = _text(fields, "cluster")
+        self.isolated = self.isolated or bool(fields.get("isolate"))
+        self.parser.headers = bool(fields.get("headers")) and not self.server.settings.clients.no_header_support
+        permissions = login.rules.permissions if login.rules is not None else Permissions()
+        info = {**self._info(), "connect_info": True, "remote_account": self.account.name}
+        shown = {"import": permissions.subscribe, "export": permissions.publish}
+        info |= {name: _shown(one) for name, one in shown.items() if one != SubjectPermission()}
+        if self.account.is_system:
+            info["acc_is_sys"] = True
+        self.send_line(encoder.info(info))
+        denied = (*jetstream_denials(self.account), *domain_denials(self.server.settings.jetstream.domain),
+                  *(one for one in fields.get("deny_pub") or () if isinstance(one, str)))
+        receives = permissions.publish if permissions.publish != SubjectPermission() else None
+        self.register(Passage(with_denials(permissions.subscribe, denied), None, receives))
+
+    def become_user(self, login: Login) -> bool:
+        """Take the account and user of ``login``. Returns: False if the connection was closed instead."""
+        account = self.server.accounts.get(login.account)
+        if account is None:
+            log.error("%s - Problem registering with account %s", self.label, go_quoted(login.account))
+            self.fail("Failed Account Registration", "Authentication Failure")
+            return False
+        most = account.settings.max_leafnodes
+        if most != NO_LIMIT and len(account.leafs) >= most:
+            log.error("%s - maximum account active connections exceeded", self.label)
+            self.fail("maximum account active connections exceeded", "Maximum Account Connections Exceeded")
+            return False
+        self.account, self.router, self.login = account, account.router, login
+        return True
+
+    def update_login(self, login: Login) -> None:
+        """Do nothing: changed permissions apply to the next connection."""
+
+    # In use
+
+    def _refuse_interest(self, subject: bytes) -> None:
+        """Close: the spoke knows from INFO what it may not receive."""
+        self._refuse(f"Permissions Violation for Subscription to {_quoted(subject)}")
+
+    def refuse_publish(self, subject: bytes) -> None:
+        """Close: the spoke knows from INFO what it may not send."""
+        self._refuse(f"Permissions Violation for Publish to {_quoted(subject)}")
+
+    def _refuse(self, text: str) -> None:
+        log.error("%s - %s", self.label, text)
+        self.fail(text, "Permissions Violation")
+
+
+def _shown(permission: SubjectPermission) -> dict[str, list[str]]:
+    """Return a permission in INFO's form."""
+    parts = {"allow": list(permission.allow or ()), "deny": list(permission.deny)}
+    return {name: subjects for name, subjects in parts.items() if subjects}
+
+
+def _text(fields: dict[str, Any], name: str) -> str:
+    value = fields.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _quoted(subject: bytes) -> str:
+    return go_quoted(subject.decode("utf-8", "surrogateescape"))
+
+
+def _version(text: object) -> tuple[int, ...]:
+    """Return a version's numbers; none for anything that is no version."""
+    words = str(text or "").removeprefix("v").partition("-")[0].split(".")
+    return tuple(map(int, words)) if all(word.isdigit() for word in words) else ()
