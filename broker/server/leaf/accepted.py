@@ -199,9 +199,6 @@ class AcceptedLeaf(LeafConnection):
             self.fail(None, "Protocol Violation")
         elif fields.get("lang"):
             self.fail("attempted to connect to leaf node port", "Wrong Port")
-        elif fields.get("gateway"):
-            self.fail(f"Rejecting connection from gateway {go_quoted(str(fields['gateway']))} on the leafnode port",
-                      "Wrong Gateway")
         else:
             self._connect = fields
             self.options.update(known)
@@ -210,6 +207,10 @@ class AcceptedLeaf(LeafConnection):
     def finish_connect(self, login: Login) -> None:
         """Finish CONNECT after its credentials were accepted."""
         fields = self._connect or {}
+        if fields.get("gateway"):
+            self.fail(f"Rejecting connection from gateway {go_quoted(str(fields['gateway']))} on the leafnode port",
+                      "Wrong Gateway")
+            return
         least = self.server.settings.leafnodes.min_version
         if least and _version(fields.get("version")) < _version(least):
             self.send_line(encoder.info({**self._info(), "connect_info": True}))

@@ -60,22 +60,25 @@ async def pair(tmp_path: Path, hub: str, spoke: str, *, hub_settings: str = "", 
 
 
 async def crossed(receiver: Client, sender: Client) -> None:
-    """Wait until the server of ``sender`` knows all interest of ``receiver``, because it knows a later one."""
-    subject = f"probe.{next(_PROBES)}"
+    """Wait until the server of ``sender`` knows all interest of ``receiver``, because it knows a later one.
 
+    A new connection sends existing interest in no order, so a second one follows the first.
+    """
     async def answer(msg: Msg) -> None:
         await msg.respond(b"")
 
-    sub = await receiver.subscribe(subject, cb=answer)
-    await receiver.flush()
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                await sender.request(subject, timeout=10)
-                break
-            except NoRespondersError:
-                await asyncio.sleep(0.005)
-    await sub.unsubscribe()
+    for _ in range(2):
+        subject = f"probe.{next(_PROBES)}"
+        sub = await receiver.subscribe(subject, cb=answer)
+        await receiver.flush()
+        async with asyncio.timeout(30):
+            while True:
+                try:
+                    await sender.request(subject, timeout=10)
+                    break
+                except NoRespondersError:
+                    await asyncio.sleep(0.005)
+        await sub.unsubscribe()
 
 
 async def connect(server: ServerProcess, user: str = "") -> Client:
