@@ -259,8 +259,10 @@ async def test_logins_of_a_real_spoke(tmp_path: Path, way: str) -> None:
 async def test_a_real_spoke_reconnects(tmp_path: Path) -> None:
     """After jetblock as the hub was killed, a real spoke joins again, and streams are reached again."""
     async with pair(tmp_path, "jetblock", "nats-server") as servers:
-        there = await connect(servers.spoke)
+        here, there = await connect(servers.hub), await connect(servers.spoke)
+        await crossed(here, there)
         await there.jetstream(domain="hub", timeout=10).add_stream(name="S", subjects=["s"])
+        await here.close()
         await servers.hub.restart()
         here = await connect(servers.hub)
         await crossed(here, there)

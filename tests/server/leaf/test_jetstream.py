@@ -21,8 +21,10 @@ COMBINATIONS = [("nats-server", "nats-server"), ("nats-server", "jetblock"), ("j
 async def test_streams_of_the_other_domain(tmp_path: Path, hub: str, spoke: str) -> None:
     """A stock client creates a stream, publishes, pulls, gets pushes, and reads in order, by the other's domain."""
     async with pair(tmp_path, hub, spoke) as servers:
-        for domain, here in (("bucket", servers.hub), ("hub", servers.spoke)):
-            client = await connect(here)
+        ends = await connect(servers.hub), await connect(servers.spoke)
+        await crossed(*ends)
+        await crossed(*ends[::-1])
+        for domain, client in zip(("bucket", "hub"), ends, strict=True):
             js = client.jetstream(domain=domain, timeout=10)
             name = f"ORDERS-{domain}"
             await js.add_stream(name=name, subjects=[f"{domain}.*"])
@@ -63,6 +65,7 @@ async def test_key_value_and_objects(tmp_path: Path, hub: str, spoke: str) -> No
     """A bucket of the other domain is written by ``$JS.<domain>.API.$KV``, and an object store by its own subjects."""
     async with pair(tmp_path, hub, spoke) as servers:
         there, here = await connect(servers.spoke), await connect(servers.hub)
+        await crossed(there, here)
         own = await there.jetstream().create_key_value(bucket="settings")
         await own.put("a", b"1")
         ack = json.loads((await here.request("$JS.bucket.API.$KV.settings.b", b"2", timeout=10)).data)
