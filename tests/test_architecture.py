@@ -150,8 +150,8 @@ MAY: dict[str, set[str]] = {
         "access", "base", "config.settings", "protocol", "server.accounts", "server.auth", "server.routing"},
     "server.listeners": {"base", "config.settings", "server.auth", "server.connection"},
     "server.leaf": {
-        "access", "base", "config.leafnodes", "config.settings", "protocol", "server.accounts", "server.auth", "server.connection",
-        "server.routing", "version"},
+        "access", "base", "config.leafnodes", "config.settings", "protocol", "server.accounts", "server.auth",
+        "server.connection", "server.routing", "version"},
     "server.system": {
         "access", "base", "config.settings", "protocol", "server.accounts", "server.connection", "server.routing",
         "server.sharing"},
