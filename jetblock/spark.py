@@ -1,9 +1,10 @@
 """Helpers and jobs for a Spark session; docs/SPARK.md explains them. This module imports neither Spark nor the
 server."""
 
+from broker.pipeline.jobs.audit import Audited, audit
 from broker.pipeline.jobs.export import Exported, export
 from broker.pipeline.spark.functions import header, headers_list, headers_map, subject_matches, subject_token
 from broker.pipeline.spark.session import builder_conf, explain_read, read, read_stream, register
 
-__all__ = ["Exported", "builder_conf", "explain_read", "export", "header", "headers_list", "headers_map", "read",
-           "read_stream", "register", "subject_matches", "subject_token"]
+__all__ = ["Audited", "Exported", "audit", "builder_conf", "explain_read", "export", "header", "headers_list",
+           "headers_map", "read", "read_stream", "register", "subject_matches", "subject_token"]

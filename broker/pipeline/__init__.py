@@ -10,7 +10,7 @@ replay it uses (``jetblock pipeline zip`` packs them into one file), msgpack, zs
     write    Arrow batches to staged runs, and their adoption
     store    the object client
     spark    what Spark calls: source, readers, session helpers, SQL functions
-    jobs     work on Spark with its own command: export
+    jobs     work on Spark with its own command: export, audit
 
 The first three run without Spark.
 """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from broker.base.output import count, outline
+from broker.base.output import count, outline, size
 from broker.base.progress import Progress
 from broker.pipeline.errors import PipelineError
 
@@ -52,8 +52,6 @@ def add_jobs(commands: Any) -> None:
         parser.add_argument("stream", metavar="STREAM")
         job.add_arguments(parser)
         parser.add_argument("--account", default="$G", help="account of the stream (default $G)")
-        parser.add_argument("--subjects", metavar="PATTERNS", default="",
-                            help="NATS subjects, separated by commas: orders.*.created,alarm.>")
         parser.add_argument("--master", default="local[*]", help="Spark's master (default local[*])")
         parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", type=_setting,
                             help="a setting of Spark; may be given several times")
@@ -95,6 +93,8 @@ def _setting(text: str) -> tuple[str, str]:
 
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("to", metavar="TARGET", help="directory or URL; with --format iceberg, a table")
+    parser.add_argument("--subjects", metavar="PATTERNS", default="",
+                        help="NATS subjects, separated by commas: orders.*.created,alarm.>")
     parser.add_argument("--format", default="parquet", help="parquet (default), delta or iceberg")
     parser.add_argument("--partitionBy", default="day", metavar="COLUMNS",
                         help="day (default) and token1, token2, … of the subject, separated by commas; '' for none")
@@ -127,8 +127,33 @@ def _of_export(done: Any) -> dict[str, Any]:
             if done.next_seq else "begins where the last one ended: there was nothing new"}
 
 
+def _add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("to", metavar="TARGET", help="directory or URL for the tables")
+    parser.add_argument("--page", metavar="FILE", help="the page, a local file (default TARGET/audit.html)")
+
+
+def _audit(spark: SparkSession, options: argparse.Namespace, progress: Progress) -> Result:
+    from broker.pipeline.jobs.audit import audit
+
+    return audit(spark, store=options.store, stream=options.stream, to=options.to, account=options.account,
+                 page=options.page, report=lambda done, of: progress.show("steps", done, of))
+
+
+def _of_audit(done: Any) -> dict[str, Any]:
+    return {"messages": f"{count(done.messages)}, payloads {size(done.bytes)}",
+            "sequences": f"{done.first_seq} to {done.last_seq}" if done.messages else "-",
+            "missing": f"{count(done.missing)} sequences in {count(done.gaps)} gaps",
+            "repeated message IDs": count(done.duplicate_ids),
+            "clock steps": f"{count(done.clock_steps)}, the longest {done.held_ns / 1e9:.3f} s",
+            "tables": done.target, "page": done.page}
+
+
 _JOBS = (
     Job("export", "copy a stream to Parquet, Delta or Iceberg",
         "Copy the messages of a stream that earlier runs did not copy to Parquet, Delta or Iceberg, each exactly once.",
         _add_export, _export, _of_export),
+    Job("audit", "find gaps, repeated message IDs and clock steps of a stream",
+        "Find gaps, repeated message IDs and clock steps of a stream, and count messages by size and time: as Parquet "
+        "tables and as one HTML page.",
+        _add_audit, _audit, _of_audit),
 )

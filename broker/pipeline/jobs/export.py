@@ -88,7 +88,7 @@ def export(spark: SparkSession, *, store: str, stream: str, to: str, format: str
         recorded = place.recorded(spark)
         if recorded is None:
             if format == "parquet":
-                _check_unused(spark, rows_at)
+                Target(to).check_unused(spark, f"{_BATCH}=*")
             if payload == "json" and fields is None:
                 fields = inferred_schema(spark, spark.read.format("jetblock").options(**selected)
                                          .schema("data BINARY").load())
@@ -136,20 +136,6 @@ def _partition_value(name: str) -> Column:
         # Not to_date(ts), which depends on the session's time zone.
         return F.expr("date_from_unix_date(CAST(floor(unix_micros(ts) / 86400000000D) AS INT))")
     return F.try_element_at(F.split("subject", "[.]", -1), F.lit(int(name.removeprefix(_TOKEN))))
-
-
-def _check_unused(spark: SparkSession, url: str) -> None:
-    """Raises: BadOption if the target has batches that no record explains: this run would overwrite some of them."""
-    from pyspark.errors import AnalysisException
-
-    try:
-        spark.read.format("binaryFile").load(f"{url}/{_BATCH}=*")
-    except AnalysisException as error:
-        if error.getCondition() == "PATH_NOT_FOUND":
-            return
-        raise
-    raise BadOption(f"{url} has batches of an export whose folder _jetblock is gone: empty it, or choose another "
-                    "target")
 
 
 def _schema_of(recorded: str) -> StructType:

@@ -79,6 +79,22 @@ class Target:
         # A run that was killed before it recorded them leaves a folder without rows.
         return dict(json.loads(rows[0][0])) if rows else None
 
+    def check_unused(self, spark: SparkSession, names: str) -> None:
+        """Check that a target without a record has no files that the job would overwrite. Raises: BadOption.
+
+        Args: names is a pattern of the names that the job writes.
+        """
+        from pyspark.errors import AnalysisException
+
+        try:
+            spark.read.format("binaryFile").load(f"{self.url}/{names}")
+        except AnalysisException as error:
+            if error.getCondition() == "PATH_NOT_FOUND":
+                return
+            raise
+        raise BadOption(f"{self.url} has files that this job would overwrite, and no folder _jetblock that explains "
+                        "them: empty it, or choose another target")
+
     def agree(self, spark: SparkSession, recorded: Mapping[str, Any] | None, options: Mapping[str, Any]
               ) -> Mapping[str, Any]:
         """Return the options of the first run; record ``options`` if this is the first one.

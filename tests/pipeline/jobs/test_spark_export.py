@@ -163,7 +163,7 @@ async def test_refusals(spark: Any, orders: Orders, tmp_path: Path) -> None:
     with pytest.raises(BadOption, match="was begun with partition_by=day, not token2"):
         run(partition_by="token2")
     shutil.rmtree(target / "_jetblock")
-    with pytest.raises(BadOption, match="_jetblock is gone"):
+    with pytest.raises(BadOption, match="no folder _jetblock that explains"):
         run()
     assert rows_of(target) == before
 

@@ -1,0 +1,132 @@
+"""The job ``audit``: its tables and its page tell what a stream has, and what it lacks."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from broker.pipeline.errors import BadOption, PipelineError
+from broker.pipeline.jobs import audit as audit_module
+from broker.pipeline.jobs.target import Target
+from broker.storage.objectstore.file import FileStore
+from jetblock.spark import audit
+from tests.pipeline.stores import T0, Owner
+
+SECOND_NS = 10**9
+
+
+def with_id(name: str) -> bytes:
+    return f"NATS/1.0\r\nNats-Msg-Id: {name}\r\n\r\n".encode()
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> str:
+    """A store with the stream S, which has each kind of finding, and the empty stream E.
+
+    Sequences: 1-10, 14-17, 18 with the time of 17, 30, and 31 to 33 whose last one is removed.
+    """
+    (tmp_path / "store").mkdir()
+    store = FileStore(tmp_path / "store")
+    owner = Owner(store)
+    await owner.start()
+    await owner.make("E")
+    stream = await owner.make("S")
+    stream.append([(b"S.x", with_id("a") if n in (0, 5) else b"", b"." * n) for n in range(10)], after_ns=SECOND_NS)
+    await owner.log.persisted()
+    stream.append([(b"S.x", with_id("<b>"), b"four"), (b"S.y", b"", b"x" * 1000)] * 2, gap=3, after_ns=SECOND_NS)
+    await owner.log.persisted()
+    stream.append([(b"S.x", with_id("a"), b"8 bytes.")], after_ns=0)
+    await owner.log.persisted()
+    stream.append([(b"S.x", b"", b"")], gap=11, after_ns=3600 * SECOND_NS)
+    stream.append([(b"S.x", b"", b"end")] * 3, after_ns=0)
+    await owner.log.persisted()
+    stream.remove(33, 33)
+    await owner.log.persisted()
+    await owner.stop()
+    await store.close()
+    return f"file://{tmp_path}/store"
+
+
+def rows(spark: Any, target: Path, table: str, *columns: str, order: str) -> list[tuple[Any, ...]]:
+    found = spark.read.parquet(str(target / table)).orderBy(order).select(*columns).collect()
+    return [tuple(row) for row in found]
+
+
+async def test_the_tables(spark: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each table has all findings, also those at the borders of what one task compares; a second run replaces them."""
+    monkeypatch.setattr(audit_module, "_CHUNK", 6)
+    target = tmp_path / "out"
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    for _ in range(2):
+        done = audit(spark, store=url, stream="S", to=str(target))
+    assert spark.conf.get("spark.sql.session.timeZone") == zone
+    assert (done.messages, done.bytes, done.first_seq, done.last_seq) == (18, 45 + 2008 + 8 + 6, 1, 32)
+    assert (done.gaps, done.missing, done.duplicate_ids, done.clock_steps) == (3, 15, 2, 1)
+    assert rows(spark, target, "gaps", "first_seq", "last_seq", "missing", order="first_seq") == [
+        (11, 13, 3), (19, 29, 11), (33, 33, 1)]
+    assert rows(spark, target, "duplicates", "msg_id", "messages", "first_seq", "last_seq", "closest_ns",
+                order="msg_id") == [("<b>", 2, 14, 16, 0), ("a", 3, 1, 18, 0)]
+    assert rows(spark, target, "clock_steps", "first_seq", "last_seq", "messages", "held_ns", order="first_seq") == [
+        (14, 18, 5, 3600 * SECOND_NS)]
+    assert done.held_ns == 3600 * SECOND_NS
+    assert rows(spark, target, "sizes", "from_bytes", "to_bytes", "messages", "bytes", order="from_bytes") == [
+        (0, 1, 2, 0), (1, 2, 1, 1), (2, 4, 4, 11), (4, 8, 6, 30), (8, 16, 3, 25), (512, 1024, 2, 2000)]
+    by_time = [(row.at, row.seconds, row.messages) for row in spark.read.parquet(str(target / "rates"))
+               .selectExpr("unix_seconds(from_time) at", "*").orderBy("at").collect()]
+    start = T0 // SECOND_NS // 60 * 60
+    assert sum(messages for *_, messages in by_time) == 18
+    assert {seconds for _, seconds, _ in by_time} == {60}
+    assert by_time[0][0] in (start, start + 60)
+    assert by_time[-1][0] - by_time[0][0] >= 3540
+
+
+class _Page(HTMLParser):
+    """Counts elements, and collects the addresses of everything that a browser would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
+async def test_the_page(spark: Any, url: str, tmp_path: Path) -> None:
+    """The page has a bar for each row of both histograms, escapes what comes from messages, and loads nothing."""
+    done = audit(spark, store=url, stream="S", to=str(tmp_path / "out"))
+    text = (tmp_path / "out" / "audit.html").read_text("utf-8")
+    assert done.page == f"{tmp_path}/out/audit.html"
+    page = _Page()
+    page.feed(text)
+    bars = sum(spark.read.parquet(f"{tmp_path}/out/{table}").count() for table in ("sizes", "rates"))
+    assert page.counts["svg"] == 2
+    assert page.counts["rect"] == bars
+    assert (page.counts.get("script", 0), page.counts.get("b", 0), page.loads) == (0, 0, [])
+    assert "&lt;b&gt;" in text
+    assert re.search("missing sequences</th><td>15 in 3 gaps<", text)
+    elsewhere = tmp_path / "page.html"
+    empty = audit(spark, store=url, stream="E", to=str(tmp_path / "empty"), page=str(elsewhere))
+    assert (empty.messages, empty.gaps, empty.first_seq) == (0, 0, None)
+    assert "There are no messages." in elsewhere.read_text("utf-8")
+
+
+async def test_refusals(spark: Any, url: str, tmp_path: Path) -> None:
+    """Each refusal names the reason and overwrites nothing."""
+    target = tmp_path / "out"
+    with pytest.raises(BadOption, match="names 2 streams"):
+        audit(spark, store=url, stream="*", to=str(target))
+    with pytest.raises(BadOption, match="the page is a local file"):
+        audit(spark, store=url, stream="S", to="s3a://bucket/out")
+    with Target(str(target)).locked(), pytest.raises(PipelineError, match="another job writes there now"):
+        audit(spark, store=url, stream="S", to=str(target))
+    (target / "gaps").mkdir()
+    (target / "gaps" / "mine").write_text("kept")
+    with pytest.raises(BadOption, match="files that this job would overwrite"):
+        audit(spark, store=url, stream="S", to=str(target))
+    assert (target / "gaps" / "mine").read_text() == "kept"
