@@ -239,8 +239,9 @@ def _times_in_micros(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, value in kept.items():
-            spark.conf.set(name, value)
+        for name, before in kept.items():
+            if before is not None:
+                spark.conf.set(name, before)
 
 
 def _write(path: Path, text: str) -> None:
