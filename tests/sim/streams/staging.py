@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.inbox.inbox import InboxSettings
 from broker.storage.format.header import ObjectKind
+from broker.storage.format.request import Version
 from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, parse
-from broker.storage.staging.answers import GRANTED, Answer, answer_in
+from broker.storage.staging.answers import GRANTED, WRITER, Answer, LastVersion, answer_in
 from broker.storage.staging.writer import RunWriter
 from broker.storage.state.stream import StreamState
 from tests.sim.streams.record import Lost, Publish, StreamRecord
@@ -38,9 +39,11 @@ NOT_NOW = frozenset((10008, 10167, 10194))
 class _Staged:
     """A request and its messages."""
 
-    def __init__(self, record: StreamRecord, rows: list[Publish]) -> None:
+    def __init__(self, record: StreamRecord, rows: list[Publish], version: Version | None) -> None:
         self.record = record
         self.rows = rows
+        self.version = version
+        """The version, if the request has a writer: each stream has one."""
         self.asked = False
         """True if its request was put."""
         self.answer: Answer | None = None
@@ -72,7 +75,10 @@ class Staging:
             rows.append(row)
         runs = writer.finish()
         request_id = world.next_number()
-        self._staged[request_id] = _Staged(record, rows)
+        version = Version("writer", request_id) if rng.random() < 0.5 else None
+        if version is not None:
+            request_id = version.request_id(record.stream_id)
+        self._staged[request_id] = _Staged(record, rows, version)
         if rng.random() < 0.1:
             del runs[rng.randrange(len(runs))]
         for run in runs:
@@ -82,11 +88,13 @@ class Staging:
             for row in rows:
                 row.refused = True
             return
-        asked = writer.request(request_id, 0)
+        asked = writer.request(version or request_id, 0)
         _now(self._store.put(asked.key, asked.data))
         self._staged[request_id].asked = True
         for _ in range(rng.choice((0, 1, 1, 1, 2))):
-            requests.request(f"JETBLOCK.ADOPT.{record.name}", {"request": f"{request_id:016x}"},
+            named = ({"request": f"{request_id:016x}"} if version is None else
+                     {"writer": version.writer, "version": version.number})
+            requests.request(f"JETBLOCK.ADOPT.{record.name}", named,
                              lambda answer: self._answered(request_id, answer, requests))
 
     def _answered(self, request_id: int, answer: dict[str, Any], requests: Requests) -> None:
@@ -103,6 +111,10 @@ class Staging:
                     raise Lost(f"{record}: request {request_id:016x}, which was granted, is refused: {answer['error']}")
                 for row in staged.rows:
                     row.refused = True
+            return
+        if "already" in answer:
+            if staged.version is None or answer["already"] <= staged.version.number:
+                raise Lost(f"{record}: request {request_id:016x} is answered {answer}")
             return
         answer_seen = Answer(request_id, GRANTED, 0, answer["first_seq"], answer["last_seq"], answer["messages"],
                       answer["duplicates"])
@@ -130,7 +142,7 @@ class Staging:
         for request_id, staged in self._staged.items():
             if staged.record.stream_id != stream.stream_id:
                 continue
-            answer = answer_in(stream.extra, request_id)
+            answer = self._answer_of(stream, request_id, staged, seqs)
             granted = answer is not None and answer.state == GRANTED
             if granted:
                 assert answer is not None
@@ -143,6 +155,21 @@ class Staging:
                     raise Lost(f"{staged.record}: {row.payload!r} of request {request_id:016x} is at {seq}, its answer "
                                f"is {answer}")
 
+    def _answer_of(self, stream: StreamState, request_id: int, staged: _Staged, seqs: dict[bytes, int]
+                   ) -> Answer | None:
+        """Return the answer to a request, from the store. A stream keeps the last one of a writer only: an earlier one
+        follows from the place of the first message that is there."""
+        last = _last_version(stream)
+        if staged.version is None or last is None or staged.version.number > last.number:
+            return answer_in(stream.extra, request_id)
+        if staged.version.number == last.number:
+            return last.answer
+        there = [(seqs[row.payload], at) for at, row in enumerate(staged.rows) if row.payload in seqs]
+        if staged.answer is not None or not there:
+            return staged.answer
+        first_seq = there[0][0] - there[0][1]
+        return Answer(request_id, GRANTED, 0, first_seq, first_seq + len(staged.rows) - 1, len(staged.rows))
+
     async def check_end(self) -> None:
         """Wait until every request is answered and gone, and, where idle time costs nothing, every run that no stream
         has. Raises: Lost."""
@@ -153,6 +180,9 @@ class Staging:
             for stream in process.shard.state.streams.values() if process.serving and process.shard is not None else ():
                 for request_id, staged in self._staged.items():
                     own = staged.asked and staged.record.stream_id == stream.stream_id
+                    last = _last_version(stream)
+                    if staged.version is not None and last is not None and staged.version.number <= last.number:
+                        continue
                     if own and answer_in(stream.extra, request_id) is None:
                         raise Lost(f"{staged.record}: request {request_id:016x} is gone without an answer")
         if not world.leased and not await _until(lambda: not self._unnamed(), 3 * 3600):
@@ -167,6 +197,11 @@ class Staging:
         return [text for text in self._store.objects if (key := parse(text)) is not None and key.kind is ObjectKind.RUN
                 and key.position is not None and key.position.epoch == STAGED_EPOCH
                 and (*key.position, key.object_id) not in named]
+
+
+def _last_version(stream: StreamState) -> LastVersion | None:
+    packed = stream.extra.get(WRITER + "writer")
+    return None if packed is None else LastVersion.unpack(packed)
 
 
 async def _until(done: Callable[[], object], seconds: int) -> bool:
