@@ -8,7 +8,7 @@ from __future__ import annotations
 from broker.base.value import Value
 from broker.config import kinds
 from broker.config.section import Section, setting
-from broker.protocol.subject import matches, subset
+from broker.protocol.subject import subset
 
 __all__ = ["LIMIT_KEYS", "STORE_LIMIT_KEYS", "ChannelLimits", "StreamingSettings"]
 
@@ -80,13 +80,18 @@ class StreamingSettings(Section):
         "`store_limits { channels { \"orders.>\": { max_msgs: 10 } } }`; from a file only.",
         "store_limits.channels", variable="")
 
+    @property
+    def general(self) -> ChannelLimits:
+        """The limits of a channel that no pattern matches."""
+        return ChannelLimits(self.max_subs, self.max_msgs, self.max_bytes, self.max_age_ns)
+
     def limits_of(self, channel: str) -> ChannelLimits:
-        """Return the limits of a channel: each from the most specific pattern that has it, or the general one."""
+        """Return the limits of a channel, or of all channels that a pattern matches: each from the most specific pattern that has it, or the general one."""
         name = channel.encode()
-        found = [(pattern.encode(), limits) for pattern, limits in self.channels if matches(pattern.encode(), name)]
-        values = {"max_subs": self.max_subs, "max_msgs": self.max_msgs, "max_bytes": self.max_bytes,
-                  "max_age_ns": self.max_age_ns}
-        for field, general in values.items():
+        found = [(one, limits) for pattern, limits in self.channels if subset(name, one := pattern.encode())]
+        values = {}
+        for field in LIMIT_KEYS:
+            general = getattr(self.general, field)
             own = [(pattern, value) for pattern, limits in found if (value := getattr(limits, field)) >= 0]
             for pattern, value in own:
                 if all(subset(pattern, other) for other, _ in own):

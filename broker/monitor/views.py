@@ -7,7 +7,7 @@ names the sources, which are called for each request, on the event loop.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -188,6 +188,9 @@ class Views:
     """Source of JetStream's figures; it returns None if JetStream is off."""
     samples: Callable[[], Iterable[Sample]] = tuple
     """Source of the values on /metrics."""
+    more: Callable[[str, Mapping[str, str]], Generator[None, None, tuple[int, Any]] | None] = lambda path, query: None
+    """Source of further pages, by path and query, made in steps: the status, and JSON members or a text. None: there is
+    no such page."""
     requests: Counter[str] = field(default_factory=Counter)
     """Counts of HTTP requests by page."""
 

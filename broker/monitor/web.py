@@ -134,6 +134,10 @@ class _Pages:
                                     headers={"Access-Control-Allow-Origin": "*"})
             case "/raftz":
                 return web.Response(status=404, text=NO_RAFT)
+        if (made := self._views.more(path, query)) is not None:
+            self._views.requests[path] += 1
+            async with self._long_pages:
+                return await in_turns(_further_response_in_steps(made, query.get("callback", "")), self._turn)
         return _not_found()
 
 
@@ -177,13 +181,27 @@ def _response_in_steps(endpoint: Endpoint, views: Views, options: Any,
     else:
         page = endpoint.build(views, options)
         yield
+    return _response((yield from _encoded_in_steps(page)), callback)
+
+
+def _further_response_in_steps(made: Generator[None, None, tuple[int, Any]],
+                               callback: str) -> Generator[None, None, web.Response]:
+    """Make the response with a further page. Raises: BadOption."""
+    status, page = yield from made
+    if isinstance(page, str):
+        return web.Response(status=status, body=f"{page}\n".encode(), headers={"Content-Type": _TEXT})
+    return _response((yield from _encoded_in_steps(page)), callback, status)
+
+
+def _encoded_in_steps(page: dict[str, Any]) -> Generator[None, None, bytes]:
+    """Return a page as JSON."""
     parts: list[bytes] = []
     texts = json.JSONEncoder(indent=2, ensure_ascii=False).iterencode(page)
     while some := list(islice(texts, _TEXTS_ENCODED)):
         parts.append(escaped("".join(some).encode(errors="replace")))
         yield
     yield from _free_rows(page)
-    return _response(b"".join(parts), callback)
+    return b"".join(parts)
 
 
 def _probe_response(page: dict[str, Any], callback: str) -> web.Response:

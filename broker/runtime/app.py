@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from broker.runtime.store_host import StoreHost
     from broker.storage.log.log import Log
     from broker.streaming.gateway import Gateway
+    from broker.streaming.pages import StreamingPages
 
 __all__ = ["App", "StartError"]
 
@@ -79,6 +80,7 @@ class App:
         self.jetstream: JetStream | None = None
         self.gateway: Gateway | None = None
         """The gateway for NATS Streaming clients, if it is configured."""
+        self.streaming_pages: StreamingPages | None = None
         self.store_host: StoreHost | None = None
         self.shard_owner: ShardOwner | None = None
         self._accounts: JetStreamAccounts | None = None
@@ -271,8 +273,10 @@ class App:
         if settings.streaming.enabled:
             # Imported only if it is configured.
             from broker.streaming.gateway import Gateway
+            from broker.streaming.pages import StreamingPages
 
             self.gateway = Gateway(self.jetstream, settings.streaming)
+            self.streaming_pages = StreamingPages(self.gateway)
         self._accounts = JetStreamAccounts(self.jetstream, self.server)
         await self._accounts.start()
         self.jetstream.listen()

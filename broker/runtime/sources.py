@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
     from broker.runtime.shard_owner import ShardOwner
     from broker.runtime.store_host import StoreHost
+    from broker.streaming.pages import StreamingPages
 
 __all__ = ["Parts", "Sources"]
 
@@ -43,6 +44,7 @@ class Parts(Protocol):
     jetstream: JetStream | None
     store_host: StoreHost | None
     shard_owner: ShardOwner | None
+    streaming_pages: StreamingPages | None
 
     @property
     def serving(self) -> bool:
@@ -67,7 +69,12 @@ class Sources:
             connections=partial(connections, server), subscriptions_of=partial(subscriptions_of, server),
             certificates_of=partial(certificates_of, server), subscriptions=partial(subsz_rows, server),
             accounts=self._accounts, system_account=accounts.system.name if accounts.system is not None else "",
-            jetstream=self._jetstream, samples=self._samples)
+            jetstream=self._jetstream, samples=self._samples, more=self._more)
+
+    def _more(self, path: str, query: Mapping[str, str]) -> Generator[None, None, tuple[int, Any]] | None:
+        """Return a page of NATS Streaming, if its gateway is configured."""
+        pages = self._parts.streaming_pages
+        return None if pages is None else pages.page(path, query)
 
     def _samples(self) -> Iterator[Sample]:
         parts = self._parts

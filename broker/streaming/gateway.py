@@ -38,6 +38,7 @@ from broker.streaming.publishing import Publishing
 from broker.streaming.registry import Registry
 from broker.streaming.subjects import Subjects
 from broker.streaming.subscriptions import CONSUMER_KEY, Subscriptions, check_request
+from broker.streaming.traffic import Traffic
 from broker.streaming.wire import stan_pb2 as wire
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class Gateway:
         self.settings = settings
         self.clients: dict[str, Client] = {}
         self.server_id = ""
+        self.serving = False
+        self.traffic = Traffic()
+        self.clock = jetstream.clock
         self._conn_ids: dict[bytes, Client] = {}
         self._connecting: set[str] = set()
         """The IDs that a second client asks for; meanwhile, a third one is refused."""
@@ -101,9 +105,9 @@ class Gateway:
         for key, record in records.items():
             if key.startswith("client."):
                 self._add(Client.stored(key.removeprefix("client."), record))
-        self.subscriptions = Subscriptions(account, self._registry, self.channels, self._groups)
+        self.subscriptions = Subscriptions(account, self._registry, self.channels, self._groups, self.traffic)
         self.subscriptions.restore(records, self.clients)
-        self._publishing = Publishing(bus, self.channels, self._registered, self._start)
+        self._publishing = Publishing(bus, self.channels, self._registered, self._start, self.traffic)
         for subject, handler in (
                 (subjects.discover, self._each(wire.ConnectRequest, self._on_connect)),
                 (subjects.pub + ".>", self._publishing.on_msgs),
@@ -115,11 +119,13 @@ class Gateway:
                 (subjects.ack + ".*", self._on_acks)):
             self._handlers.append(bus.subscribe(subject.encode(), handler))
         self.subscriptions.start()
+        self.serving = True
         log.info("NATS Streaming: cluster ID %s, %d channels, %d clients", self.settings.cluster_id,
                  len(self.channels.names()), len(self.clients))
 
     async def close(self) -> None:
         """Serve no more; the registrations stay in the store."""
+        self.serving = False
         for handler in self._handlers:
             self._bus.unsubscribe(handler)
         if self._handlers:
@@ -142,7 +148,7 @@ class Gateway:
         if channel is None or stream.account != self._account_name:
             return None
         name = config.durable_name
-        return self._groups.get(name) or self._groups.setdefault(name, Group(name, channel, stream.bus))
+        return self._groups.get(name) or self._groups.setdefault(name, Group(name, channel, stream.bus, self.traffic))
 
     def _registered(self, client_id: str, conn_id: bytes) -> bool:
         """Return whether a client may publish; its connection counts, if the message names that, and not its ID."""

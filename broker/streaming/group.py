@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Deliveries, Msg
     from broker.jetstream.consumer.consumer import Consumer
     from broker.streaming.subscription import Subscription
+    from broker.streaming.traffic import Traffic
 
 __all__ = ["REPLY_HEADER", "Group"]
 
@@ -42,7 +43,8 @@ class Group:
         position that has no members.
     """
 
-    def __init__(self, consumer_name: str, channel: str, bus: Bus) -> None:
+    def __init__(self, consumer_name: str, channel: str, bus: Bus, traffic: Traffic) -> None:
+        self._traffic = traffic
         self.consumer_name = consumer_name
         self.channel = channel
         self.members: list[Subscription] = []
@@ -105,6 +107,13 @@ class Group:
         # With a function to call, the acks are stored with the next commit: a crash redelivers none of them.
         self.consumer.ack(seqs, _stored)
 
+    def progress(self, member: Subscription) -> tuple[int, int]:
+        """Return the last sequence that was delivered, and the number of a member's unacknowledged messages."""
+        if self.consumer is None:
+            return 0, 0
+        acks = self.consumer.acks
+        return acks.delivered_sseq, member.held if member.queue and member.online else len(acks.pending)
+
     def _set_interested(self, interested: bool) -> None:
         if interested != self.interested:
             self.interested = interested
@@ -132,12 +141,15 @@ class Group:
             return 0
         first = self._turns[0]
         if not first.queue:
-            inbox = first.inbox.encode()
-            self._bus.publish_all([(inbox, b"", 0, body) for body in self._encoded(batch, len(batch))])
+            inbox, bodies = first.inbox.encode(), self._encoded(batch, len(batch))
+            self._traffic.sent(bodies)
+            self._bus.publish_all([(inbox, b"", 0, body) for body in bodies])
             return len(batch)
         members = self._shared_out(batch)
+        bodies = self._encoded(batch, len(members))
+        self._traffic.sent(bodies)
         msgs: list[Msg] = [(member.inbox.encode(), b"", 0, body)
-                           for member, body in zip(members, self._encoded(batch, len(members)), strict=True)]
+                           for member, body in zip(members, bodies, strict=True)]
         msgs.sort(key=_inbox)  # stable: one run for each member
         self._bus.publish_all(msgs)
         return len(members)

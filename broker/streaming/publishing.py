@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.stream.stream import Stream
     from broker.streaming.channels import Channels
+    from broker.streaming.traffic import Traffic
 
 __all__ = ["Publishing"]
 
@@ -35,12 +36,13 @@ class Publishing:
     """The handler of publishes. Args: ``registered(client_id, conn_id)`` returns whether a client may publish."""
 
     def __init__(self, bus: Bus, channels: Channels, registered: Callable[[str, bytes], bool],
-                 start: Callable[[Any, str], object]) -> None:
+                 start: Callable[[Any, str], object], traffic: Traffic) -> None:
         """Args: ``start(coroutine, name)`` runs a coroutine as a task."""
         self._bus = bus
         self._channels = channels
         self._registered = registered
         self._start = start
+        self._traffic = traffic
         self._waiting: dict[str, list[tuple[_Publisher, list[Msg]]]] = {}
         """Messages for channels that are being made, in order."""
 
@@ -49,6 +51,7 @@ class Publishing:
         publisher = _Publisher(self._bus, source)
         accepted: dict[str, list[Msg]] = {}
         valid: tuple[str, bytes] | None = None
+        self._traffic.received([op[3] for op in ops[start:end]])
         for _, reply, hlen, body in ops[start:end]:
             try:
                 msg = PubMsg.FromString(body[hlen:] if hlen else body)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
     from broker.streaming.channels import Channels
     from broker.streaming.registry import Registry
+    from broker.streaming.traffic import Traffic
 
 __all__ = ["CONSUMER_KEY", "Subscriptions", "check_request"]
 
@@ -67,17 +68,20 @@ class Subscriptions:
     Attributes: ``by_id``: the subscriptions that are online, by the last token of their ack inboxes.
     """
 
-    def __init__(self, account: Account, registry: Registry, channels: Channels, groups: dict[str, Group]) -> None:
+    def __init__(self, account: Account, registry: Registry, channels: Channels, groups: dict[str, Group],
+                 traffic: Traffic) -> None:
         """Args: ``groups``: the groups of restored consumers, by the names of the consumers."""
         self.by_id: dict[str, Subscription] = {}
         self._account = account
         self._registry = registry
         self._channels = channels
         self._groups = groups
+        self._traffic = traffic
         self._by_key: dict[tuple[str, ...], Group] = {}
         """The groups that a later subscription may join or resume."""
         self._by_client: dict[str, list[Subscription]] = {}
         self._by_channel: dict[str, int] = {}
+        self._groups_of_channel: dict[str, dict[str, Group]] = {}
         self._expected: dict[Subscription, InterestWatch] = {}
         """Restored subscriptions whose clients have not subscribed to their inboxes again."""
 
@@ -97,8 +101,13 @@ class Subscriptions:
 
     def of_channel(self, channel: str) -> list[Subscription]:
         """Return the subscriptions of a channel, also durable ones that nobody uses."""
-        return [sub for group in self._groups.values() if group.channel == channel
+        return [sub for group in self._groups_of_channel.get(channel, {}).values()
                 for sub in (*group.members, *([group.offline] if group.offline is not None else []))]
+
+    @property
+    def total(self) -> int:
+        """The number of subscriptions of all channels, also durable ones that nobody uses."""
+        return sum(self._by_channel.values())
 
     def count(self, channel: str) -> int:
         """Return the number of subscriptions of a channel, also durable ones that nobody uses."""
@@ -124,8 +133,7 @@ class Subscriptions:
                 continue
             sub.online = sub.online and sub.client_id in known
             self._by_channel[sub.channel] = self.count(sub.channel) + 1
-            if sub.group_key:
-                self._by_key[sub.group_key] = group
+            self._index(group, sub)
             if sub.online:
                 self._join(group, sub)
             else:
@@ -192,9 +200,9 @@ class Subscriptions:
     async def _create(self, request: SubscriptionRequest, sub: Subscription, stream: Stream) -> Subscription:
         """Create a subscription with a position of its own."""
         sub.consumer = f"stan-{sub.id}"
-        group = self._groups[sub.consumer] = Group(sub.consumer, sub.channel, self._account.bus)
-        if sub.group_key:
-            self._by_key[sub.group_key] = group
+        group = self._groups[sub.consumer] = Group(sub.consumer, sub.channel, self._account.bus,
+                                                   self._traffic)
+        self._index(group, sub)
         self._by_channel[sub.channel] = self.count(sub.channel) + 1
         self._join(group, sub)
         config = ConsumerConfig(durable_name=sub.consumer, ack_policy="explicit", max_deliver=-1,
@@ -260,6 +268,12 @@ class Subscriptions:
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
+    def _index(self, group: Group, sub: Subscription) -> None:
+        """Add a group to those of its channel, and to those that a later subscription finds by its key."""
+        self._groups_of_channel.setdefault(sub.channel, {})[group.consumer_name] = group
+        if sub.group_key:
+            self._by_key[sub.group_key] = group
+
     def _join(self, group: Group, sub: Subscription) -> None:
         group.add(sub)
         self.by_id[sub.id] = sub
@@ -286,6 +300,10 @@ class Subscriptions:
         self._by_channel[sub.channel] -= 1
         if not group.members:
             self._groups.pop(sub.consumer, None)
+            groups = self._groups_of_channel.get(sub.channel, {})
+            groups.pop(sub.consumer, None)
+            if not groups:
+                self._groups_of_channel.pop(sub.channel, None)
             if self._by_key.get(sub.group_key) is group:
                 del self._by_key[sub.group_key]
 

@@ -87,6 +87,7 @@ async def connect_with_protocol_0(world: World) -> None:
 @scenarios({"empty": {"client_id": ""}, "dots": {"client_id": "a.b"}, "space": {"client_id": "a b"},
             "umlaut": {"client_id": "ä"}, "slash": {"client_id": "a/b"}, "no_inbox": {"heartbeat_inbox": ""},
             "line_feed": {"client_id": "a\n"}, "long": {"client_id": "x" * 500},
+            "dollar": {"client_id": "a$b"}, "colon": {"client_id": "a:b"}, "wildcard": {"client_id": "*"},
             "dashes": {"client_id": "connect-with_dashes"}})
 async def connect_with(world: World, fields: dict[str, Any]) -> None:
     other = await world.client()
@@ -217,7 +218,7 @@ async def publish_to_another_subject(world: World) -> None:
 
 
 @scenarios({"colons": "a:b", "percent": "a%2Eb", "dollar": "$a.b", "underscores": "_a_.b", "backslash": "a\\b",
-            "umlaut": "ä.ö", "many_tokens": "a.b.c.d.e.f.g.h", "dash": "a-b", "upper": "A.a", "colon_dot": "a:b.c%3Ad"})
+            "umlaut": "ä.ö", "many_tokens": "a.b.c.d.e.f.g.h", "dash": "a-b", "equals": "a=b", "hash": "a#b", "quote": 'a"b', "plus": "a+b", "upper": "A.a", "colon_dot": "a:b.c%3Ad"})
 async def channel_named(world: World, name: str) -> None:
     client = await world.client()
     channel = f"{world.name}.{name}"
@@ -610,3 +611,161 @@ async def durables_by_name(world: World) -> None:
     for queue, durable in (("", "a"), ("", "b"), ("q", "a"), ("q", "b"), ("r", "a")):
         sub = await client.subscribe(world.channel, FIRST, queue=queue, durable=durable)
         world.note(sub.error, await sub.rest(0.1))
+
+
+# --- more of each kind ------------------------------------------------------------------------------------------------
+
+
+@scenarios({"sequence": (SEQUENCE, 2, 0), "last": (LAST, 0, 0), "new": (NEW, 0, 0), "first": (FIRST, 0, 0),
+            "time": (TIME, 0, 3600 * SECOND)})
+async def durable_starts_at(world: World, start: tuple[int, int, int]) -> None:
+    """The start position counts at the first time only."""
+    position, seq, delta = start
+    client = await world.client()
+    await client.publish_all(world.channel, b"1", b"2", b"3")
+    sub = await client.subscribe(world.channel, position, seq=seq, delta=delta, durable="d")
+    await client.publish_all(world.channel, b"4")
+    found = [await sub.next()]
+    while found[-1].data != b"4":
+        found.append(await sub.next())
+    await sub.ack(*(one.seq for one in found))
+    world.note(found, await sub.close())
+    await client.publish_all(world.channel, b"5")
+    again = await client.subscribe(world.channel, FIRST, durable="d")
+    world.note(await again.take(1))
+
+
+@scenarios({"sequence": (SEQUENCE, 2, 0), "last": (LAST, 0, 0), "first": (FIRST, 0, 0)})
+async def queue_group_starts_at(world: World, start: tuple[int, int, int]) -> None:
+    """The start position of the first member counts."""
+    position, seq, delta = start
+    client = await world.client()
+    await client.publish_all(world.channel, b"1", b"2", b"3")
+    one = await client.subscribe(world.channel, position, seq=seq, delta=delta, queue="q")
+    first = await one.rest()
+    await one.ack(*(one.seq for one in first))
+    two = await client.subscribe(world.channel, FIRST, queue="q")
+    world.note(first, await two.rest())
+
+
+@scenarios({"1": 1, "3": 3, "10": 10})
+async def redelivery_count(world: World, msgs: int) -> None:
+    client = await world.client()
+    await client.publish_all(world.channel, *(b"%d" % i for i in range(msgs)))
+    sub = await client.subscribe(world.channel, FIRST, ack_wait=1)
+    for _ in range(3):
+        world.note(await sub.take(msgs, ack=False))
+
+
+@scenario
+async def redelivery_count_of_a_queue_group(world: World) -> None:
+    """Members of a group share the count."""
+    client = await world.client()
+    await client.publish_all(world.channel, b"1")
+    sub = await client.subscribe(world.channel, FIRST, queue="q", ack_wait=1)
+    world.note(await sub.next(), await sub.next())
+    other = await client.subscribe(world.channel, FIRST, queue="q", ack_wait=1)
+    world.note(await other.next())
+
+
+@scenario
+async def several_subscriptions_of_a_client(world: World) -> None:
+    client = await world.client()
+    subs = [await client.subscribe(world.channel) for _ in range(5)]
+    await client.publish_all(world.channel, b"1", b"2")
+    for sub in subs:
+        world.note(await sub.take(2))
+    world.note(await subs[0].close())
+    await client.publish_all(world.channel, b"3")
+    world.note(await subs[1].take(1), await subs[0].rest(0.1))
+
+
+@scenario
+async def channels_are_apart(world: World) -> None:
+    client = await world.client()
+    for channel in ("a", "a.b", "a.c", "b"):
+        await client.publish_all(f"{world.channel}.{channel}", channel.encode())
+    for channel in ("a", "a.b", "a.c", "b"):
+        sub = await client.subscribe(f"{world.channel}.{channel}", FIRST)
+        world.note(await sub.take(1), await sub.rest(0.05))
+
+
+@scenario
+async def subscribe_before_the_first_publish(world: World) -> None:
+    client, other = await world.client(), await world.client("other")
+    sub = await other.subscribe(world.channel, LAST)
+    await client.publish_all(world.channel, b"1", b"2")
+    world.note(await sub.take(2))
+
+
+@scenarios({"subscribe": "subscribe", "ping": "ping", "publish": "publish"})
+async def after_close(world: World, what: str) -> None:
+    """A closed client is unknown, whatever it does."""
+    client = await world.client()
+    await client.close()
+    if what == "subscribe":
+        world.note((await client.subscribe(world.channel, durable="d")).error)
+    elif what == "ping":
+        world.note(await client.ping())
+    else:
+        world.note((await client.publish(world.channel, conn_id=b"")).error)
+
+
+@scenario
+async def close_a_client_with_a_queue_member(world: World) -> None:
+    """The unacknowledged messages of a closed client go to the other member."""
+    one, two = await world.client("one"), await world.client("two")
+    first = await one.subscribe(world.channel, queue="q")
+    await one.publish_all(world.channel, b"1", b"2", b"3")
+    world.note(await first.take(3, ack=False))
+    second = await two.subscribe(world.channel, queue="q")
+    world.note(await one.close())
+    world.note(sorted(one.seq for one in await second.take(3)))
+
+
+@scenario
+async def two_durables_of_a_client(world: World) -> None:
+    client = await world.client()
+    await client.publish_all(world.channel, b"1", b"2")
+    one = await client.subscribe(world.channel, FIRST, durable="one")
+    two = await client.subscribe(world.channel, LAST, durable="two")
+    world.note(await one.take(2), await two.take(1), await one.close(), await two.unsubscribe())
+    await client.publish_all(world.channel, b"3")
+    one = await client.subscribe(world.channel, FIRST, durable="one")
+    two = await client.subscribe(world.channel, FIRST, durable="two")
+    world.note(await one.take(1), await two.take(3))
+
+
+@scenario
+async def durable_queue_members_come_and_go(world: World) -> None:
+    client = await world.client()
+    await client.publish_all(world.channel, b"1", b"2", b"3", b"4")
+    one = await client.subscribe(world.channel, FIRST, queue="q", durable="d", in_flight=1)
+    world.note(await one.take(1), await one.next())
+    two = await client.subscribe(world.channel, FIRST, queue="q", durable="d", in_flight=1)
+    world.note(await two.take(1), await two.next())
+    world.note(await one.close(), await two.next())
+    await two.ack(2, 4)
+    world.note(await two.close())
+    three = await client.subscribe(world.channel, FIRST, queue="q", durable="d")
+    world.note(await three.rest())
+
+
+@scenarios({"inbox": "inbox", "ack_inbox": "ack_inbox"})
+async def end_a_durable_by(world: World, name: str) -> None:
+    client = await world.client()
+    sub = await client.subscribe(world.channel, durable="d")
+    world.note(await client.end(client.connected.sub_close_requests, world.channel, getattr(sub, name)))
+    again = await client.subscribe(world.channel, durable="d")
+    world.note(again.error)
+
+
+@scenario
+async def empty_requests(world: World) -> None:
+    client = await world.client()
+    connected = client.connected
+    world.note(wire.SubscriptionResponse.FromString(await client.request(connected.sub_requests, b"")).error)
+    world.note(wire.SubscriptionResponse.FromString(await client.request(connected.unsub_requests, b"")).error)
+    world.note(wire.SubscriptionResponse.FromString(await client.request(connected.sub_close_requests, b"")).error)
+    world.note(wire.ConnectResponse.FromString(await client.request("_STAN.discover.test-cluster", b"")).error)
+    world.note(wire.PubAck.FromString(await client.request(f"{connected.pub_prefix}.x", b"")).error)

@@ -93,6 +93,7 @@ class StanClient:
         self.conn_id = b""
         self.answers_heartbeats = True
         self.heartbeats = 0
+        self._beats: asyncio.Queue[None] = asyncio.Queue()
         self._guids = 0
 
     @classmethod
@@ -166,8 +167,22 @@ class StanClient:
         request = wire.CloseRequest(client_id=self.id)
         return wire.CloseResponse.FromString(await self.request(self.connected.close_requests, request)).error
 
+    async def next_heartbeats(self, count: int) -> None:
+        """Return after ``count`` heartbeats have come."""
+        while not self._beats.empty():
+            self._beats.get_nowait()
+        for _ in range(count):
+            await self._beats.get()
+
+    async def closed(self, seconds: float = 30.0) -> None:
+        """Return once the server does not know this client any more: the answer to a ping says so."""
+        async with asyncio.timeout(seconds):
+            while not await self.ping():  # noqa: ASYNC110  # the server does not announce it
+                await asyncio.sleep(0.05)
+
     async def _on_heartbeat(self, msg: Msg) -> None:
         self.heartbeats += 1
+        self._beats.put_nowait(None)
         if self.answers_heartbeats and msg.reply:
             await self.nc.publish(msg.reply, b"")
 

@@ -1,0 +1,28 @@
+"""Counts of the messages and bytes of NATS Streaming clients, for the monitoring pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Traffic"]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Messages, and bytes of their protobufs, since the start of the process: from publishers and to subscribers."""
+
+    in_msgs: int = 0
+    in_bytes: int = 0
+    out_msgs: int = 0
+    out_bytes: int = 0
+
+    def received(self, bodies: Sequence[bytes]) -> None:
+        """Count publishes."""
+        self.in_msgs += len(bodies)
+        self.in_bytes += sum(map(len, bodies))
+
+    def sent(self, bodies: Sequence[bytes]) -> None:
+        """Count deliveries."""
+        self.out_msgs += len(bodies)
+        self.out_bytes += sum(map(len, bodies))
