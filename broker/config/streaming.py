@@ -86,7 +86,10 @@ class StreamingSettings(Section):
         return ChannelLimits(self.max_subs, self.max_msgs, self.max_bytes, self.max_age_ns)
 
     def limits_of(self, channel: str) -> ChannelLimits:
-        """Return the limits of a channel, or of all channels that a pattern matches: each from the most specific pattern that has it, or the general one."""
+        """Return the limits of a channel, or of the channels of a pattern.
+
+        Each limit is that of the most specific pattern that has it, otherwise the general one.
+        """
         name = channel.encode()
         found = [(one, limits) for pattern, limits in self.channels if subset(name, one := pattern.encode())]
         values = {}

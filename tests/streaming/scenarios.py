@@ -218,7 +218,8 @@ async def publish_to_another_subject(world: World) -> None:
 
 
 @scenarios({"colons": "a:b", "percent": "a%2Eb", "dollar": "$a.b", "underscores": "_a_.b", "backslash": "a\\b",
-            "umlaut": "ä.ö", "many_tokens": "a.b.c.d.e.f.g.h", "dash": "a-b", "equals": "a=b", "hash": "a#b", "quote": 'a"b', "plus": "a+b", "upper": "A.a", "colon_dot": "a:b.c%3Ad"})
+            "umlaut": "ä.ö", "many_tokens": "a.b.c.d.e.f.g.h", "dash": "a-b",
+            "equals": "a=b", "hash": "a#b", "quote": 'a"b', "plus": "a+b", "upper": "A.a", "colon_dot": "a:b.c%3Ad"})
 async def channel_named(world: World, name: str) -> None:
     client = await world.client()
     channel = f"{world.name}.{name}"
