@@ -26,8 +26,9 @@ from broker.protocol.subject import is_valid
 __all__ = ["OPTIONS", "STORE_NEEDED", "VIEWS", "Option", "Options", "as_texts", "filled", "flag", "number", "one_of",
            "read_values", "spelled", "store_url"]
 
-VIEWS: Final = ("messages", "subjects", "blocks", "streams", "consumers")
+VIEWS: Final = ("messages", "subjects", "blocks", "streams", "consumers", "kv", "objects")
 HEADERS: Final = ("raw", "parsed")
+_VIEW_SUBJECTS: Final[Mapping[str, tuple[bytes, ...]]] = {"kv": (b"$KV.*.>",), "objects": (b"$O.*.M.*",)}
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Options:
     maxmessagespertrigger: int | None = None
     maxbytespertrigger: int | None = None
     failondataloss: bool = True
+    history: str = "latest"
 
     @classmethod
     def parse(cls, given: Mapping[str, str], *, streaming: bool = False) -> Options:
@@ -87,8 +89,9 @@ class Options:
 
     def selection(self) -> Selection:
         """Return the selection by subjects, sequences and times."""
+        subjects = _VIEW_SUBJECTS.get(self.view) or tuple(subject.encode() for subject in self.subjects)
         return Selection(
-            subjects=tuple(subject.encode() for subject in self.subjects) or None, first_seq=self.startseq or 1,
+            subjects=subjects or None, first_seq=self.startseq or 1,
             last_seq=self.endseq, first_ns=self.starttime, last_ns=None if self.endtime is None else self.endtime - 1,
             view=self.view)
 
@@ -282,7 +285,8 @@ class Option(NamedTuple):
 
 
 _READ: Final = ("messages", "subjects")
-_BLOCKS: Final = ("messages", "subjects", "blocks")
+_BLOCKS: Final = (*_READ, "blocks")
+_BUCKETS: Final = ("kv", "objects")
 _STARTS: Final = "a streaming query begins at startingOffsets and has no end"
 _ONLY_STREAMS: Final = "leave it out, or use spark.readStream"
 
@@ -297,11 +301,12 @@ OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option i
     Option("startTime", "messages of this time and later: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
     Option("endTime", "messages before this time: ISO 8601, or ns", time_ns, _BLOCKS, "batch", _STARTS),
     Option("asOf", "the store as of a position of the log; or messages up to a sequence (seq:N) or a time", _as_of,
-           _BLOCKS, "batch", _STARTS),
+           (*_BLOCKS, *_BUCKETS), "batch", _STARTS),
     Option("headers", "column headers as bytes (raw) or as an array of name and value (parsed)", one_of(*HEADERS),
            ("messages",)),
-    Option("targetPartitionBytes", "bytes that one task reads, about: 64m", _size, _BLOCKS),
-    Option("prefetch", "concurrent reads of a task", number(1, 64, "a number of reads"), _BLOCKS),
+    Option("targetPartitionBytes", "bytes that one task reads, about: 64m", _size, (*_BLOCKS, *_BUCKETS)),
+    Option("prefetch", "concurrent reads of a task", number(1, 64, "a number of reads"),
+           (*_BLOCKS, *_BUCKETS)),
     Option("pushdown",
            "whether Spark's filters narrow what is read (true, false); safe only if each load is for one scan", flag),
     Option("startingOffsets", "where a new query begins: earliest, latest, a sequence, a time, or offsets as JSON",
@@ -312,6 +317,7 @@ OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option i
     Option("maxBytesPerTrigger", "bytes in one micro-batch, at most: 256m", _size, ("messages",), "stream",
            _ONLY_STREAMS),
     Option("failOnDataLoss", "whether a query fails when messages were removed before it read them (true, false)",
-           flag, ("messages", "subjects")),
+           flag, (*_READ, *_BUCKETS)),
+    Option("history", "entries of a key: latest, or all that the bucket has", one_of("latest", "all"), ("kv",)),
 )}
 """Options by name in lower case, in the order of the docs."""

@@ -4,6 +4,7 @@
                                                    subject as raw bytes
     subjects    one row for each block and subject, from the indexes: live messages only
     blocks      one row for each block            streams, consumers    one row for each
+    kv          one row for each entry of key-value buckets             objects    one row for each object
 
 Spark takes a batch unchanged if its Arrow schema is exactly the expected one, and fails obscurely otherwise: all
 columns are nullable, times are UTC microseconds, text and bytes are plain ``string`` and ``binary``.
@@ -23,6 +24,7 @@ __all__ = ["VIEWS", "Column", "arrow_schema", "ddl", "named", "requested"]
 
 LONG: Final = pa.int64()
 INT: Final = pa.int32()
+BOOLEAN: Final = pa.bool_()
 STRING: Final = pa.string()
 BINARY: Final = pa.binary()
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
@@ -75,10 +77,21 @@ _CONSUMERS: Final = (
     Column("ack_floor_consumer_seq", LONG), Column("ack_floor_stream_seq", LONG), Column("num_ack_pending", LONG),
     Column("num_redelivered", LONG), Column("last_delivered", TIMESTAMP), Column("last_ack", TIMESTAMP))
 
+_KV: Final = (
+    Column("key", STRING), Column("value", BINARY), Column("revision", LONG), Column("operation", STRING),
+    Column("created", TIMESTAMP), Column("stream", STRING, True), Column("account", STRING, True))
+_OBJECTS: Final = (
+    Column("name", STRING), Column("description", STRING), Column("size", LONG), Column("chunks", LONG),
+    Column("digest", STRING), Column("deleted", BOOLEAN), Column("modified", TIMESTAMP), Column("nuid", STRING),
+    Column("info", STRING, True), Column("revision", LONG, True), Column("stream", STRING, True),
+    Column("account", STRING, True))
+
 VIEWS: Final[dict[str, tuple[Column, ...]]] = {
-    "messages": _MESSAGES, "subjects": _SUBJECTS, "blocks": _BLOCKS, "streams": _STREAMS, "consumers": _CONSUMERS}
+    "messages": _MESSAGES, "subjects": _SUBJECTS, "blocks": _BLOCKS, "streams": _STREAMS, "consumers": _CONSUMERS,
+    "kv": _KV, "objects": _OBJECTS}
 
 _SPARK: Final[dict[pa.DataType, str]] = {LONG: "bigint", INT: "int", STRING: "string", BINARY: "binary",
+                                         BOOLEAN: "boolean",
                                          TIMESTAMP: "timestamp"}
 
 

@@ -7,10 +7,12 @@ an object that is gone by then (``missing``).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from broker.pipeline.errors import BadOption
@@ -18,6 +20,7 @@ from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.plan import ScanTask, estimate, pack, tasks
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.plan.snapshot import StreamSnapshot, read_store
+from broker.pipeline.read.buckets import Latest, latest_entries, read_entries, read_objects
 from broker.pipeline.read.missing import LossRule
 from broker.pipeline.read.scan import read_tasks
 from broker.pipeline.read.views import catalogue_rows, read_subjects
@@ -27,7 +30,8 @@ from broker.storage.state.table import BlockEntry
 
 __all__ = ["Part", "forecast", "packed", "partitions", "position", "read"]
 
-_ROW_READERS: Final = {"messages": read_tasks, "subjects": read_subjects}
+_ROW_READERS: Final[Mapping[str, Callable[..., Iterator[pa.RecordBatch]]]] = {
+    "messages": read_tasks, "subjects": read_subjects, "kv": read_entries, "objects": read_objects}
 """The functions that read rows from blocks, by view."""
 
 
@@ -37,6 +41,8 @@ class Part:
 
     tasks: tuple[ScanTask, ...] = ()
     rows: pa.RecordBatch | None = None
+    latest: Latest | None = None
+    """The only wanted entries of some streams, for the view ``kv``."""
 
 
 def partitions(options: Options, selection: Selection, schema: pa.Schema) -> list[Part]:
@@ -47,11 +53,27 @@ def partitions(options: Options, selection: Selection, schema: pa.Schema) -> lis
     """
     snapshots = _snapshots(options)
     if options.view in _ROW_READERS:
-        return packed([task for snapshot in snapshots
-                       for task in tasks(snapshot, selection, summaries=options.view == "subjects")], options, schema)
+        parts = packed([task for snapshot in snapshots
+                        for task in tasks(snapshot, selection, summaries=options.view == "subjects")], options, schema)
+        if options.view == "kv" and options.history == "latest":
+            latest = latest_entries(open_object_client(options.store), snapshots, selection, prefetch=options.prefetch,
+                                    rule=LossRule(options.failondataloss))
+            parts = [replace(part, latest=_of_part(latest, part.tasks)) for part in parts]
+        return parts
     if options.view == "blocks":
         snapshots = [replace(snapshot, blocks=list(_chosen(snapshot, selection))) for snapshot in snapshots]
     return [Part(rows=batch) for batch in catalogue_rows(options.view, snapshots, schema)]
+
+
+def _of_part(latest: Latest, found: Sequence[ScanTask]) -> Latest:
+    """Return the entries within the sequences of these tasks."""
+    wanted = {}
+    for stream_id in {task.stream_id for task in found} & latest.keys():
+        own = [task for task in found if task.stream_id == stream_id]
+        seqs = latest[stream_id]
+        first, last = min(task.first_seq for task in own), max(task.last_seq for task in own)
+        wanted[stream_id] = seqs[np.searchsorted(seqs, first):np.searchsorted(seqs, last, "right")]
+    return wanted
 
 
 def _chosen(snapshot: StreamSnapshot, selection: Selection) -> Iterator[BlockEntry]:
@@ -69,7 +91,7 @@ def _chosen(snapshot: StreamSnapshot, selection: Selection) -> Iterator[BlockEnt
 
 def packed(found: Sequence[ScanTask], options: Options, schema: pa.Schema) -> list[Part]:
     """Pack scan tasks into parts."""
-    return _packed(found, options, _payload(schema))
+    return _packed(found, options, options.view in ("kv", "objects") or _payload(schema))
 
 
 def _packed(found: Sequence[ScanTask], options: Options, payload: bool) -> list[Part]:
@@ -86,7 +108,7 @@ def read(options: Options, selection: Selection, schema: pa.Schema, part: Part, 
     """Return the rows of one part, in order. following: whether the query is a streaming one. Raises: PipelineError."""
     if part.rows is not None:
         return iter((part.rows,))
-    rows_of = _ROW_READERS[options.view]
+    rows_of = _ROW_READERS[options.view] if part.latest is None else partial(read_entries, latest=part.latest)
     return rows_of(open_object_client(options.store), part.tasks, selection, schema, prefetch=options.prefetch,
                    rule=LossRule(options.failondataloss, following))
 
