@@ -10,9 +10,9 @@ is deleted. If the broker is killed in between, the next owner finds the answer,
 The requests of one writer are carried out in the order of their versions, because a lower version is not granted after
 a higher one.
 
-Owns: which requests are carried out and when, and sweeping abandoned runs.
-Does not own: what a stream accepts (stream.appending), reading runs (storage.staging.check), deleting them (the
-sweeper).
+Owns: which requests are carried out and when.
+Does not own: what a stream accepts (stream.appending), reading runs (storage.staging.check), sweeping abandoned runs
+(staged_runs).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from broker.jetstream.inbox.staged_runs import StagedRuns, keys_of
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError, VersionUnknown
 from broker.storage.format.records.release import Release
 from broker.storage.format.request import Request
-from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.objectstore.base import NotFound, StoreError
-from broker.storage.paths import STREAMS, ShardPaths, StreamPaths, parse
+from broker.storage.paths import ShardPaths, parse
 from broker.storage.staging.answers import Answer
 from broker.storage.staging.check import InThread, NotAdoptable, RulesChanged, Staged, read_staged
 
@@ -45,12 +45,7 @@ __all__ = ["Carried", "Inbox", "InboxSettings"]
 
 _log = logging.getLogger(__name__)
 
-_RunKey = tuple[int, int, int, int]
-"""Epoch, number and id of a run, and its stream's incarnation."""
-
 _LISTED_AT_ONCE: Final = 1000
-_SWEPT_AT_ONCE: Final = 4096
-"""Runs swept at once: one record names them all."""
 _SWEPT_EVERY_NS: Final = 60_000_000_000
 """Time between two calls of ``sweep`` if the inbox is not polled. Most calls return without a request to the store."""
 _SOON_NS: Final = 1_000_000_000
@@ -115,12 +110,12 @@ class Host(Protocol):
 class _Running:
     """A request that is being carried out. ``request`` and ``stream_id`` are set once it has been read."""
 
-    __slots__ = ("request", "stream_id", "sweeps", "task")
+    __slots__ = ("request", "searches", "stream_id", "task")
 
-    def __init__(self, sweeps: int) -> None:
+    def __init__(self, searches: int) -> None:
         self.request: Request | None = None
         self.stream_id = 0
-        self.sweeps = sweeps
+        self.searches = searches
         """The number of searches for abandoned runs that had begun before this request."""
         self.task: asyncio.Task[Answer]
 
@@ -139,27 +134,15 @@ class Inbox:
         self._log = log
         self._store = log.store
         self._clock = clock
-        self._release_runs = release_runs
         self._paths = paths
-        self._open_runs = open_runs
         self._running: dict[int, _Running] = {}
-        self._gone = {key: 0 for released in log.state.released.values()
-                      for key in released.runs if key.startswith(STREAMS)}
-        """Runs that are deleted or will be, so that nothing may name them any more, by key.
-
-        The value is the number of the search that first did not find the run in the store; 0: all have found it. Only
-        requests that were being carried out at that search can have read the run.
-        """
-        self._sweeps = 0
-        self._sweep_after = STREAMS
-        """The key after which the next search continues."""
+        self.staged = StagedRuns(log, paths, clock, settings.staged_grace_ns, release_runs, open_runs)
         self._kept: dict[int, str] = {}
         """Requests that cannot be carried out here now, with the reason that was logged."""
         self._known: dict[int, tuple[int, Version | None]] = {}
         """Requests that were listed and read to learn their writers: the incarnation of the stream, and the version.
         The version determines the id, so a request that was put again has the same one."""
         self._poll: asyncio.Task[None] | None = None
-        self._swept_at_ns: int | None = None
 
     def start(self) -> None:
         """Carry out requests and sweep from now on: at once, and then every ``poll_ns``."""
@@ -191,7 +174,7 @@ class Inbox:
     def _begin(self, request_id: int, stream: Stream | None = None, version: Version | None = None) -> _Running:
         running = self._running.get(request_id)
         if running is None:
-            running = self._running[request_id] = _Running(self._sweeps)
+            running = self._running[request_id] = _Running(self.staged.searches)
             running.task = asyncio.get_running_loop().create_task(
                 self._carry_out(running, request_id, stream, version), name=f"request {request_id:016x}")
             running.task.add_done_callback(lambda task: self._ended(request_id, task))
@@ -205,6 +188,10 @@ class Inbox:
     async def carry_out_all(self) -> list[Carried]:
         """Carry out all requests that are there. Raises: StoreError if they cannot be listed."""
         return [await self._try_carry_out(request_id) async for request_id in self._requests()]
+
+    async def sweep(self) -> None:
+        """Delete old staged runs that no request names. Raises: StoreError."""
+        await self.staged.sweep([running.searches for running in self._running.values()])
 
     async def _requests(self) -> AsyncIterator[int]:
         """Iterate over the ids of the requests that are there. Raises: StoreError."""
@@ -384,10 +371,10 @@ class Inbox:
         try:
             while True:
                 staged = await self._read(stream, request)
-                keys = await self.settings.in_thread(_keys, request)
+                keys = await self.settings.in_thread(keys_of, request)
                 try:
                     return await stream.appending.append(
-                        request.request_id, staged, partial(self._check_runs, keys), version=request.version,
+                        request.request_id, staged, partial(self.staged.check, keys), version=request.version,
                         times=request.times)
                 except RulesChanged:
                     continue
@@ -419,19 +406,6 @@ class Inbox:
                                f"raise that, or stage smaller messages")
         return staged
 
-    def _check_runs(self, keys: Mapping[_RunKey, str]) -> None:
-        """Check that the runs of a request may join the stream. Raises: ApiError for a deleted run,
-        or one that has joined."""
-        asked = set(keys.values())
-        gone = asked & self._gone.keys()
-        for released in self._log.state.released.values():
-            gone |= asked.intersection(released.runs)
-        for run, key in keys.items():
-            if key in gone:
-                raise ApiError(ApiErrors.STREAM_GENERAL, err=f"{key} was deleted: stage its messages again")
-            if self._named(run):
-                raise ApiError(ApiErrors.STREAM_GENERAL, err=f"{key} has joined the stream already, by another request")
-
     async def _prove_ownership(self) -> None:
         """Return once it is certain that this broker owned the shard after this call began.
 
@@ -461,106 +435,3 @@ class Inbox:
                 self._kept.clear()
             self._kept[request_id] = why
             _log.warning("request %016x stays in the inbox: %s", request_id, why)
-
-    # --- abandoned runs -----------------------------------------------------------------------------------------------
-
-    async def sweep(self) -> None:
-        """Delete staged runs that are older than the grace and that no request names.
-
-        It does so at most once in a quarter of the grace. Raises: StoreError.
-        """
-        now_ns, grace_ns = self._clock.now_ns(), self.settings.staged_grace_ns
-        if not self._log.clock_trusted() or (
-                self._swept_at_ns is not None and 0 <= now_ns - self._swept_at_ns < grace_ns // 4):
-            return
-        self._swept_at_ns = now_ns
-        self._forget_gone()
-        old = await self._abandoned(now_ns - grace_ns)
-        if self._sweep_after != STREAMS:
-            self._swept_at_ns = None  # there may be more: the next call continues
-        if not old:
-            return
-        # Requests are listed after the runs: a request that comes later than this is refused because of ``_gone``.
-        after = self._paths.requests
-        while listed := await self._store.list(self._paths.requests, after, _LISTED_AT_ONCE):
-            after = listed[-1].key
-            for info in listed:
-                try:
-                    old -= await self._named_by(info.key)
-                except VersionUnknown:
-                    return  # a newer version's request: it stays, and so do all runs, because it may name any of them
-        found = [text for text in sorted(old) if not self._may_be_named(_run_of(text))]
-        self._gone.update(dict.fromkeys(found, 0))
-        if found:
-            _log.info("%d staged runs that no request names are swept", len(found))
-            self._release_runs(found)
-
-    async def _abandoned(self, before_ns: int) -> set[str]:
-        """Return staged runs that were made before this time and that no stream names.
-
-        If there are very many, return the next part of them; ``_sweep_after`` is then the last key that was listed.
-        """
-        self._sweeps += 1
-        old: set[str] = set()
-        there: set[str] = set()
-        begun = after = self._sweep_after
-        self._sweep_after = STREAMS
-        while listed := await self._store.list(STREAMS, after, _LISTED_AT_ONCE):
-            after = listed[-1].key
-            for info in listed:
-                if info.key in self._gone:
-                    there.add(info.key)
-                    continue
-                epoch, number, _, stream_id = run = _run_of(info.key)
-                if (stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < before_ns
-                        and not self._may_be_named(run) and info.key not in self._open_runs):
-                    old.add(info.key)
-            if len(old) >= _SWEPT_AT_ONCE:
-                self._sweep_after = after
-                break
-            await asyncio.sleep(0)
-        complete = self._sweep_after == STREAMS
-        for key, missed in self._gone.items():
-            if not missed and key not in there and begun < key and (complete or key <= after):
-                self._gone[key] = self._sweeps
-        return old
-
-    def _forget_gone(self) -> None:
-        """Forget runs that are deleted and that no running request can have read before."""
-        oldest = min((running.sweeps for running in self._running.values()), default=self._sweeps + 1)
-        self._gone = {key: missed for key, missed in self._gone.items() if not missed or missed >= oldest}
-
-    def _named(self, run: tuple[int, int, int, int]) -> bool:
-        state = self._log.state
-        return run in state.runs or run in state.freed_runs
-
-    def _may_be_named(self, run: tuple[int, int, int, int]) -> bool:
-        """Return whether a stream names the run, or may name it in a record that was not applied because it is
-        offline."""
-        return self._named(run) or self._log.state.is_offline(run[3])
-
-    async def _named_by(self, key: str) -> set[str]:
-        """Return the runs that a request names. Raises: VersionUnknown; StoreError."""
-        parsed = parse(key)
-        try:
-            request = Request.decode(await self._store.get(key), parsed.object_id if parsed is not None else 0)
-        except VersionUnknown:
-            raise
-        except (NotFound, FormatError):
-            return set()
-        return set(_keys(request).values())
-
-
-def _keys(request: Request) -> dict[_RunKey, str]:
-    """Return the runs that a request names, with their keys."""
-    paths = StreamPaths(request.account, request.stream, request.stream_id)
-    return {(*run.position, run.run_id, request.stream_id): paths.run(run.position, run.run_id)
-            for run in request.runs}
-
-
-def _run_of(text: str) -> tuple[int, int, int, int]:
-    """Return the epoch, number and id of the run with this key, and its stream's id; zeros for any other key."""
-    key = parse(text)
-    if key is None or key.position is None or key.incarnation is None:
-        return 0, 0, 0, 0
-    return (*key.position, key.object_id, key.incarnation)

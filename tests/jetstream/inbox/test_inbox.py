@@ -14,6 +14,7 @@ from broker.access.accounts import AccountLimits
 from broker.base.clock import SystemClock
 from broker.config.settings import JetStreamSettings, ServerLimits
 from broker.jetstream.inbox import inbox as inbox_module
+from broker.jetstream.inbox import staged_runs
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.jetstream.stream.staged_ids import StagedIds
@@ -673,7 +674,7 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
     await inbox.sweep()
     assert (newer in broker.store.objects, deleted) == (True, [])
     await broker.store.delete(newer)
-    inbox._swept_at_ns = None
+    inbox.staged._swept_at_ns = None
     await inbox.sweep()
     assert len(deleted) == 1
 
@@ -693,7 +694,7 @@ async def test_runs_of_an_offline_stream_stay_until_it_is_deleted(broker: Inside
     await inbox.sweep()
     assert ["/%54/" in key for key in deleted] == [True]
     await broker.ok("STREAM.DELETE.S")
-    inbox._swept_at_ns = None
+    inbox.staged._swept_at_ns = None
     await inbox.sweep()
     assert ["/%53/" in key for key in deleted] == [False, True]
 
@@ -703,8 +704,9 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
 
     They are forgotten once they are deleted, but not before requests that had read them are answered.
     """
-    monkeypatch.setattr(inbox_module, "_SWEPT_AT_ONCE", 3)
-    monkeypatch.setattr(inbox_module, "_LISTED_AT_ONCE", 2)
+    monkeypatch.setattr(staged_runs, "_SWEPT_AT_ONCE", 3)
+    for module in (inbox_module, staged_runs):
+        monkeypatch.setattr(module, "_LISTED_AT_ONCE", 2)
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     writers = [await stage(broker.store, broker.state, "S", [(b"S", b"")], now_ns=n * 10**9) for n in range(1, 12)]
     keys = [key for key in sorted(broker.store.objects) if "/runs/" in key]
@@ -731,15 +733,15 @@ async def test_sweeping_is_bounded(broker: Inside, monkeypatch: pytest.MonkeyPat
     for key in deleted:
         await broker.store.delete(key)
     for _ in range(4):
-        inbox._swept_at_ns = None
+        inbox.staged._swept_at_ns = None
         await inbox.sweep()
-    assert len(inbox._gone) == 7
+    assert len(inbox.staged._gone) == 7
     may_go_on.set()
     with pytest.raises(ApiError, match="was deleted: stage its messages again"):
         await granting
-    inbox._swept_at_ns = None
+    inbox.staged._swept_at_ns = None
     await inbox.sweep()
-    assert (len(inbox._gone), len(deleted)) == (0, 7)
+    assert (len(inbox.staged._gone), len(deleted)) == (0, 7)
 
 
 @pytest.mark.parametrize("change", [
