@@ -32,7 +32,8 @@ def _detail(account: AccountView) -> dict[str, Any]:
     detail: dict[str, Any] = {"account_name": account.name, "update_time": account.updated}
     if account.is_system:
         detail["is_system"] = True
-    detail |= {"expired": False, "complete": True, "jetstream_enabled": account.jetstream, "leafnode_connections": 0,
+    detail |= {"expired": False, "complete": True, "jetstream_enabled": account.jetstream,
+               "leafnode_connections": account.leafs,
                "client_connections": account.connections, "subscriptions": account.sublist.subscriptions}
     for name, shared in (("mappings", account.mappings), ("exports", account.exports), ("imports", account.imports)):
         if shared:
@@ -43,7 +44,7 @@ def _detail(account: AccountView) -> dict[str, Any]:
 
 def accstatz(views: Views, options: AccstatzOptions) -> dict[str, Any]:
     """Return the counts of accounts with connections; with ``include_unused``, of the others, too."""
-    found = [account for account in views.accounts() if account.connections or options.include_unused]
+    found = [account for account in views.accounts() if account.connections or account.leafs or options.include_unused]
     if options.accounts:
         by_name = {account.name: account for account in found}
         found = [by_name[name] for name in options.accounts if name in by_name]
@@ -52,13 +53,15 @@ def accstatz(views: Views, options: AccstatzOptions) -> dict[str, Any]:
 
 def account_statistics(account: AccountView) -> dict[str, Any]:
     """Return one account's counts, as events show them, too. Source: nats-server, server/events.go AccountStat."""
-    traffic = account.traffic
-    return {"acc": account.name, "name": account.name_tag or account.name, "conns": account.connections, "leafnodes": 0,
-            "total_conns": account.connections, "num_subscriptions": account.sublist.subscriptions,
-            "sent": _data(traffic.out_msgs, traffic.out_bytes),
-            "received": _data(traffic.in_msgs, traffic.in_bytes), "slow_consumers": account.slow_consumers}
+    traffic, leafs = account.traffic, account.leaf_traffic
+    return {"acc": account.name, "name": account.name_tag or account.name, "conns": account.connections,
+            "leafnodes": account.leafs, "total_conns": account.connections + account.leafs,
+            "num_subscriptions": account.sublist.subscriptions,
+            "sent": _data(traffic.out_msgs, traffic.out_bytes, leafs.out_msgs, leafs.out_bytes),
+            "received": _data(traffic.in_msgs, traffic.in_bytes, leafs.in_msgs, leafs.in_bytes),
+            "slow_consumers": account.slow_consumers}
 
 
-def _data(msgs: int, size: int) -> dict[str, Any]:
-    elsewhere = {name: {"msgs": 0, "bytes": 0} for name in ("gateways", "routes", "leafs")}
-    return {"msgs": msgs, "bytes": size, **elsewhere}
+def _data(msgs: int, size: int, leaf_msgs: int, leaf_bytes: int) -> dict[str, Any]:
+    elsewhere = {name: {"msgs": 0, "bytes": 0} for name in ("gateways", "routes")}
+    return {"msgs": msgs, "bytes": size, **elsewhere, "leafs": {"msgs": leaf_msgs, "bytes": leaf_bytes}}

@@ -1,6 +1,6 @@
 """The pages /routez, /gatewayz, /leafz, /ipqueuesz and /raftz about servers that work together.
 
-A broker works alone, so the pages show what a nats-server without a cluster shows.
+A broker is in no cluster, so all pages but /leafz show what a nats-server without a cluster shows.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ def gatewayz(views: Views, _: GatewayzOptions) -> dict[str, Any]:
     return views.head() | {"outbound_gateways": {}, "inbound_gateways": {}}
 
 
-def leafz(views: Views, _: LeafzOptions) -> dict[str, Any]:
-    """Return the page: there are no leaf nodes."""
-    return views.head() | {"leafnodes": 0, "leafs": []}
+def leafz(views: Views, options: LeafzOptions) -> dict[str, Any]:
+    """Return the page: the leaf connections, those of one account if it is named."""
+    rows = views.leafs(options.account, options.subscriptions)
+    return views.head() | {"leafnodes": len(rows), "leafs": rows}
 
 
 def ipqueuesz(_: Views, __: IpqueueszOptions) -> dict[str, Any]:

@@ -14,18 +14,18 @@ __all__ = ["varz"]
 def varz(views: Views, _: NoOptions) -> dict[str, Any]:
     """Return the page."""
     view = views.varz()
+    slow_leafs = view.pop("slow_leafs", 0)
     jetstream = views.jetstream()
     if views.system_account:
         view["system_account"] = views.system_account
     return {
-        **view, "cluster": {}, "gateway": {}, "leaf": {}, "mqtt": {},
+        **view, "cluster": {}, "gateway": {}, "mqtt": {},
         "jetstream": {"config": jetstream.config, "stats": jetstream_stats(jetstream), "limits": jetstream.limits}
         if jetstream else {},
-        "routes": 0, "remotes": 0, "leafnodes": 0,
-        # There are no routes and leaf nodes, so clients cause all traffic.
-        **{f"{way}_client_{what}": view[f"{way}_{what}"] for way in ("in", "out") for what in ("msgs", "bytes")},
+        "routes": 0, "remotes": 0,
         "http_req_stats": dict(sorted(views.requests.items())),
-        "slow_consumer_stats": {"clients": view["slow_consumers"], "routes": 0, "gateways": 0, "leafs": 0},
+        "slow_consumer_stats": {"clients": view["slow_consumers"], "routes": 0, "gateways": 0,
+                                "leafs": slow_leafs},
         "stale_connection_stats": {"clients": view["stale_connections"], "routes": 0, "gateways": 0, "leafs": 0},
         # Streams are in an object store, so no waits for a disk are counted; jetblock's own metrics have the store's
         # waits.

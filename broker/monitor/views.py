@@ -83,8 +83,12 @@ class AccountView:
     is_system: bool = False
     jetstream: bool = False
     connections: int = 0
+    leafs: int = 0
+    """The number of leaf connections."""
     slow_consumers: int = 0
     traffic: Traffic = field(default_factory=Traffic)
+    leaf_traffic: Traffic = field(default_factory=Traffic)
+    """The part of ``traffic`` that is from leaf connections and to them."""
     sublist: SublistFigures = field(default_factory=SublistFigures)
     updated: str = ""
     """Time at which the account's settings were last read."""
@@ -191,6 +195,8 @@ class Views:
     more: Callable[[str, Mapping[str, str]], Generator[None, None, tuple[int, Any]] | None] = lambda path, query: None
     """Source of further pages, by path and query, made in steps: the status, and JSON members or a text. None: there is
     no such page."""
+    leafs: Callable[[str, bool], list[dict[str, Any]]] = lambda account, subscriptions: []
+    """Source of the rows of /leafz, of one account ("": all), with their subscriptions if the flag is set."""
     requests: Counter[str] = field(default_factory=Counter)
     """Counts of HTTP requests by page."""
 

@@ -30,7 +30,8 @@ def account_view(account: Account, updated: str, with_jetstream: Collection[str]
     traffic, figures = account.traffic(), routing_statistics(account.router)
     return AccountView(
         account.name, is_system=account.is_system, jetstream=account.name in with_jetstream,
-        connections=account.connections, slow_consumers=account.slow_consumers, traffic=Traffic(*traffic),
+        connections=account.connections, leafs=len(account.leafs),
+        leaf_traffic=Traffic(*account.leaf_traffic()), slow_consumers=account.slow_consumers, traffic=Traffic(*traffic),
         sublist=SublistFigures(figures.subscriptions, figures.cached, figures.inserts, figures.removes, figures.lookups,
                                figures.family_hits, figures.fanout_max, figures.fanout_total),
         updated=updated, exports=[_export(export) for export in settings.exports],

@@ -69,7 +69,8 @@ class Sources:
             connections=partial(connections, server), subscriptions_of=partial(subscriptions_of, server),
             certificates_of=partial(certificates_of, server), subscriptions=partial(subsz_rows, server),
             accounts=self._accounts, system_account=accounts.system.name if accounts.system is not None else "",
-            jetstream=self._jetstream, samples=self._samples, more=self._more)
+            jetstream=self._jetstream, samples=self._samples, more=self._more,
+            leafs=server.leafs.rows if server.leafs is not None else lambda account, subscriptions: [])
 
     def _more(self, path: str, query: Mapping[str, str]) -> Generator[None, None, tuple[int, Any]] | None:
         """Return a page of NATS Streaming, if its gateway is configured."""

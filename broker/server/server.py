@@ -482,7 +482,7 @@ class Server:
 
     def varz(self) -> dict[str, Any]:
         """Return this server's part of /varz."""
-        traffic = self.accounts.traffic()
+        traffic, leafs = self.accounts.traffic(), self.accounts.leaf_traffic()
         clients, tls = self.settings.clients, self.entrance.tls
         return {
             "server_id": self.server_id, "server_name": self.server_name, "version": NATS_SERVER_VERSION, "proto": 1,
@@ -502,6 +502,12 @@ class Server:
             "connections": len(self.clients), "total_connections": self.total_connections,
             "in_msgs": traffic.in_msgs, "in_bytes": traffic.in_bytes,
             "out_msgs": traffic.out_msgs, "out_bytes": traffic.out_bytes,
+            "in_client_msgs": traffic.in_msgs - leafs.in_msgs, "in_client_bytes": traffic.in_bytes - leafs.in_bytes,
+            "out_client_msgs": traffic.out_msgs - leafs.out_msgs,
+            "out_client_bytes": traffic.out_bytes - leafs.out_bytes,
+            "leafnodes": len(self.leafs.connections) if self.leafs is not None else 0,
+            "leaf": self.leafs.varz() if self.leafs is not None else {},
+            "slow_leafs": self.leafs.slow_consumers if self.leafs is not None else 0,
             "slow_consumers": self.slow_consumers,
             "stale_connections": self.stale_connections, "stalled_clients": self.stalled_clients,
             "subscriptions": self.subscription_count,

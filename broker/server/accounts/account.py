@@ -57,6 +57,7 @@ class Account:
         # Each connection's counts at the time when it joined, since a connection may move between accounts.
         self._members: dict[Member, Traffic] = {}
         self._gone = Traffic()
+        self._leafs_gone = Traffic()
         self.leafs: dict[Member, None] = {}
         """The members that are leaf connections."""
 
@@ -87,11 +88,21 @@ class Account:
     def leave(self, member: Member) -> None:
         """Remove a connection that ends or moves; an unknown one is ignored."""
         before = self._members.pop(member, None)
-        self.leafs.pop(member, None)
         if before is not None:
-            self._gone = self._gone.plus(_traffic(member).minus(before))
+            moved = _traffic(member).minus(before)
+            self._gone = self._gone.plus(moved)
+            if member in self.leafs:
+                del self.leafs[member]
+                self._leafs_gone = self._leafs_gone.plus(moved)
             if self.on_connections is not None:
                 self.on_connections(self)
+
+    def leaf_traffic(self) -> Traffic:
+        """Return the part of the traffic that is from leaf connections and to them."""
+        total = self._leafs_gone
+        for leaf in self.leafs:
+            total = total.plus(_traffic(leaf).minus(self._members[leaf]))
+        return total
 
     def traffic(self) -> Traffic:
         """Return the traffic of all its connections, including closed ones."""

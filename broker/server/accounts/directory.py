@@ -134,6 +134,13 @@ class Accounts:
             total = total.plus(account.traffic())
         return total
 
+    def leaf_traffic(self) -> Traffic:
+        """Return the part of the traffic that is from leaf connections and to them."""
+        total = Traffic()
+        for account in self:
+            total = total.plus(account.leaf_traffic())
+        return total
+
 
 def domain_mappings(domain: str) -> list[SubjectMapping]:
     """Return mappings from JetStream's subjects under its domain to the plain subjects.

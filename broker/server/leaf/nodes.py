@@ -12,7 +12,8 @@ import asyncio
 import logging
 from typing import Any, Final
 
-from broker.base.gotime import format_time
+from broker.base.gotime import format_duration, format_time
+from broker.config.leafnodes import LeafRemote
 from broker.server.accounts.account import Account
 from broker.server.connection.outbound import SLOW_BYTES
 from broker.server.leaf.accepted import AcceptedLeaf, LeafPort
@@ -148,6 +149,32 @@ class LeafNodes:
                   "server": self._server.server_name, "kind": "Leafnode", "client_type": "nats"}
         return {name: value for name, value in fields.items() if value}
 
+    # For monitoring
+
+    def rows(self, account: str = "", subscriptions: bool = False) -> list[dict[str, Any]]:
+        """Return the entries of /leafz. Source: nats-server, server/monitor.go (LeafInfo)."""
+        found = []
+        for leaf in self.connections.values():
+            if account in ("", leaf.account.name):
+                row = {"id": leaf.cid, "name": leaf.remote_name, "is_spoke": not leaf.accepted,
+                       "account": leaf.account.name, "ip": leaf.ip, "port": leaf.port,
+                       "rtt": format_duration(leaf.rtt_ns), "in_msgs": leaf.in_msgs, "out_msgs": leaf.out_msgs,
+                       "in_bytes": leaf.in_bytes, "out_bytes": leaf.out_bytes, "subscriptions": len(leaf.subs)}
+                if subscriptions:
+                    row["subscriptions_list"] = [subject.decode("utf-8", "replace") for subject, _ in leaf.subs]
+                found.append(row)
+        return found
+
+    def varz(self) -> dict[str, Any]:
+        """Return the block ``leaf`` of /varz. Source: nats-server, server/monitor.go (LeafNodeOptsVarz)."""
+        shown: dict[str, Any] = {}
+        settings = self._server.settings.leafnodes
+        if self.port is not None:
+            shown = {"host": settings.host, "port": self.port.port, "auth_timeout": settings.auth_timeout_ns / 1e9}
+        if settings.remotes:
+            shown["remotes"] = [_remote_row(remote) for remote in settings.remotes]
+        return shown
+
     def _run(self, steps: Any, name: str) -> None:
         task = asyncio.create_task(steps, name=name)
         self._tasks.add(task)
@@ -157,3 +184,11 @@ class LeafNodes:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def _remote_row(remote: LeafRemote) -> dict[str, Any]:
+    """Return a remote as /varz shows it, without secrets."""
+    denied = {"imports": list(remote.deny_imports), "exports": list(remote.deny_exports)}
+    denied = {name: subjects for name, subjects in denied.items() if subjects}
+    return {"local_account": remote.account, "urls": [url.address for url in remote.urls],
+            **({"deny": denied} if denied else {})}

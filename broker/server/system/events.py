@@ -34,9 +34,8 @@ from broker.server.routing.router import Router
 __all__ = ["Events", "connections_event"]
 
 _ID_CHARS: Final = string.digits + string.ascii_uppercase + string.ascii_lowercase
-_NOWHERE: Final = {"gateways": {"msgs": 0, "bytes": 0}, "routes": {"msgs": 0, "bytes": 0},
-                   "leafs": {"msgs": 0, "bytes": 0}}
-"""Traffic over routes, gateways and leaf nodes, which do not exist."""
+_NOWHERE: Final = {"gateways": {"msgs": 0, "bytes": 0}, "routes": {"msgs": 0, "bytes": 0}}
+"""Traffic over routes and gateways, which do not exist."""
 
 
 class Events:
@@ -134,10 +133,12 @@ def _shown(client: Client) -> dict[str, Any]:
 
 def connections_event(account: Account) -> dict[str, Any]:
     """Return an account's connections, subscriptions and traffic. Source: nats-server, server/events.go AccountStat."""
-    traffic = account.traffic()
+    traffic, leafs = account.traffic(), account.leaf_traffic()
     return {
-        "acc": account.name, "name": account.name, "conns": account.connections, "leafnodes": 0,
-        "total_conns": account.connections, "num_subscriptions": account.subscriptions,
-        "sent": {"msgs": traffic.out_msgs, "bytes": traffic.out_bytes, **_NOWHERE},
-        "received": {"msgs": traffic.in_msgs, "bytes": traffic.in_bytes, **_NOWHERE},
+        "acc": account.name, "name": account.name, "conns": account.connections, "leafnodes": len(account.leafs),
+        "total_conns": account.connections + len(account.leafs), "num_subscriptions": account.subscriptions,
+        "sent": {"msgs": traffic.out_msgs, "bytes": traffic.out_bytes, **_NOWHERE,
+                 "leafs": {"msgs": leafs.out_msgs, "bytes": leafs.out_bytes}},
+        "received": {"msgs": traffic.in_msgs, "bytes": traffic.in_bytes, **_NOWHERE,
+                     "leafs": {"msgs": leafs.in_msgs, "bytes": leafs.in_bytes}},
         "slow_consumers": account.slow_consumers}
