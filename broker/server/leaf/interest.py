@@ -18,7 +18,6 @@ import asyncio
 import secrets
 import string
 from collections import Counter
-from collections.abc import Iterable
 from typing import Final, Protocol
 
 from broker.server.routing.router import Router
@@ -149,10 +148,6 @@ class AccountInterest:
         """Inform ``leaf`` about nothing more; an unknown one is ignored."""
         if leaf in self._leafs:
             self._leafs.remove(leaf)
-
-    def keys(self) -> Iterable[Key]:
-        """Return all subjects and queue groups with subscriptions."""
-        return self._entries.keys()
 
     def _entry(self, key: Key) -> _Entry:
         entry = self._entries.get(key)
