@@ -56,8 +56,22 @@ def rows(spark: Any, target: Path, table: str, *columns: str, order: str) -> lis
     return [tuple(row) for row in found]
 
 
+class _Page(HTMLParser):
+    """Counts elements, and collects the addresses of everything that a browser would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: dict[str, int] = {}
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.counts[tag] = self.counts.get(tag, 0) + 1
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+
+
 async def test_the_tables(spark: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each table has all findings, also those at the borders of what one task compares; a second run replaces them."""
+    """Each table has all findings, also those at the borders of what one task compares, and the page shows them. A
+    second run replaces them."""
     monkeypatch.setattr(audit_module, "_CHUNK", 6)
     target = tmp_path / "out"
     zone = spark.conf.get("spark.sql.session.timeZone")
@@ -82,38 +96,27 @@ async def test_the_tables(spark: Any, url: str, tmp_path: Path, monkeypatch: pyt
     assert {seconds for _, seconds, _ in by_time} == {60}
     assert by_time[0][0] in (start, start + 60)
     assert by_time[-1][0] - by_time[0][0] >= 3540
+    _check_page(tmp_path / "out" / "audit.html", bars=6 + len(by_time))
+    assert done.page == f"{target}/audit.html"
 
 
-class _Page(HTMLParser):
-    """Counts elements, and collects the addresses of everything that a browser would load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: dict[str, int] = {}
-        self.loads: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.counts[tag] = self.counts.get(tag, 0) + 1
-        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
-
-
-async def test_the_page(spark: Any, url: str, tmp_path: Path) -> None:
+def _check_page(path: Path, bars: int) -> None:
     """The page has a bar for each row of both histograms, escapes what comes from messages, and loads nothing."""
-    done = audit(spark, store=url, stream="S", to=str(tmp_path / "out"))
-    text = (tmp_path / "out" / "audit.html").read_text("utf-8")
-    assert done.page == f"{tmp_path}/out/audit.html"
+    text = path.read_text("utf-8")
     page = _Page()
     page.feed(text)
-    bars = sum(spark.read.parquet(f"{tmp_path}/out/{table}").count() for table in ("sizes", "rates"))
-    assert page.counts["svg"] == 2
-    assert page.counts["rect"] == bars
+    assert (page.counts["svg"], page.counts["rect"]) == (2, bars)
     assert (page.counts.get("script", 0), page.counts.get("b", 0), page.loads) == (0, 0, [])
     assert "&lt;b&gt;" in text
     assert re.search("missing sequences</th><td>15 in 3 gaps<", text)
-    elsewhere = tmp_path / "page.html"
-    empty = audit(spark, store=url, stream="E", to=str(tmp_path / "empty"), page=str(elsewhere))
-    assert (empty.messages, empty.gaps, empty.first_seq) == (0, 0, None)
-    assert "There are no messages." in elsewhere.read_text("utf-8")
+
+
+async def test_an_empty_stream(spark: Any, url: str, tmp_path: Path) -> None:
+    """A stream without messages has empty tables; the page is written to the file that is named."""
+    page = tmp_path / "page.html"
+    done = audit(spark, store=url, stream="E", to=str(tmp_path / "empty"), page=str(page))
+    assert (done.messages, done.gaps, done.first_seq) == (0, 0, None)
+    assert "There are no messages." in page.read_text("utf-8")
 
 
 async def test_refusals(spark: Any, url: str, tmp_path: Path) -> None:
