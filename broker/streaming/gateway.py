@@ -139,6 +139,7 @@ class Gateway:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.clients.clear()
         self._conn_ids.clear()
+        self._connecting.clear()
         self._groups.clear()
         self._lanes.clear()
 

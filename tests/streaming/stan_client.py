@@ -97,7 +97,7 @@ class StanClient:
         self._guids = 0
 
     @classmethod
-    async def open(cls, url: str, client_id: str, cluster_id: str = CLUSTER_ID, **request: Any) -> Self:
+    async def open(cls, url: str | list[str], client_id: str, cluster_id: str = CLUSTER_ID, **request: Any) -> Self:
         """Connect to a server, and register the client. Raises: AssertionError, if the server refuses it."""
         client = cls(await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.1), client_id, cluster_id)
         error = await client.register(**request)
