@@ -33,7 +33,7 @@ from broker.streaming.client import PROTOCOL, Client
 from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.group import Group
 from broker.streaming.heartbeats import Heartbeats
-from broker.streaming.names import is_client_id
+from broker.streaming.names import is_client_id, is_inbox
 from broker.streaming.publishing import Publishing
 from broker.streaming.registry import Registry
 from broker.streaming.subjects import Subjects
@@ -175,7 +175,7 @@ class Gateway:
     # --- connections
 
     def _on_connect(self, request: wire.ConnectRequest | None, reply: bytes) -> None:
-        if request is None or not request.heartbeat_inbox:
+        if request is None or not is_inbox(request.heartbeat_inbox):
             self._answer(reply, wire.ConnectResponse(error=StanErrors.CONNECT_REQUEST))
         elif not is_client_id(request.client_id):
             self._answer(reply, wire.ConnectResponse(error=StanErrors.CLIENT_ID))
@@ -321,7 +321,7 @@ class Gateway:
                 continue
             acks.setdefault((inbox, ack.subject), []).append(ack.sequence)
         for (inbox, channel), seqs in acks.items():
-            sub = self._named(inbox.decode())
+            sub = self._named(inbox.decode(errors="replace"))
             if sub is not None and sub.channel == channel:
                 self.subscriptions.group(sub).acked(seqs)
 

@@ -14,7 +14,9 @@ import re
 from functools import lru_cache
 from urllib.parse import unquote
 
-__all__ = ["STREAM_PREFIX", "channel_of", "is_client_id", "is_literal_channel", "stream_of"]
+from broker.protocol.subject import is_literal, is_valid
+
+__all__ = ["STREAM_PREFIX", "channel_of", "is_client_id", "is_inbox", "is_literal_channel", "stream_of"]
 
 STREAM_PREFIX = "STAN_"
 
@@ -32,6 +34,15 @@ def is_literal_channel(name: str) -> bool:
     """Return whether ``name`` is the name of one channel: a subject without wildcards, slashes and white space."""
     return (bool(name) and all(name.split(".")) and not any(char in name for char in "*>/")
             and not any(char.isspace() for char in name))
+
+
+def is_inbox(subject: str) -> bool:
+    """Return whether the broker may publish to a subject that a client names.
+
+    It goes to other clients in a protocol line, so it must be a literal subject without control characters.
+    """
+    name = subject.encode()
+    return is_valid(name) and is_literal(name) and subject.isprintable()
 
 
 def stream_of(channel: str) -> str:

@@ -11,6 +11,7 @@ Source: nats-streaming-server, server/server.go: processClientPublish, ioLoop, a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from broker.streaming.traffic import Traffic
 
 __all__ = ["Publishing"]
+
+
+_HEADER_TEXT = re.compile(r"[^\r\n]*")
+"""A reply subject becomes a header: a line feed in it would begin another one."""
 
 
 class Publishing:
@@ -60,7 +65,8 @@ class Publishing:
                 continue
             channel, guid = msg.subject, msg.guid
             sender = (msg.client_id, msg.conn_id)
-            if not guid or not is_literal_channel(channel) or (sender != valid and not self._registered(*sender)):
+            if (not guid or not is_literal_channel(channel) or not _HEADER_TEXT.fullmatch(msg.reply)
+                    or (sender != valid and not self._registered(*sender))):
                 publisher.refuse(reply, guid, StanErrors.PUBLISH_REQUEST)
                 continue
             valid = sender

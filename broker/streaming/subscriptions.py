@@ -25,7 +25,7 @@ from broker.jetstream.wire.ids import secret_id
 from broker.jetstream.wire.numbers import INT64_MAX
 from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.group import Group
-from broker.streaming.names import is_literal_channel
+from broker.streaming.names import is_inbox, is_literal_channel
 from broker.streaming.subscription import Subscription
 from broker.streaming.wire.stan_pb2 import StartPosition, SubscriptionRequest
 
@@ -60,6 +60,8 @@ def check_request(request: SubscriptionRequest) -> None:
         raise StanError(StanErrors.START_POSITION)
     if not is_literal_channel(request.subject):
         raise StanError(StanErrors.SUBJECT)
+    if not is_inbox(request.inbox):
+        raise StanError(StanErrors.SUBSCRIBE_REQUEST)
 
 
 class Subscriptions:
