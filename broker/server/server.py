@@ -30,6 +30,7 @@ from broker.base.clock import Clock, SystemClock
 from broker.base.gotime import format_time
 from broker.base.listen_socket import Bound, Listener
 from broker.config.settings import AuthSettings, Settings
+from broker.server.accounts.account import Account
 from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
 from broker.server.auth.authenticator import AuthenticatorChain, authenticator, warnings
 from broker.server.auth.login import Authenticator, Refusal
@@ -352,6 +353,18 @@ class Server:
         return asyncio.get_running_loop().call_later(seconds, callback)
 
     # For connections
+
+    async def load_account(self, name: str) -> Account | None:
+        """Return an account; in operator mode, its token is fetched first. None: there is no such account."""
+        operator = self.delegation.operator
+        if self.accounts.get(name) is None and operator is not None:
+            from broker.server.operator.accounts import AccountError
+
+            try:
+                await operator.get(name)
+            except AccountError as error:
+                log.error("Account %s: %s", name, error)
+        return self.accounts.get(name)
 
     def next_cid(self) -> int:
         self._last_cid += 1

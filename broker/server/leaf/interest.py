@@ -81,6 +81,9 @@ class AccountInterest:
         self._leafs: list[Informed] = []
         self._mapped: frozenset[bytes] = frozenset()
         self._seen: set[Subscription] | None = None
+        self._ending: set[Subscription] = set()
+        """Subscriptions that had ended when they were to be counted; most are removed from the router later."""
+
         self.loop_subject = LOOP + "".join(secrets.choice(string.ascii_letters + string.digits)
                                            for _ in range(22)).encode()
         self._entry((self.loop_subject, b"")).local += 1
@@ -91,7 +94,9 @@ class AccountInterest:
         self._router.interest_observer = self
         self.mappings_changed()
         for number, sub in enumerate(self._router.subs, 1):
-            if sub not in seen and not sub.ended:
+            if sub.ended:
+                self._ending.add(sub)
+            elif sub not in seen:
                 seen.add(sub)
                 self._change(sub, sub.weight if sub.queue else 1)
             if not number % _AT_ONCE:
@@ -119,7 +124,9 @@ class AccountInterest:
         self._change(sub, sub.weight if sub.queue else 1)
 
     def removed(self, sub: Subscription) -> None:
-        if self._seen is None or sub in self._seen:
+        if sub in self._ending:
+            self._ending.discard(sub)
+        elif self._seen is None or sub in self._seen:
             self._change(sub, -sub.weight if sub.queue else -1)
 
     def reweighted(self, sub: Subscription, weight: int) -> None:

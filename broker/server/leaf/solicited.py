@@ -64,6 +64,9 @@ class Server(Host, Protocol):
     server_id: str
     server_name: str
 
+    async def load_account(self, name: str) -> Account | None:
+        """Return an account, whose token may have to be fetched; None if there is no such account."""
+
 
 class RemoteEntrance:
     """The settings of connections that this server opens."""
@@ -235,7 +238,7 @@ class Remote:
         """Open a connection and send CONNECT. Raises: RemoteFailed."""
         server, settings = self._server, self.settings
         log.debug('Trying to connect as leafnode to remote server on "%s"', url.address)
-        account = server.accounts.get(settings.account)
+        account = await server.load_account(settings.account)
         if account is None:
             raise RemoteFailed(f'cannot find local account "{settings.account}" specified in leafnode remote')
         loop = server.loop

@@ -293,3 +293,49 @@ async def test_a_hub_may_require_a_newer_version(tmp_path: Path) -> None:
     """The hub's refusal of this version is logged."""
     async with pair(tmp_path, "nats-server", "jetblock", listener="min_version: 2.99.0") as servers:
         await servers.spoke.wait_line("Leafnode Error 'connection rejected since minimum version required is")
+
+
+async def test_an_account_of_an_operator(tmp_path: Path) -> None:
+    """In operator mode, a remote's account is loaded by its key before the hub is connected."""
+    account = key(ACCOUNT, "A").public
+    async with pair(tmp_path, "nats-server", "jetblock", remote=f"account: {account}",
+                    spoke_settings=tokens.configuration({"A": tokens.account("A")})) as servers:
+        [leaf] = (await servers.spoke.monitor("/leafz"))["leafs"]
+        assert (leaf["account"], leaf["name"]) == (account, "hub")
+
+
+async def test_a_standby_does_not_connect(tmp_path: Path) -> None:
+    """A standby joins the hub after it has taken over; when it is ready, the hub knows its interest."""
+    port = free_port()
+    hub = write(tmp_path / "hub.conf", f'leafnodes {{ listen: "127.0.0.1:{port}" }}')
+
+    def spoke(name: str) -> BrokerProcess:
+        return BrokerProcess("-c", write(tmp_path / f"{name}.conf", f"""
+            server_name: {name}
+            jetstream {{ store_dir: "{tmp_path}/store", domain: bucket }}
+            leafnodes {{ remotes [ {{ url: "nats-leaf://127.0.0.1:{port}" }} ] }}"""))
+
+    async with NatsServerProcess("-c", hub) as real, spoke("one") as first, spoke_waiting(spoke("two")) as second:
+        client = await connect(real)
+        await client.jetstream(domain="bucket", timeout=10).add_stream(name="S", subjects=["s"])
+        assert [leaf["name"] for leaf in (await real.monitor("/leafz"))["leafs"]] == ["one"]
+        await first.kill()
+        await second.wait_ready()
+        there = await connect(second)
+        await crossed(there, client)
+        await there.close()
+        ack = await client.jetstream(timeout=10).publish("s", b"x")
+        assert (ack.domain, ack.seq) == ("bucket", 1)
+        assert [leaf["name"] for leaf in (await real.monitor("/leafz"))["leafs"]] == ["two"]
+        await client.close()
+
+
+@asynccontextmanager
+async def spoke_waiting(standby: BrokerProcess) -> AsyncIterator[BrokerProcess]:
+    """Start a broker, and yield it when it waits as a standby."""
+    await standby.start(ready=False)
+    try:
+        await standby.wait_line("standby|another broker")
+        yield standby
+    finally:
+        await standby.close()
