@@ -136,10 +136,29 @@ class _Stager:
     def add(self, partition: int, rows: Rows) -> None:
         """Add rows, and put the runs that are full. Raises: _Refused for the first row that cannot be stored; NoStore;
         Unreachable."""
+        before = self._counts.get(partition, 0)
+        if not self._add_plain(rows):
+            self._add_each(partition, before, rows)
+        self._counts[partition] = before + len(rows.subjects)
+        for run in self._writer.take():
+            self._objects.put(run.key, run.data)
+
+    def _add_plain(self, rows: Rows) -> bool:
+        """Add rows that have only subjects and data, all at once; return False if they have more, or one is refused."""
+        subjects, data, *others = rows
+        if others != [None, None, None] or None in subjects:
+            return False
+        try:
+            self._writer.add_plain(subjects, [one or b"" for one in data] if None in data else data)  # type: ignore[arg-type]  # no None
+        except RowRefused:
+            return False
+        return True
+
+    def _add_each(self, partition: int, before: int, rows: Rows) -> None:
+        """Add rows one by one. Raises: _Refused for the first row that cannot be stored."""
         refuse_raised = self._target.times == "refuse"
         strip = self._target.strip
         writer = self._writer
-        before = self._counts.get(partition, 0)
         at = 0
         try:
             for at, (subject, data, headers, msg_id, time_ns) in enumerate(_each(rows)):  # noqa: B007
@@ -154,9 +173,6 @@ class _Stager:
         except RowRefused as error:
             raise _Refused(f"row {before + at} of partition {partition} ({_shown(rows, at)}) cannot be stored: "
                            f"{error}") from None
-        self._counts[partition] = before + len(rows.subjects)
-        for run in writer.take():
-            self._objects.put(run.key, run.data)
 
     def finish(self) -> list[StagedRun]:
         """Put the last runs; return the entries of all. Raises: NoStore; Unreachable."""

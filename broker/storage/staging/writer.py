@@ -16,9 +16,10 @@ Rows of several writers may join together: ``request_object`` makes a request wi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import groupby
+from itertools import accumulate, groupby, repeat
 from typing import Final, NamedTuple
 
 from broker.protocol import headers as header_block
@@ -36,7 +37,7 @@ from broker.storage.format.request import (
 )
 from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.format.staged import staged_position
-from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.open_block import NAMES_BYTES, OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
 from broker.storage.paths import ShardPaths, StreamPaths
 from broker.storage.staging.headers import MSG_ID, MSG_ID_BLOCK, flaw
@@ -55,8 +56,24 @@ _BODY_BYTES_MAX: Final = 32 << 20
 _TIME_MAX: Final = (1 << 63) - 1
 _SUBJECTS_KNOWN_MAX: Final = 65_536
 
-_Row = tuple[bytes, bytes, int, int, bytes]
-"""Subject, body, header bytes, time (0: none), message id (b"": none)."""
+class _Rows:
+    """The rows of a block as columns: lists of plain values cost the garbage collector nothing.
+
+    ``bodies`` are headers and payload, ``hlens`` the bytes of the headers. A row without a time has 0 in ``times``, one
+    without an id b"" in ``ids``.
+    """
+
+    __slots__ = ("bodies", "hlens", "ids", "subjects", "times")
+
+    def __init__(self) -> None:
+        self.subjects: list[bytes] = []
+        self.bodies: list[bytes] = []
+        self.hlens: list[int] = []
+        self.times: list[int] = []
+        self.ids: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self.bodies)
 
 
 class RowRefused(ValueError):
@@ -105,7 +122,7 @@ class RunWriter:
         self._request_nonce = self._nonce
         self._subjects: set[bytes] = set()
         """A bounded set of subjects that were checked."""
-        self._rows: list[_Row] = []
+        self._rows = _Rows()
         self._rows_bytes = 0
         self._run_id = self._new_id()
         self._sealed: list[SealedBlock[None]] = []
@@ -138,8 +155,39 @@ class RunWriter:
         if time_ns is not None:
             self.raised += time_ns < self._last_time_ns
             self._last_time_ns = max(self._last_time_ns, time_ns)
-        rows.append((subject, headers + payload, len(headers), self._last_time_ns, msg_id or b""))
+        rows.subjects.append(subject)
+        rows.bodies.append(headers + payload)
+        rows.hlens.append(len(headers))
+        rows.times.append(self._last_time_ns)
+        rows.ids.append(msg_id or b"")
         self._rows_bytes += size
+
+    def add_plain(self, subjects: Sequence[bytes], payloads: Sequence[bytes]) -> None:
+        """Add rows without headers, ids and times: the same as ``add`` for each, in a tenth of the time.
+
+        Raises: RowRefused; then none of them was added.
+        """
+        for subject in set(subjects) - self._subjects:
+            self._check_subject(subject)
+        ends = list(accumulate(map(len, payloads)))
+        if payloads and (longest := max(map(len, payloads))) > _BODY_BYTES_MAX:
+            raise RowRefused(f"a payload of {longest} bytes is too large for a message")
+        start = before = 0
+        while start < len(ends):
+            end = min(bisect_right(ends, before + self._block_bytes - self._rows_bytes, start),
+                      start + self._block_messages - len(self._rows))
+            if end <= start and self._rows:
+                self._end_block()
+                continue
+            end = max(end, start + 1)  # a message larger than a block has one of its own
+            rows = self._rows
+            rows.subjects += subjects[start:end]
+            rows.bodies += payloads[start:end]
+            rows.hlens += repeat(0, end - start)
+            rows.times += repeat(self._last_time_ns, end - start)
+            rows.ids += repeat(b"", end - start)
+            self._rows_bytes += ends[end - 1] - before
+            start, before = end, ends[end - 1]
 
     def _check_subject(self, subject: bytes) -> None:
         if not is_stageable(subject):
@@ -177,19 +225,21 @@ class RunWriter:
                               times=times, nonce=nonce)
 
     def _end_block(self) -> None:
-        rows, self._rows, self._rows_bytes = self._rows, [], 0
+        rows, self._rows, self._rows_bytes = self._rows, _Rows(), 0
         block: OpenBlock[None] = OpenBlock(self._stream_id, None)
-        at = 0
         # If some rows have a time, earlier rows without one cannot have the time of adoption.
-        first_ns = next((row[3] for row in rows if row[3]), 0)
-        for own_ns, some in groupby(rows, key=_time_of):
-            time_ns = own_ns or min(first_ns, self._now_ns)
-            subjects, bodies, hlens, _, _ = zip(*some, strict=True)
-            block.append_run(at + 1, subjects, hlens if any(hlens) else None, bodies, time_ns)
-            at += len(bodies)
-        ids = [(at, row[4]) for at, row in enumerate(rows) if row[4]]
-        if ids:
-            block.add(MessageIds([at for at, _ in ids], [msg_id for _, msg_id in ids]))
+        first_ns = next(filter(None, rows.times), 0)
+        for start, end in _equal_runs(rows.times):
+            time_ns = rows.times[start] or min(first_ns, self._now_ns)
+            if end - start == 1 and not rows.hlens[start] and len(rows.subjects[start]) <= NAMES_BYTES:
+                block.append_one(start + 1, rows.subjects[start], rows.bodies[start], time_ns)
+            else:
+                hlens = rows.hlens[start:end]
+                block.append_run(start + 1, rows.subjects[start:end], hlens if any(hlens) else None,
+                                 rows.bodies[start:end], time_ns)
+        if any(rows.ids):
+            places = [at for at, msg_id in enumerate(rows.ids) if msg_id]
+            block.add(MessageIds(places, [rows.ids[at] for at in places]))
         sealed = seal_block(block, self._position, object_id=self._run_id)
         sealed.core.staged = True
         self._sealed.append(sealed)
@@ -263,5 +313,13 @@ def _checked_id(msg_id: bytes) -> bytes:
     return msg_id
 
 
-def _time_of(row: _Row) -> int:
-    return row[3]
+def _equal_runs(values: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Divide values, at least one, into runs of equal ones; yield the start and end of each."""
+    if values.count(values[0]) == len(values):
+        yield 0, len(values)
+        return
+    start = 0
+    for _, some in groupby(values):
+        end = start + sum(1 for _ in some)
+        yield start, end
+        start = end
