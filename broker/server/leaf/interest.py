@@ -94,18 +94,16 @@ class AccountInterest:
         self._router.interest_observer = self
         self.mappings_changed()
         for number, sub in enumerate(self._router.subs, 1):
-            if sub.ended:
-                self._ending.add(sub)
-            elif sub not in seen:
-                seen.add(sub)
-                self._change(sub, sub.weight if sub.queue else 1)
             if not number % _AT_ONCE:
                 await asyncio.sleep(0)
+            if sub in seen:
+                continue
+            if sub.ended:
+                self._ending.add(sub)
+            else:
+                seen.add(sub)
+                self._change(sub, sub.weight if sub.queue else 1)
         self._seen = None
-
-    def close(self) -> None:
-        """Stop counting: the account has no leaf connections any more."""
-        self._router.interest_observer = None
 
     def mappings_changed(self) -> None:
         """Count the sources of the account's mappings, to which other servers may publish."""
