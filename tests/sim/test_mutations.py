@@ -26,7 +26,7 @@ KNOWN: dict[str, list[int]] = {
     "batches-in-two-segments": [87], "ceiling-lost-in-pages": [1], "clocks-believed": [7],
     "double-ack-at-once": [22], "expires-early": [6], "fast-acks-at-once": [7], "granted-again": [19],
     "half-adopted": [14],
-    "late-applied-pages": [179], "leaps-stamped": [10], "lease-from-end": [36], "never-muted": [72],
+    "late-applied-pages": [207], "leaps-stamped": [10], "lease-from-end": [36], "never-muted": [72],
     "never-right-again": [7], "pages-swept-to-newest-root": [20], "redelivered-lost-in-pages": [27],
     "request-gone-early": [14], "schedules-not-stored": [3], "streams-not-notified": [331, 455],
     "suspended-for-ever": [1],
