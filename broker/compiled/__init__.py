@@ -24,10 +24,14 @@ from typing import Final
 
 __all__ = ["FOLDER", "MODULES", "PURE", "build_name", "library_name", "use_build"]
 
-MODULES: Final = ("protocol.run", "protocol.framing", "protocol.parser", "protocol.leaf.parser", "protocol.encoder",
-                  "server.routing.sublist", "storage.log.open_block")
+MODULES: Final = (
+    "protocol.run", "protocol.framing", "protocol.parser", "protocol.leaf.parser", "protocol.encoder",
+    "protocol.subject",
+    "server.routing.sublist", "server.routing.subscription", "server.routing.ack_subjects",
+    "server.routing.queue_group", "server.routing.routes", "server.routing.router", "server.connection.subscribing",
+    "storage.log.open_block")
 """The modules of a build, by name relative to the package: the code that runs once for each message or subscription.
-Classes with weak references or without a fixed set of attributes cannot be compiled, so routes are not among them."""
+Classes with weak references cannot be compiled, so ``server.routing.route`` is not among them."""
 
 PURE: Final = "JETBLOCK_PURE"
 """The environment variable that selects the sources, unless it is empty or 0."""

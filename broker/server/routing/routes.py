@@ -11,7 +11,6 @@ Does not own: the subscriptions (sublist), delivery (route), notification of obs
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Collection
 from itertools import chain, islice
 from typing import Final
@@ -47,7 +46,6 @@ _INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.", b"$JS.API.CONSUM
 """Prefixes of subjects that rarely repeat and share a route with subjects that differ in the last token only: replies
 to clients and through service imports, gets of keys, creations and deletions of consumers."""
 
-_WILDCARD: Final = re.compile(rb"(?:\A|\.)[*>](?=\.|\Z)")
 _DOT: Final = ord(".")
 _NO_FAMILY: Final = (b"", 0)
 
@@ -149,21 +147,23 @@ class Routes:
     def _forget(self, subject: bytes) -> None:
         """Drop the routes that a subscription to ``subject`` may affect."""
         self.changes += 1
-        wildcard = _WILDCARD.search(subject) if b"*" in subject or b">" in subject else None
-        if wildcard is None:
+        prefix = _before_wildcard(subject)
+        if prefix is None:
             self.by_subject.pop(subject, None)
             self._inboxes.pop(subject.rpartition(b".")[0], None)
             return
-        prefix = subject[:wildcard.start()]
-        dotted = prefix + b"."
         dots = prefix.count(b".")
+        unknown = dots > 0 and _root(prefix) not in self._roots
+        if unknown and not self._acks:
+            return  # this is the case for most subjects of new consumers and subscribers
+        dotted = prefix + b"."
         for cache in self.caches:
             if not cache:
                 continue
             if cache is self._acks and dots >= ACK_TOKENS - 6:
                 cache.pop(prefix, None)  # keys of _acks have no more tokens than this prefix
-            elif dots and cache is not self._acks and _root(prefix) not in self._roots:
-                continue  # this is the case for most subjects of a new consumer
+            elif unknown and cache is not self._acks:
+                continue
             elif not prefix or len(cache) > min(_SCAN_MAX, self._scans_left):
                 cache.clear()
             else:
@@ -351,6 +351,16 @@ def _retain(match: Match[Subscription], wanted: Callable[[Subscription], bool]) 
     match.plain = [sub for sub in match.plain if wanted(sub)]
     kept = {name: [sub for sub in group if wanted(sub)] for name, group in match.groups.items()}
     match.groups = {name: group for name, group in kept.items() if group}
+
+
+def _before_wildcard(subject: bytes) -> bytes | None:
+    """Return the tokens before the first wildcard; None if there is no wildcard."""
+    if b"*" not in subject and b">" not in subject:
+        return None
+    dotted = b".%b." % subject
+    star, rest = dotted.find(b".*."), dotted.find(b".>.")
+    first = rest if star < 0 or 0 <= rest < star else star
+    return None if first < 0 else subject[:max(first - 1, 0)]
 
 
 def _root(subject: bytes) -> bytes:

@@ -4,6 +4,12 @@
     foo.*.baz   ─ "foo" ── star ── "baz"
     foo.>       ─ "foo" ── rest
 
+A branch with only one subscription ends where it leaves the others: that node has the subscription itself. If there are
+very many subscriptions, most have such a branch, which would otherwise be several nodes.
+
+    foo.1.*.a, foo.2.*.a    ─ "foo" ─┬─ "1" [foo.1.*.a]
+                                     └─ "2" [foo.2.*.a]
+
 Does not own: delivery, or the caching of matches; the router knows when those become stale.
 
 Source: nats-server, server/sublist.go (Insert, Match).
@@ -47,9 +53,13 @@ class _Node(Generic[S]):
     Most nodes of a large tree have one child or one subscription, so dicts are made when they are needed.
     """
 
-    __slots__ = ("children", "groups", "plain", "rest", "star")
+    __slots__ = ("children", "depth", "groups", "only", "plain", "rest", "star")
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 0, only: S | None = None) -> None:
+        self.depth = depth
+        """Number of tokens that lead here."""
+        self.only = only
+        """The only subscription at this node and below it; the other attributes are then unset."""
         self.plain: dict[S, None] | None = None
         self.groups: dict[bytes, dict[S, None]] | None = None
         self.children: dict[bytes, _Node[S]] | None = None
@@ -58,7 +68,48 @@ class _Node(Generic[S]):
 
     @property
     def empty(self) -> bool:
-        return not (self.plain or self.groups or self.children or self.star or self.rest)
+        return not (self.only or self.plain or self.groups or self.children or self.star or self.rest)
+
+    def add(self, sub: S, tokens: list[bytes]) -> _Node[S] | None:
+        """Add a subscription, whose subject has these tokens.
+
+        Returns: the next node on its way, if there is one already; then nothing was added.
+        """
+        if self.only is not None:
+            self.expand()
+        if self.depth == len(tokens):
+            if not sub.queue:
+                if self.plain is None:
+                    self.plain = {}
+                self.plain[sub] = None
+            else:
+                if self.groups is None:
+                    self.groups = {}
+                self.groups.setdefault(sub.queue, {})[sub] = None
+            return None
+        token = tokens[self.depth]
+        if token == b"*":
+            if self.star is None:
+                self.star = _Node(self.depth + 1, sub)
+                return None
+            return self.star
+        if token == b">":
+            if self.rest is None:
+                self.rest = _Node(self.depth + 1, sub)
+                return None
+            return self.rest
+        if self.children is None:
+            self.children = {}
+        following = self.children.get(token)
+        if following is None:
+            self.children[token] = _Node(self.depth + 1, sub)
+        return following
+
+    def expand(self) -> None:
+        """Move the only subscription to where its subject leads."""
+        if (only := self.only) is not None:
+            self.only = None
+            self.add(only, only.subject.split(b"."))
 
     def discard(self, sub: S) -> bool:
         """Remove a subscription. Returns: whether it was found."""
@@ -92,6 +143,9 @@ class Sublist(Generic[S]):
         nodes = [self._root]
         while nodes:
             node = nodes.pop()
+            if node.only is not None:
+                yield node.only
+                continue
             if node.plain:
                 yield from tuple(node.plain)
             for members in tuple((node.groups or {}).values()):
@@ -99,32 +153,10 @@ class Sublist(Generic[S]):
             nodes += node.following()
 
     def insert(self, sub: S) -> None:
-        node = self._root
-        for token in sub.subject.split(b"."):
-            if token == b"*":
-                following = node.star
-                if following is None:
-                    following = node.star = _Node()
-            elif token == b">":
-                following = node.rest
-                if following is None:
-                    following = node.rest = _Node()
-            else:
-                children = node.children
-                if children is None:
-                    children = node.children = {}
-                following = children.get(token)
-                if following is None:
-                    following = children[token] = _Node()
-            node = following
-        if sub.queue:
-            if node.groups is None:
-                node.groups = {}
-            node.groups.setdefault(sub.queue, {})[sub] = None
-        elif node.plain is None:
-            node.plain = {sub: None}
-        else:
-            node.plain[sub] = None
+        tokens = sub.subject.split(b".")
+        node: _Node[S] | None = self._root
+        while node is not None:
+            node = node.add(sub, tokens)
         self.count += 1
         self.inserts += 1
 
@@ -133,13 +165,17 @@ class Sublist(Generic[S]):
         path: list[tuple[_Node[S], bytes]] = []
         node = self._root
         for token in sub.subject.split(b"."):
+            if node.only is not None:
+                break
             path.append((node, token))
             following = (node.star if token == b"*" else node.rest if token == b">" else
                          node.children.get(token) if node.children is not None else None)
             if following is None:
                 return False
             node = following
-        if not node.discard(sub):
+        if node.only is sub:
+            node.only = None
+        elif not node.discard(sub):
             return False
         self.count -= 1
         self.removes += 1
@@ -157,13 +193,7 @@ class Sublist(Generic[S]):
 
     def all(self) -> list[S]:
         """Return all subscriptions."""
-        found: Match[S] = Match()
-        nodes = [self._root]
-        while nodes:
-            node = nodes.pop()
-            self._collect(node, found)
-            nodes += node.following()
-        return [*found.plain, *(sub for group in found.groups.values() for sub in group)]
+        return list(self)
 
     def match(self, subject: bytes) -> Match[S]:
         """Return the subscriptions that match a literal subject; a subject with an empty token matches none."""
@@ -174,6 +204,10 @@ class Sublist(Generic[S]):
         node = self._root
         for at, token in enumerate(tokens):
             # Fast path while the tree does not fork, which is most of the way in most trees.
+            if node.only is not None:
+                if node.only.subject == subject or _leads_on(node.only.subject.split(b"."), tokens, at):
+                    _collect_one(node.only, found)
+                return found
             if node.rest is not None:
                 self._collect(node.rest, found)
             star, children = node.star, node.children
@@ -199,6 +233,8 @@ class Sublist(Generic[S]):
         for token in tokens:
             following: list[_Node[S]] = []
             for node in level:
+                if node.only is not None:
+                    node.expand()
                 if node.rest is not None:
                     self._collect(node.rest, found)
                 if node.star is not None:
@@ -221,6 +257,7 @@ class Sublist(Generic[S]):
             if following is None:
                 return ()
             node = following
+            node.expand()
         return (node.groups or {}).get(queue, ()) if queue else node.plain or ()
 
     def match_prefix(self, prefix: bytes) -> Match[S] | None:
@@ -231,6 +268,7 @@ class Sublist(Generic[S]):
         if b"" in tokens:
             return None
         for node in self._descend(tokens, found, [self._root]):
+            node.expand()
             if node.children:
                 return None
             if node.rest is not None:
@@ -241,8 +279,31 @@ class Sublist(Generic[S]):
 
     @staticmethod
     def _collect(node: _Node[S], found: Match[S]) -> None:
+        """Add the subscriptions whose subjects end at the node."""
+        if (only := node.only) is not None:
+            if only.subject.count(b".") + 1 == node.depth:
+                _collect_one(only, found)
+            return
         if node.plain is not None:
             found.plain.extend(node.plain)
         if node.groups is not None:
             for queue, members in node.groups.items():
                 found.groups.setdefault(queue, []).extend(members)
+
+
+def _collect_one(sub: S, found: Match[S]) -> None:
+    if sub.queue:
+        found.groups.setdefault(sub.queue, []).append(sub)
+    else:
+        found.plain.append(sub)
+
+
+def _leads_on(pattern: list[bytes], tokens: list[bytes], start: int) -> bool:
+    """Return whether the pattern matches the literal tokens, if the first ``start`` tokens do."""
+    for at in range(start, len(pattern)):
+        if at == len(tokens):
+            return False
+        token = pattern[at]
+        if token != tokens[at] and token != b"*":
+            return token == b">"
+    return len(pattern) == len(tokens)
