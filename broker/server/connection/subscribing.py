@@ -46,7 +46,7 @@ class Subscribing:
     ``call_soon`` runs a function on a later turn of the loop, ``call_later`` after a number of seconds.
     """
 
-    __deletable__ = ["_client"]  # for mypyc, which compiles this module
+    __deletable__ = ["_client"]  # noqa: RUF012 - mypyc, which compiles this module, reads this form alone
     __slots__ = ("_call_later", "_call_soon", "_client", "_hiding", "_max", "_max_tokens", "_replies", "_rules", "subs")
 
     def __init__(self, client: Subscriber, call_soon: Callable[[Callable[[], None]], object],
