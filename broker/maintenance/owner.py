@@ -18,6 +18,7 @@ from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.errors import FormatError
+from broker.storage.format.record import Record
 from broker.storage.format.records.release import Release
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.settings import LogSettings
@@ -100,8 +101,14 @@ class _Corrected:
         self.stream_id = correction.stream_id
         self._outcome = correction.outcome
 
+    followed = False
+
     def sealing(self, block: OpenBlock[Any]) -> None:
         block.outcome = self._outcome
+
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+        self.sealing(block)
+        return ()
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         pass

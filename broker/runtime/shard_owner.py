@@ -26,6 +26,7 @@ from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_a
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
+from broker.storage.journal_replay import journal_place, log_journaled, replay_journal
 from broker.storage.log.listener import LogListener
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore import StoreError, StoreLock, Transient
@@ -89,7 +90,7 @@ class ShardOwner(LogListener):
         self.standby = False
         self.scrubber: Scrubber | None = None
         self.commit_latency = Histogram(_COMMIT_BOUNDS)
-        """The times from the first call that waits for a segment until the segment is stored."""
+        """The times from the first call that waits for a commit until it is stored, or safe in the journal."""
         self.recovery_ns = 0
         """The duration of the last take-over, from the end of the wait until the shard is recovered."""
         self._host = host
@@ -197,6 +198,7 @@ class ShardOwner(LogListener):
         try:
             if directory is not None:
                 log_tail(await asyncio.to_thread(repair_tail, directory, paths), store.url)
+                log_journaled(await asyncio.to_thread(replay_journal, directory, paths), store.url)
             taken = await take_shard(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns)
             if directory is not None:
                 directory.unsynced.on_failure = partial(self._sync_failed, asyncio.get_running_loop())
@@ -206,7 +208,8 @@ class ShardOwner(LogListener):
                          held_ns / 1e9)
             shard = self.shard = await Shard.open(
                 store, paths, taken.epoch, host.identity.nonce, clock, rng, settings, began_ns=taken.began_ns,
-                serve_from_ns=taken.serve_from_ns, executor=host.encoders, clock_trusted=lambda: clock.trusted)
+                serve_from_ns=taken.serve_from_ns, executor=host.encoders, clock_trusted=lambda: clock.trusted,
+                journal=journal_place(directory, paths) if directory is not None else None)
             if shard.log.lease_expired:
                 # Streams opened with an expired lease could not serve reads.
                 await shard.log.persisted()
@@ -247,6 +250,10 @@ class ShardOwner(LogListener):
         """Measure the commit that stored ``segment``."""
         if segment.urgent_ns:
             self.commit_latency.observe((self._host.clock.monotonic_ns() - segment.urgent_ns) / 1e9)
+
+    def commit_safe(self, urgent_ns: int) -> None:
+        """Measure a commit that the journal made safe."""
+        self.commit_latency.observe((self._host.clock.monotonic_ns() - urgent_ns) / 1e9)
 
     def log_failed(self, error: BaseException) -> None:
         """Report the loss of the shard, unless this process gave it up."""

@@ -24,6 +24,7 @@ from broker.storage.format.codec import Compression
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.section import SectionCodec
 from broker.storage.log.heartbeat import RecoveryHeartbeat
+from broker.storage.log.journal import JournalPlace
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound, ObjectStore
@@ -120,12 +121,13 @@ class Shard:
     async def open(cls, store: ObjectStore, paths: ShardPaths, epoch: int, nonce: bytes, clock: Clock,
                    rng: random.Random, settings: ShardSettings | None = None, *, began_ns: int | None = None,
                    serve_from_ns: int = 0, executor: Executor | None = None,
-                   clock_trusted: Callable[[], bool] = lambda: True) -> Shard:
+                   clock_trusted: Callable[[], bool] = lambda: True, journal: JournalPlace | None = None) -> Shard:
         """Recover the shard, whose ``epoch`` was just opened, and start its log.
 
         Args: began_ns is when, by the outside clock, the put of the opening began. serve_from_ns is the earliest time
             to return, by the monotonic clock. Until then it puts heartbeats, but no root, which would mean that it has
-            served. executor encodes segments; None: no threads.
+            served. executor encodes segments; None: no threads. journal is where the log keeps its journal; the caller
+            has replayed the one of an earlier owner (``journal_replay``).
         Raises: Fenced; Corrupt, with the object's key; StoreError.
         """
         settings = settings or ShardSettings()
@@ -135,7 +137,7 @@ class Shard:
         for number in range(snapshot.state.position.number + 1, heartbeat.position.number + 1):
             snapshot.state.apply_segment(Position(epoch, number))
         log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
-                  began_ns=heartbeat.proved_ns, clock_trusted=clock_trusted)
+                  began_ns=heartbeat.proved_ns, clock_trusted=clock_trusted, journal=journal)
         sweeper = Sweeper(log, paths, clock, rng, grace_ns=settings.sweep_grace_ns, clock_trusted=clock_trusted)
         checkpointer = Checkpointer(log, paths, snapshot, rng, settings.checkpoint, after_round=sweeper.after_round,
                                     executor=executor)

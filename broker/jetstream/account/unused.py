@@ -6,13 +6,14 @@ Does not own: finding them (the engine).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.storage.format.block import Outcome
 from broker.storage.format.records.stream_delete import StreamDelete
 
 if TYPE_CHECKING:
+    from broker.storage.format.record import Record
     from broker.storage.log.stream_log import StreamLog
     from broker.storage.log.writer import OpenBlock, SealedBlock
     from broker.storage.state.stream import StreamState
@@ -37,9 +38,15 @@ class UnusedStream:
         """Record the deletion. Once it is persisted, the stream leaves the applied state and its objects are freed."""
         log.block(self).add(StreamDelete())
 
+    followed = False
+
     def sealing(self, block: OpenBlock[Any]) -> None:
         state = self._state
         block.outcome = Outcome(state.first_seq, state.last_seq, state.msgs, state.bytes, state.first_time_ns)
+
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+        self.sealing(block)
+        return ()
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         pass

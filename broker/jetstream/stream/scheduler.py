@@ -59,7 +59,7 @@ class Scheduler:
         self._log, self._tasks, self._clock = parts.log, parts.tasks, parts.clock
         self._publish = parts.stream.publish_own
         self.passes = DuePasses(parts.log, parts.tasks, parts.clock, "schedules", self._fire, untrusted_ns=_RETRY_NS)
-        self._changed: dict[int, int] = {}
+        self.changed: dict[int, int] = {}
         """Changes that are not recorded yet: sequence → due time; 0: the schedule never fires again."""
         self._fired: dict[bytes, tuple[int, int, int, int]] = {}
         """Subject of a schedule that fired → its sequence, its next due time, the time it fired, and the stream's last
@@ -103,7 +103,7 @@ class Scheduler:
     def set(self, rows: Sequence[tuple[int, int]]) -> None:
         """Set the due times of schedules that were just appended, or are due again: (sequence, due time)."""
         for seq, due_ns in rows:
-            self._changed[seq] = due_ns
+            self.changed[seq] = due_ns
             self.schedules.put(seq, due_ns)
             self._fired = {subject: fired for subject, fired in self._fired.items() if fired[0] != seq}
         if not self.passes.in_time_for(self.schedules.next_ns):
@@ -112,7 +112,7 @@ class Scheduler:
 
     def put(self, seq: int, due_ns: int) -> None:
         """Set the due time of one schedule in a stream that is not in use yet: its timer waits for ``arm``."""
-        self._changed[seq] = due_ns
+        self.changed[seq] = due_ns
         self.schedules.put(seq, due_ns)
 
     def removed(self, first: int, last: int) -> None:
@@ -122,13 +122,18 @@ class Scheduler:
             self._fired = {subject: fired for subject, fired in self._fired.items() if not first <= fired[0] <= last}
 
     def record(self) -> Schedule | None:
-        """Return the record of the changes since the last block, or None."""
-        if not self._changed:
+        """Return the record of the changes since the last ``pop_record``, or None."""
+        if not self.changed:
             return None
-        changed = sorted((seq, due_ns) for seq, due_ns in self._changed.items()
+        changed = sorted((seq, due_ns) for seq, due_ns in self.changed.items()
                          if not due_ns or self.schedules.rows(seq, seq)[0])
-        self._changed = {}
         return Schedule([seq for seq, _ in changed], [due_ns for _, due_ns in changed]) if changed else None
+
+    def pop_record(self) -> Schedule | None:
+        """Return the record of the changes since the last block, or None."""
+        record = self.record()
+        self.changed = {}
+        return record
 
     # --- firing -------------------------------------------------------------------------------------------------------
 
@@ -216,7 +221,7 @@ class Scheduler:
     def _end(self, seq: int) -> None:
         """Remove a schedule, which never fires again, though its message stays."""
         self.schedules.remove(seq, seq)
-        self._changed[seq] = 0
+        self.changed[seq] = 0
         self._log.urgent()
 
 

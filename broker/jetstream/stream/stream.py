@@ -69,6 +69,7 @@ from broker.jetstream.usage import Usage
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
+from broker.storage.format.record import Record
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.stream_update import StreamUpdate
 
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from broker.jetstream.inflight import Inflight
     from broker.jetstream.stream.publish.pub_ack_receiver import PubAckReceiver
     from broker.storage.format.frame import Chunk
+    from broker.storage.format.records.body import RecordBody
     from broker.storage.log.open_block import OpenBlock
     from broker.storage.log.stream_log import StreamLog
     from broker.storage.log.writer import SealedBlock
@@ -278,16 +280,42 @@ class Stream:
 
     def sealing(self, block: OpenBlock[Any]) -> None:
         """Add the stream's outcome, and the records that no reply waits for, when the segment closes."""
-        live = self.live
         recorded = self.dedupe.pop_recorded()
         if recorded:
-            ordinals = OpenRows(block).ordinals_of([seq for seq, _ in recorded])
-            block.add(MessageIds(ordinals, [msg_id for _, msg_id in recorded]))
+            block.add(_message_ids(block, recorded))
             self.msg_ids.expire_later()
         if self.stored and self.ttls.expiries and (expiry := self.ttls.record(block)) is not None:
             block.add(expiry)
-        if (schedule := self.scheduler.record()) is not None and self.stored:
+        if (schedule := self.scheduler.pop_record()) is not None and self.stored:
             block.add(schedule)
+        self._add_changes(block)
+        self.live.cut(block)
+
+    @property
+    def followed(self) -> bool:
+        """True if a consumer or another stream reads this one."""
+        return self.listeners.any
+
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+        """Add the outcome and other records like ``sealing``, to a block that stays open.
+
+        Returns: the records that list messages, for those from ordinal ``start`` on.
+        """
+        listed: list[RecordBody] = []
+        if self.dedupe.recorded or self.ttls.expiries or self.scheduler.changed:
+            first_seq = OpenRows(block).seq_of(start) if start < block.count else block.last_seq + 1
+            if recorded := self.dedupe.recorded_from(first_seq):
+                listed.append(_message_ids(block, recorded))
+            if (expiry := self.ttls.record(block, first_seq)) is not None:
+                listed.append(expiry)
+            if (schedule := self.scheduler.record()) is not None:
+                listed.append(schedule)
+        self._add_changes(block)
+        return [Record.pack(body, block.last_seq) for body in listed]
+
+    def _add_changes(self, block: OpenBlock[Any]) -> None:
+        """Add the outcome, and the records of what has changed since the last call."""
+        live = self.live
         for delta in self.listeners.pop_deltas():
             block.add(delta)
         extra = self.interest.pop_changes() if self.interest.moved else {}
@@ -298,7 +326,6 @@ class Stream:
         if extra:
             block.add(StreamUpdate(self.config.to_json(), extra))
         block.outcome = live.outcome(self.first_time_ns)
-        live.cut(block)
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         """Handle a block that is in the store and in the applied state: consumers may see it."""
@@ -581,3 +608,8 @@ class Stream:
 
     def _cached_head(self, block: LiveBlock) -> Rows | None:
         return self.reader.cached_head(block) if block.ref is not None else None
+
+
+def _message_ids(block: OpenBlock[Any], recorded: Sequence[tuple[int, bytes]]) -> MessageIds:
+    ordinals = OpenRows(block).ordinals_of([seq for seq, _ in recorded])
+    return MessageIds(ordinals, [msg_id for _, msg_id in recorded])

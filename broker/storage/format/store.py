@@ -8,13 +8,17 @@ from broker.storage.format.document import decode_document, encode_document, fie
 from broker.storage.format.errors import VersionUnknown
 from broker.storage.format.header import FORMAT_VERSION, NONCE_BYTES, ObjectKind, Position
 
-__all__ = ["StoreFormat"]
+__all__ = ["JOURNAL_VERSION", "StoreFormat"]
+
+JOURNAL_VERSION = 5
+"""The version of a store that may have a journal (``journal``). All of its objects have ``FORMAT_VERSION``, so the
+version of the store alone lets earlier releases refuse it."""
 
 
 class StoreFormat(NamedTuple):
     """The format of a whole store.
 
-    Attributes: version is the newest version of its objects; store_id are 16 random bytes; made_at_ns is UTC.
+    Attributes: version is the newest version of its objects, or ``JOURNAL_VERSION``; store_id are 16 random bytes; made_at_ns is UTC.
     """
 
     version: int
@@ -38,7 +42,7 @@ class StoreFormat(NamedTuple):
         """Decode the object. Raises: Corrupt; VersionUnknown if the store belongs to a newer broker."""
         header, body = decode_document(data, ObjectKind.FORMAT)
         version = field(body, "version", int, header.name)
-        if version > FORMAT_VERSION:
+        if version > JOURNAL_VERSION:
             raise VersionUnknown(header.name, "version", 72,
-                                 f"the store has format {version}, this reader knows {FORMAT_VERSION}")
+                                 f"the store has format {version}, this reader knows {JOURNAL_VERSION}")
         return cls(version, field(body, "store_id", bytes, header.name), field(body, "made_at_ns", int, header.name))

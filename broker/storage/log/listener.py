@@ -19,6 +19,9 @@ class LogListener:
     def segment_persisted(self, segment: Segment) -> None:
         """Handle a segment after its owners were notified and the first calls that waited for it were made."""
 
+    def commit_safe(self, urgent_ns: int) -> None:
+        """Handle a commit that is safe in the journal; something has waited for it since ``urgent_ns``."""
+
     def blocks_adopted(self, adopted: Sequence[Adopted]) -> Sequence[Adopted]:
         """Handle the replacement of blocks by blocks of runs in the applied state.
 

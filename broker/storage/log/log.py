@@ -3,6 +3,7 @@
     urgent() ───┐                          ┌─ sealing(block) of each owner with changes
     full ───────┼─> _commit_due ──> _cut ──┤
     1 s lazy ───┘       │                  └─ position fixed, the next open segment begins
+                        ├──> journal: the growth of the open segment is safe ─────────────────────> safe waiters
                         └──> _write: seal_block on the loop, encode, put until it is stored ──┐
          n persisted only after n-1 is  <── in log order: apply, owners' persisted, waiters ──┘
 
@@ -23,6 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -31,6 +33,8 @@ from broker.base.clock import Clock
 from broker.storage.format.header import Position
 from broker.storage.format.records.adoption import Adopted
 from broker.storage.log.commit_schedule import BLOCKS_MANY, BYTES_MANY, Action, CommitSchedule, Facts
+from broker.storage.log.journal import Journal, JournalPlace
+from broker.storage.log.journaling import Journaling
 from broker.storage.log.lease import Lease
 from broker.storage.log.listener import LogListener
 from broker.storage.log.open_block import OpenBlock
@@ -50,6 +54,9 @@ __all__ = ["Log"]
 
 _log = logging.getLogger(__name__)
 
+_FOLLOWED_NS = 2_000_000
+"""A segment with commits in the journal is closed this long after the one before it, if something reads its streams."""
+
 
 class Log:
     """The log of one shard. All methods except ``persisted``, ``drain`` and ``close`` are synchronous."""
@@ -57,12 +64,13 @@ class Log:
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes,
                  state: ShardState, clock: Clock, rng: random.Random, settings: LogSettings | None = None, *,
                  executor: Executor | None = None, began_ns: int | None = None,
-                 clock_trusted: Callable[[], bool] = lambda: True) -> None:
+                 clock_trusted: Callable[[], bool] = lambda: True, journal: JournalPlace | None = None) -> None:
         """Continue the log after ``state.position``, which is the opening of ``epoch`` or a later segment of it.
 
         Args: key_of returns a segment's key. executor encodes large segments; None: the loop encodes all of them.
             began_ns is when, by the outside clock, the put of the opening began: the lease counts from then.
             clock_trusted returns False while streams must not let messages expire (see ``clock.GuardedClock``).
+            journal is where the log keeps its journal; None: there is none.
         """
         if state.position.epoch != epoch:
             raise ValueError(f"a log of epoch {epoch} cannot continue after {state.position}")
@@ -88,6 +96,15 @@ class Log:
         self._open = OpenSegment()
         self._waiters = Waiters()
         self._failed: set[int] = set()
+        self._journaling: Journaling | None = None
+        """None: every commit is a segment."""
+
+        self._unflushed: deque[list[Waiter]] = deque()
+        """The calls that each commit in the journal makes once it is safe, in order."""
+
+        self._closed_ns = 0
+        """The instant when the last segment was closed."""
+
         self._futures: dict[asyncio.Future[None], None] = {}
         self._room: list[Callable[[], object]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -101,6 +118,9 @@ class Log:
         outside_ns = clock.outside_ns()
         self._lease = Lease(self.settings.lease_ns, clock, outside_ns if began_ns is None else began_ns)
         self._loop = asyncio.get_running_loop()
+        if journal is not None:
+            file = Journal(journal, epoch, nonce, state.position.number, self.fail)
+            self._journaling = Journaling(file, self._leave_out)
         if (renew_at_ns := self._lease.renew_at_ns) is not None:
             self._timers.set_in(renew_at_ns - outside_ns)
 
@@ -116,6 +136,7 @@ class Log:
         if block is None:
             block = self._open.add_block(owner)
             self._timers.set_lazy()
+        block.touch()
         if self._timers.soon is None and self._open.full(self.settings):
             self.schedule_commit()
         return block
@@ -135,7 +156,8 @@ class Log:
                 self._cut(False)
             self.schedule_commit()
         elif self._timers.soon is None and (not self._segments.in_flight or self._segments.closed
-                                            or settings.commit_interval_ns or opened.tally.bytes >= BYTES_MANY):
+                                            or settings.commit_interval_ns or opened.tally.bytes >= BYTES_MANY
+                                            or (self._journaling is not None and self._journaling.ready)):
             self.schedule_commit()
 
     def skip_interval(self) -> None:
@@ -166,9 +188,10 @@ class Log:
         """
         if of is not None and of.stream_id in self._failed:
             return
-        waiter: Waiter = (fn, args, of)
+        waiter: Waiter = (fn, args, of, True)
         if self._open.has_content:
             self._waiters.append(waiter)
+            self._make_urgent()
         elif (newest := self._segments.newest) is not None:
             newest.waiters.append(waiter)
         elif self.failure is not None:
@@ -182,8 +205,56 @@ class Log:
             return
         self._waiters.hold(args)
 
+    def wait_safe(self, fn: Callable[..., object], *args: Any, of: BlockOwner | None = None) -> None:
+        """Like ``wait``, but call ``fn(*args)`` once everything sequenced so far survives a kill.
+
+        It is then in the journal or persisted, so the applied state may not have it yet. Without a journal this is
+        ``wait``.
+        """
+        if not self._wait_in_open_segment(fn, args, of):
+            self._wait_for_earlier(fn, args, of)
+
+    def _wait_in_open_segment(self, fn: Callable[..., object], args: tuple[Any, ...], of: BlockOwner | None) -> bool:
+        """Add a safe call for the open segment, if it has anything that is not in the journal; return whether it
+        has."""
+        opened, journaling = self._open, self._journaling
+        if not opened.has_content or (of is not None and of.stream_id in self._failed) or (
+                journaling is not None and journaling.commits and not opened.tally.grown and not opened.content):
+            return False
+        self._waiters.append((fn, args, of, journaling is None))
+        self._waiters.hold(args)
+        self._make_urgent()
+        return True
+
+    def _make_urgent(self) -> None:
+        """Make the open segment urgent again, for a call that waits for it: an earlier commit may be in the journal."""
+        if self._journaling is not None and not self._open.urgent:
+            self.urgent()
+
+    def _wait_for_earlier(self, fn: Callable[..., object], args: tuple[Any, ...], of: BlockOwner | None) -> None:
+        """Add a safe call that depends on commits in the journal and on closed segments, or make it."""
+        journaling = self._journaling
+        if of is not None and of.stream_id in self._failed:
+            return
+        if journaling is None:
+            self.wait(fn, *args, of=of)
+            return
+        waiter: Waiter = (fn, args, of, False)
+        if self._unflushed:
+            self._unflushed[-1].append(waiter)
+        elif journaling.gaps and (newest := self._segments.newest) is not None:
+            newest.waiters.append(waiter)
+        elif self.failure is not None:
+            return
+        elif self._waiters.due:
+            self._waiters.due.append(waiter)
+        else:
+            fn(*args)
+            return
+        self._waiters.hold(args)
+
     def wait_batched(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
-        """Like ``wait``, for calls that cost less together: successive calls with one ``fn`` become a single call.
+        """Like ``wait_safe``, for calls that cost less together: successive calls with one ``fn`` become a single call.
 
         ``fn`` gets the items of all of them in one list, in order. ``BlockOwner.withdrawn`` removes a stream's items.
         """
@@ -193,9 +264,10 @@ class Log:
             waiters.bytes += ITEM_BYTES * len(items)
         else:
             batch = Batch(items)
-            self.wait(fn, batch)
-            if self._open.has_content:
+            if self._wait_in_open_segment(fn, (batch,), None):
                 waiters.begin_batch(fn, batch)
+            else:
+                self._wait_for_earlier(fn, (batch,), None)
 
     async def persisted(self) -> None:
         """Return once everything sequenced so far is persisted. Raises: Fenced, or whatever stopped the log."""
@@ -323,8 +395,12 @@ class Log:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        drained = self.idle and self.failure is None and not self._open.has_content
         if self.failure is None:
             self.fail(Fenced("the log was closed"), notify=False)
+        if self._journaling is not None:
+            journaling, self._journaling = self._journaling, None
+            await asyncio.to_thread(journaling.journal.close, remove=drained)
 
     def notify_adopted(self, adopted: Sequence[Adopted]) -> list[Adopted]:
         """Notify listeners of an adoption. Returns: the adoptions to report again, see
@@ -351,6 +427,10 @@ class Log:
         self._timers.clear_soon()
         if self._stopped or self.failure is not None:
             return
+        if self._journaling is not None and self._open.urgent:
+            self._commit_to_journal(self._journaling)
+            if self.failure is not None:
+                return
         now_ns = self._clock.monotonic_ns()
         may_close = True
         while True:
@@ -367,11 +447,47 @@ class Log:
         if until_ns is not None:
             self._timers.set_in(until_ns - now_ns)
 
+    def _commit_to_journal(self, journaling: Journaling) -> None:
+        """Journal the growth of the open segment, if nothing needs a segment at once.
+
+        The segment stays open for ``settings.journal_ns`` more, so that it has many commits; for a shorter time if
+        something reads one of its streams. If the commit cannot be journaled, it remains urgent.
+        """
+        opened = self._open
+        if opened.content or (self._waiters.persisted and not self._waiters.any_safe) or opened.full(self.settings):
+            return
+        if not journaling.ready:
+            journaling.journal.start()
+            return
+        urgent_ns = opened.urgent_ns
+        if not journaling.commit(opened, self._segments.next.number, self._failed, lambda: self._safe(urgent_ns)):
+            return
+        self._unflushed.append(self._waiters.pop_safe())
+        if not self._waiters.persisted:
+            now_ns = self._clock.monotonic_ns()
+            opened.urgent, opened.urgent_ns = False, 0
+            self._timers.set_close(max(0, self._closed_ns + _FOLLOWED_NS - now_ns) if journaling.followed
+                                   else self.settings.journal_ns)
+        if not journaling.journal.sync:
+            self._safe(urgent_ns)
+
+    def _safe(self, urgent_ns: int) -> None:
+        """Make the calls of the oldest commit in ``_unflushed``, which is safe."""
+        if self.failure is not None:
+            return
+        self._waiters.make_due(self._unflushed.popleft())
+        if not self._answering:
+            self._answer()
+        if urgent_ns:
+            for listener in self._listeners:
+                listener.commit_safe(urgent_ns)
+
     def _facts(self, may_close: bool) -> Facts:
         opened, segments = self._open, self._segments
         last = segments.in_flight[-1] if segments.in_flight else None
         return Facts(segments.began_ns, len(segments.in_flight),
-                     last is not None and last.encoded and len(last.sealed) < BLOCKS_MANY, bool(segments.closed),
+                     last is not None and last.encoded and len(last.sealed) < BLOCKS_MANY,
+                     bool(segments.closed) and not (last is not None and last.partly_safe),
                      opened.full(self.settings), may_close and opened.asked,
                      any(listener.commits_paused() for listener in self._listeners), len(opened.blocks),
                      opened.tally.count, opened.tally.bytes, hasty=opened.hasty)
@@ -382,26 +498,58 @@ class Log:
         If there is nothing to store, no segment is made, except for a heartbeat or for calls that wait for a proof of
         the lease.
         """
+        opened = self._open
         try:
-            blocks = self._open.finish(self._failed, lambda owner, error: self._set_offline(
-                owner, self._segments.next.number, error))
+            blocks = opened.finish(self._failed, self._leave_out)
         except Exception as error:
             _log.exception("sealing a segment failed")
             self.fail(error)
             return
+        if self.failure is not None:
+            return
         self._timers.clear_lazy()
+        self._timers.clear_close()
+        self._closed_ns = self._clock.monotonic_ns()
         waiters = self._waiters.pop_calls()
-        urgent_ns = self._open.urgent_ns
-        self._open = OpenSegment(self._open.lazy)
+        urgent_ns = opened.urgent_ns
+        self._open = OpenSegment(opened.lazy)
         self._schedule.segment_closed()
         if self._open.lazy:
             self._timers.set_lazy()
         if not blocks and not heartbeat and not self.lease_expired:
-            for fn, args, of in waiters:
+            for fn, args, of, persisted in waiters:
                 self._waiters.release(args)
-                self.wait(fn, *args, of=of)
+                (self.wait if persisted else self.wait_safe)(fn, *args, of=of)
             return
-        self._segments.close(blocks, waiters, urgent_ns)
+        segment = self._segments.close(blocks, waiters, urgent_ns)
+        if self._journaling is not None:
+            self._journal_rest(self._journaling, opened, segment)
+
+    def _journal_rest(self, journaling: Journaling, opened: OpenSegment, segment: Segment) -> None:
+        """Journal the rest of a segment that was closed; its safe calls are made then.
+
+        Until the rest is safe, the put of the next segment does not begin beside this one's. So if this segment has
+        commits in the journal and is lost, no later segment is in the store.
+        """
+        segment.journaled = segment.partly_safe = bool(journaling.commits)
+        number, urgent_ns = segment.position.number, segment.urgent_ns
+
+        def safe() -> None:
+            segment.partly_safe = False
+            self._safe(0 if segment.waiters else urgent_ns)
+            if self._segments.closed:
+                self.schedule_commit()
+
+        if journaling.close(opened, number, segment.blocks, safe):
+            segment.journaled = segment.complete = segment.partly_safe = True
+            self._unflushed.append([waiter for waiter in segment.waiters if not waiter[3]])
+            segment.waiters = [waiter for waiter in segment.waiters if waiter[3]]
+            if not journaling.journal.sync:
+                safe()
+
+    def _leave_out(self, owner: BlockOwner, error: Exception) -> None:
+        """Call ``_set_offline`` for an owner whose part of the open segment cannot be stored."""
+        self._set_offline(owner, self._segments.next.number, error)
 
     def _set_offline(self, owner: BlockOwner, number: int, error: Exception) -> None:
         """Store nothing of ``owner`` from segment ``number`` on, and drop the calls that depend on it.
@@ -415,6 +563,11 @@ class Log:
             self._failed.add(stream_id)
         # An earlier segment may fail after a later one was closed: segments are encoded while later ones are closed.
         number = self._putter.leave_out(stream_id, number)
+        if self._journaling is not None and (self._journaling.has(stream_id) or any(
+                segment.journaled and segment.position.number >= number for segment in self._segments)):
+            # The journal may have messages of the stream that were acknowledged. The next owner stores them.
+            self.fail(error)
+            return
         self._open.lazy.pop(stream_id, None)
         for segment in self._segments:
             if segment.position.number >= number:
@@ -467,6 +620,8 @@ class Log:
     def _persist(self, segment: Segment) -> None:
         segment.apply_to(self.state)
         self._segments.raw_bytes -= segment.raw_bytes
+        if self._journaling is not None:
+            self._journaling.persisted(segment.position.number, segment.complete)
         for listener in self._listeners:
             listener.segment_applied(segment)
         for block in segment.sealed:
@@ -521,6 +676,7 @@ class Log:
             if task is not asyncio.current_task():
                 task.cancel()
         self._waiters.pop_calls()
+        self._unflushed.clear()
         self._room.clear()
         self._segments.clear()
         for future in self._futures:

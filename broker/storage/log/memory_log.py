@@ -14,7 +14,7 @@ from typing import Any
 from broker.storage.format.header import Position
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.owner import BlockOwner
-from broker.storage.log.waiters import Batch, Waiters, resolve
+from broker.storage.log.waiters import Batch, Waiter, Waiters, resolve
 from broker.storage.log.writer import seal_block
 from broker.storage.state.applied import ShardState
 
@@ -44,7 +44,7 @@ class MemoryLog:
         """Returns False while no message may expire: the shard's value."""
         self._blocks: dict[int, OpenBlock[Any]] = {}
         self._lazy: dict[int, BlockOwner] = {}
-        self._waiters: list[tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]] = []
+        self._waiters: list[Waiter] = []
         self._answers = Waiters()
         """Its ``due`` has the calls whose commit is done; its other fields are not used."""
         self._answering = False
@@ -85,11 +85,13 @@ class MemoryLog:
         if of is not None and of.stream_id in self._failed:
             return
         if self._content or any(not block.empty for block in self._blocks.values()):
-            self._waiters.append((fn, args, of))
+            self._waiters.append((fn, args, of, True))
         elif self._answers.due:
             self._due(fn, args, of)
         else:
             fn(*args)
+
+    wait_safe = wait
 
     def wait_batched(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
         """See ``Log.wait_batched``."""
@@ -164,7 +166,7 @@ class MemoryLog:
                 done.owner.persisted(done)
             except Exception as error:
                 self._set_offline(done.owner, error)
-        for fn, args, of in waiters:
+        for fn, args, of, _ in waiters:
             if self._failed:
                 if of is not None and of.stream_id in self._failed:
                     continue
@@ -179,7 +181,7 @@ class MemoryLog:
 
     def _due(self, fn: Callable[..., object], args: tuple[Any, ...], of: BlockOwner | None) -> None:
         self._answers.hold(args)
-        self._answers.due.append((fn, args, of))
+        self._answers.due.append((fn, args, of, True))
 
     def _answer(self) -> None:
         """Make some of the due calls, the others in later turns of the loop."""

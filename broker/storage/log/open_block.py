@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import repeat
 from operator import itemgetter
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.record import Record
@@ -30,13 +30,17 @@ _NO_OUTCOME: Final = Outcome()
 
 
 class Tally:
-    """Raw bytes and messages of all blocks of one segment."""
+    """Raw bytes and messages of all blocks of one segment.
 
-    __slots__ = ("bytes", "count")
+    Attributes: ``grown``: the blocks that may have changed since the journal took this list (``journaling``).
+    """
+
+    __slots__ = ("bytes", "count", "grown")
 
     def __init__(self) -> None:
         self.bytes = 0
         self.count = 0
+        self.grown: list[OpenBlock[Any]] = []
 
 
 class OpenBlock(Generic[Owner]):
@@ -44,17 +48,18 @@ class OpenBlock(Generic[Owner]):
 
     ``raw_bytes`` is its size so far (bodies, records, removed ranges, long names) and decides when a segment is full.
     ``first_seq`` and ``last_seq`` are 0 while it has no message. The owner sets ``outcome`` before the block is sealed.
-    Each addition also counts in ``tally``.
+    Each addition also counts in ``tally``. ``grown`` is True if the block is in the list of that name.
     """
 
-    __slots__ = ("_hlens", "_starts", "bodies", "count", "first_seq", "last_seq", "outcome", "owner", "raw_bytes",
-                 "records", "removed", "runs", "stream_id", "subjects", "tally")
+    __slots__ = ("_hlens", "_starts", "bodies", "count", "first_seq", "grown", "last_seq", "outcome", "owner",
+                 "raw_bytes", "records", "removed", "runs", "stream_id", "subjects", "tally")
 
     def __init__(self, stream_id: int, owner: Owner, tally: Tally | None = None) -> None:
         self.stream_id = stream_id
         self.owner = owner
         self.tally = tally if tally is not None else Tally()
         self.outcome = _NO_OUTCOME
+        self.grown = False
         self.count = 0
         self.raw_bytes = 0
         self.first_seq = 0
@@ -80,6 +85,12 @@ class OpenBlock(Generic[Owner]):
     def hlens(self) -> Sequence[int] | None:
         """Header bytes of each message; None while none has headers."""
         return self._hlens
+
+    def touch(self) -> None:
+        """Record that the block, or only the outcome of its stream, is about to change."""
+        if not self.grown:
+            self.grown = True
+            self.tally.grown.append(self)
 
     def run_of(self, ordinal: int) -> tuple[int, int, int]:
         """Return the run that message ``ordinal`` was appended in: its first ordinal, its first sequence, its time."""
@@ -142,6 +153,8 @@ class OpenBlock(Generic[Owner]):
             self._hlens.append(0)
         if not self.count:
             self.first_seq = seq
+        if not self.grown:
+            self.touch()
         self.subjects.append(subject)
         self.bodies.append(body)
         self.runs.append((seq, 1, time_ns))

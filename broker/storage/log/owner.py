@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from broker.storage.format.block import Outcome
+from broker.storage.format.record import Record
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock
 
@@ -20,6 +21,17 @@ class BlockOwner(Protocol):
 
     def sealing(self, block: OpenBlock[Any]) -> None:
         """Set ``block.outcome`` to the state after everything sequenced so far, and add lazy records."""
+
+    @property
+    def followed(self) -> bool:
+        """True if something reads the stream as its segments are persisted, such as a consumer."""
+
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+        """Do the same as ``sealing``, but ``block`` stays open for more.
+
+        Returns: the records that ``sealing`` will add for all messages of the block, for those from ordinal ``start``
+            on. They are kept until then, and not added to the block.
+        """
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         """Handle a block that is stored and applied. Pending calls are made after all owners were notified."""
@@ -39,8 +51,14 @@ class ShardBlockOwner:
 
     stream_id = 0
 
+    followed = False
+
     def sealing(self, block: OpenBlock[Any]) -> None:
         block.outcome = Outcome()
+
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+        self.sealing(block)
+        return ()
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         pass

@@ -39,8 +39,9 @@ _BLOCK_BYTES = 4096
 class Segment:
     """A closed segment: its contents are fixed, and so are its bytes once ``data`` is set."""
 
-    __slots__ = ("before", "began_ns", "blocks", "data", "encoded", "failures", "on_encoded", "position",
-                 "proved_ns", "raw_bytes", "sealed", "stored", "stored_before", "urgent_ns", "waiters", "whole")
+    __slots__ = ("before", "began_ns", "blocks", "complete", "data", "encoded", "failures", "journaled", "on_encoded",
+                 "partly_safe", "position", "proved_ns", "raw_bytes", "sealed", "stored", "stored_before", "urgent_ns",
+                 "waiters", "whole")
 
     def __init__(self, position: Position, blocks: list[OpenBlock[Any]], waiters: list[Waiter], raw_bytes: int) -> None:
         self.position = position
@@ -58,6 +59,12 @@ class Segment:
         """Blocks that could not be encoded and were left out, each with its error."""
         self.before: Segment | None = None
         """The previous segment, as long as it may not be encoded yet."""
+        self.journaled = False
+        """True if some of it is in the journal."""
+        self.complete = False
+        """True if all of it is in the journal."""
+        self.partly_safe = False
+        """True if some of it is safe in the journal, and not all."""
         self.stored = False
         self.stored_before: int | None = None
         """Set once the put has begun: the number up to which all segments were stored by then."""

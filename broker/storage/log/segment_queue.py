@@ -51,8 +51,8 @@ class SegmentQueue:
             return self.closed[-1]
         return self.in_flight[-1] if self.in_flight else None
 
-    def close(self, blocks: list[OpenBlock[Any]], waiters: list[Waiter], urgent_ns: int = 0) -> None:
-        """Add a segment: its contents and its position are fixed."""
+    def close(self, blocks: list[OpenBlock[Any]], waiters: list[Waiter], urgent_ns: int = 0) -> Segment:
+        """Add a segment, whose contents and position are fixed, and return it."""
         raw_bytes = sum(block.raw_bytes for block in blocks)
         segment = Segment(self.next, blocks, waiters, raw_bytes)
         segment.urgent_ns = urgent_ns
@@ -62,6 +62,7 @@ class SegmentQueue:
         self.raw_bytes += raw_bytes
         self.closed.append(segment)
         self.next = Position(self.next.epoch, self.next.number + 1)
+        return segment
 
     def begin(self, now_ns: int) -> Segment:
         """Move the oldest closed segment to those in flight, and return it."""

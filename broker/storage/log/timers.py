@@ -9,15 +9,17 @@ __all__ = ["CommitTimers"]
 
 
 class CommitTimers:
-    """Three timers: the next turn of the loop, the delay of lazy changes, and the instant that the schedule returned.
+    """Four timers: the next turn of the loop, the delay of lazy changes, the delay until a segment with commits in the
+    journal is closed, and the instant that the schedule returned.
 
-    Each of them is pending at most once. ``due`` is called when one of them fires. When the delay of lazy changes is
-    over, ``lazy_due`` is called before ``due``.
+    Each of them is pending at most once. ``due`` is called when one of them fires. When one of the delays is over,
+    ``lazy_due`` is called before ``due``.
 
     Attributes: ``soon`` is set if ``due`` is to be called in this turn of the loop or the next.
     """
 
-    __slots__ = ("_at", "_due", "_lazy", "_lazy_due", "_lazy_seconds", "_loop", "_stopped", "soon")
+    __slots__ = ("_at", "_close", "_close_due", "_due", "_lazy", "_lazy_due", "_lazy_seconds", "_loop", "_stopped",
+                 "soon")
 
     def __init__(self, due: Callable[[], object], lazy_due: Callable[[], object], lazy_ns: int) -> None:
         self._due = due
@@ -28,6 +30,8 @@ class CommitTimers:
         self.soon: asyncio.Handle | None = None
         self._lazy: asyncio.TimerHandle | None = None
         self._at: asyncio.TimerHandle | None = None
+        self._close: asyncio.TimerHandle | None = None
+        self._close_due = 0.0
 
     def set_soon(self) -> None:
         """Call ``due`` once the current callback, and others that are ready, have run."""
@@ -45,6 +49,22 @@ class CommitTimers:
             self._at.cancel()
         self._at = self._loop.call_later(max(0, delay_ns) / 1e9, self._at_fires)
 
+    def set_close(self, delay_ns: int) -> None:
+        """Start the delay until the open segment is closed, unless a shorter one is running."""
+        due = self._loop.time() + delay_ns / 1e9
+        if self._close is not None:
+            if due >= self._close_due:
+                return
+            self._close.cancel()
+        if not self._stopped:
+            self._close_due = due
+            self._close = self._loop.call_at(due, self._close_fires)
+
+    def clear_close(self) -> None:
+        if self._close is not None:
+            self._close.cancel()
+            self._close = None
+
     def clear_soon(self) -> None:
         if self.soon is not None:
             self.soon.cancel()
@@ -60,11 +80,17 @@ class CommitTimers:
         self._stopped = True
         self.clear_soon()
         self.clear_lazy()
+        self.clear_close()
         if self._at is not None:
             self._at.cancel()
 
     def _lazy_fires(self) -> None:
         self._lazy = None
+        self._lazy_due()
+        self._due()
+
+    def _close_fires(self) -> None:
+        self._close = None
         self._lazy_due()
         self._due()
 

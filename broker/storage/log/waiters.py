@@ -4,6 +4,7 @@ Owns the calls that wait for the open segment, the calls whose segment is persis
 them. The calls that wait for a closed segment are in that segment's ``waiters``. The log decides when any call is made.
 
     open segment ──pop_calls──> closed segment ──make_due──> due ──answer_some──> called, some in each turn of the loop
+                 └─pop_safe───> the journal ─────make_due──┘
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ ITEM_BYTES = 50
 _CALLS_AT_ONCE = 400
 """Calls made in one turn of the loop: this takes some milliseconds, since each of them publishes a message."""
 
-Waiter = tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None]
-"""A function to call once the segment is persisted, its arguments, and the stream that it concerns, or None."""
+Waiter = tuple[Callable[..., object], tuple[Any, ...], BlockOwner | None, bool]
+"""A function to call, its arguments, the stream that it concerns, or None; True: call it once the segment is persisted,
+False: once it is safe, in the journal or persisted."""
 
 
 class Batch(list[Any]):
@@ -39,16 +41,18 @@ class Waiters:
 
     Attributes: ``bytes`` is the memory of all pending calls, including those of closed segments. ``due`` are the calls
         whose segment is persisted and which were not made yet; all other calls come after them. If the last call is a
-        batch, ``batch`` are its items and ``batch_fn`` its function; otherwise ``batch_fn`` is None.
+        batch, ``batch`` are its items and ``batch_fn`` its function; otherwise ``batch_fn`` is None. ``persisted`` is
+        the number of calls for the open segment that the journal does not make: they need the applied state.
     """
 
-    __slots__ = ("_added", "_calls", "batch", "batch_fn", "bytes", "due")
+    __slots__ = ("_added", "_calls", "batch", "batch_fn", "bytes", "due", "persisted")
 
     def __init__(self) -> None:
         self.bytes = 0
         self._added = 0
         """Calls added since the last ``answer_some``, or since the first of the ``due`` calls became due."""
         self._calls: list[Waiter] = []
+        self.persisted = 0
         self.due: deque[Waiter] = deque()
         self.batch_fn: Callable[[list[Any]], object] | None = None
         self.batch: list[Any] = []
@@ -56,11 +60,13 @@ class Waiters:
     def append(self, waiter: Waiter) -> None:
         """Add a call after all others. A later batched call does not join an earlier batch."""
         self._calls.append(waiter)
+        self.persisted += waiter[3]
         self.batch_fn = None
 
     def prepend(self, waiters: list[Waiter]) -> None:
         """Add calls of closed segments before all others. Their bytes are counted already."""
         self._calls[:0] = waiters
+        self.persisted += sum(waiter[3] for waiter in waiters)
         self.batch_fn = None
 
     def begin_batch(self, fn: Callable[[list[Any]], object], batch: Batch) -> None:
@@ -70,8 +76,22 @@ class Waiters:
     def pop_calls(self) -> list[Waiter]:
         """Remove and return all calls, for the segment that closes."""
         calls, self._calls = self._calls, []
+        self.persisted = 0
         self.batch_fn = None
         return calls
+
+    def pop_safe(self) -> list[Waiter]:
+        """Remove and return the calls that may be made once the open segment is safe."""
+        if not self.persisted:
+            return self.pop_calls()
+        calls, self._calls = self._calls, [call for call in self._calls if call[3]]
+        self.batch_fn = None
+        return [call for call in calls if not call[3]]
+
+    @property
+    def any_safe(self) -> bool:
+        """True if a call waits for the open segment to be safe."""
+        return len(self._calls) > self.persisted
 
     def hold(self, args: tuple[Any, ...]) -> None:
         """Count a pending call and the bytes of ``args``."""
@@ -97,7 +117,7 @@ class Waiters:
         due, left = self.due, max(_CALLS_AT_ONCE, self._added)
         self._added = 0
         while due and left:
-            fn, args, _ = due.popleft()
+            fn, args, _, _ = due.popleft()
             self.bytes -= _held_by(args)
             left -= 1
             try:
@@ -114,18 +134,19 @@ class Waiters:
     def withdraw(self, owner: BlockOwner) -> None:
         """Drop the calls that concern ``owner``."""
         self._calls = self.without(self._calls, owner)
+        self.persisted = sum(call[3] for call in self._calls)
         self.batch_fn = None
 
     def without(self, waiters: list[Waiter], owner: BlockOwner) -> list[Waiter]:
         """Return ``waiters`` without the calls that concern ``owner``, and release the bytes of those."""
         kept: list[Waiter] = []
-        for fn, args, of in waiters:
+        for fn, args, of, persisted in waiters:
             held = _held_by(args)
             if of is not owner:
                 if args and type(args[0]) is Batch:
                     args = (Batch(owner.withdrawn(fn, args[0])),)
                 if not args or args[0] != []:
-                    kept.append((fn, args, of))
+                    kept.append((fn, args, of, persisted))
                     held -= _held_by(args)
             self.bytes -= held
         return kept

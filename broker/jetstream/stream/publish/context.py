@@ -57,7 +57,7 @@ class CheckContext:
 
     def publish_when_stored(self, subject: bytes, hlen: int, body: bytes) -> None:
         """Publish a message to subscribers once everything that the stream has sequenced so far is in the store."""
-        self._log.wait(self._publish, subject, b"", hlen, body, of=self._stream)
+        self._log.wait_safe(self._publish, subject, b"", hlen, body, of=self._stream)
 
     def commit_pending(self, pending: Pending) -> None:
         """Append the messages accepted so far, and apply the stream's limits. Raises: NotLoaded."""

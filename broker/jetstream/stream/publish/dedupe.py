@@ -192,6 +192,11 @@ class Dedupe:
         recorded, self.recorded = self.recorded, []
         return recorded
 
+    def recorded_from(self, first_seq: int) -> list[tuple[int, bytes]]:
+        """Return the part of ``pop_recorded`` from ``first_seq`` on, and keep it."""
+        recorded = self.recorded
+        return recorded[bisect_left(recorded, (first_seq,)):]
+
     def restore(self, ids: Sequence[tuple[int, bytes, int]], now_ns: int) -> bool:
         """Load ids that stored blocks recorded. Returns: whether older ids are needed, too.
 

@@ -1,6 +1,6 @@
 """A stream's replies to publishers: PubAcks, duplicates and refusals, and when they are sent.
 
-Owns: the bytes of replies, and the rule that no reply reveals unpersisted state. Does not own: the decisions (checks,
+Owns: the bytes of replies, and the rule that no reply reveals state that a crash undoes. Does not own: the decisions (checks,
 sequencer).
 """
 
@@ -45,7 +45,7 @@ class Replies:
         self.prefix = f'{{"stream":{name},{domain}"seq":'.encode()
         self._refusal_tail = b',"stream":%b,"seq":0}' % marshal(config.name)
 
-    # --- sent when persisted ------------------------------------------------------------------------------------------
+    # --- sent when safe -----------------------------------------------------------------------------------------------
 
     def accepted(self, source: Source | None, replies: Sequence[bytes], first_seq: int) -> None:
         """Queue PubAcks for messages from ``first_seq`` on; b"" among ``replies`` requests none."""
@@ -101,7 +101,7 @@ class Replies:
         if self._async and not log.lease_expired:
             fn(*args)  # type: ignore[operator]
         else:
-            log.wait(fn, *args, of=self._stream)  # type: ignore[arg-type]
+            log.wait_safe(fn, *args, of=self._stream)  # type: ignore[arg-type]
 
     def withdrawn(self, fn: object, items: list[Any]) -> list[Any]:
         """Return ``items``, collected for ``pub_acks_each``, without those of this stream, whose messages are not

@@ -122,11 +122,12 @@ class MessageTtls:
         """Drop the expiries of the messages first..last, which were removed."""
         self.expiries.remove(first, last)
 
-    def record(self, block: OpenBlock[object]) -> Expiry | None:
-        """Return the record of the expiries in ``block``, which takes no more messages; None if it has none."""
-        if not block.count or self.expiries.last_seq < block.first_seq:
+    def record(self, block: OpenBlock[object], first_seq: int = 0) -> Expiry | None:
+        """Return the record of the expiries in ``block``, from ``first_seq`` on; None if it has none."""
+        first_seq = max(first_seq, block.first_seq)
+        if not block.count or self.expiries.last_seq < first_seq:
             return None
-        seqs, times = self.expiries.rows(block.first_seq, block.last_seq)
+        seqs, times = self.expiries.rows(first_seq, block.last_seq)
         return Expiry(seqs, times) if seqs else None
 
     def replaced_by_marker(self, subject: bytes) -> int:

@@ -1,0 +1,238 @@
+"""``log/.journal``: the changes of a directory's log that are acknowledged and perhaps not in its segments yet.
+
+The journal is a file of two areas. The owner of the shard appends a record for each commit to one area; when it is
+full, to the other one. An area is written again from its start once all segments of its records are in the log.
+
+    area     at offset 0, and at AREA_BYTES_MAX
+         0     8  magic "JETJOURN"
+         8     2  version, 1
+        10     2  0
+        12     4  epoch of the writer
+        16     8  serial: 0 for the first area that the writer used, then one more each time
+        24    16  nonce of the writer, as in the headers of its segments
+        40     4  crc32 of bytes 0 to 40
+        44    20  0
+        64        records, one after the other; a length of 0 ends them
+    record
+         0     4  length of the commit, not 0
+         4     4  crc32 of the length, the record's number in the area and the commit; it begins with a seed
+         8        commit
+    commit
+         0     1  kind: 1 a single message without headers and records; 2 anything else
+         1     1  flags: 1 the commit closes its segment
+         2     8  number of the segment in the log of the epoch
+        10     4  number of the commit in the segment, from 0
+        14        kind 1: stream id, sequence, time; outcome; length of the subject; subject, body
+                  kind 2: msgpack, one row for each block that has changed (``JournaledBlock``)
+
+The seed of an area differs from the seed of every other serial of the same writer. CRC-32 is linear, so two records of
+equal length with different seeds never have the same checksum: a record of an earlier lap is never valid. The first
+record that is not valid ends the area.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+from zlib import crc32
+
+from broker.storage.format.block import Outcome, Removed
+from broker.storage.format.codec import Unpackable, pack_value, unpack_value
+from broker.storage.format.errors import Corrupt, VersionUnknown
+from broker.storage.format.header import NONCE_BYTES
+from broker.storage.format.record import Record
+
+__all__ = ["AREA_BYTES_MAX", "AREA_HEADER_BYTES", "JOURNAL", "RECORD_HEADER_BYTES", "Area", "AreaHeader", "Commit",
+           "JournaledBlock", "JournaledSegment", "decode_area", "encode_commit", "encode_message", "encode_record",
+           "segments_of"]
+
+JOURNAL: Final = ".journal"
+"""The name of the file in the folder of the log. No key can have this name."""
+
+AREA_BYTES_MAX: Final = 32 << 20
+AREA_HEADER_BYTES: Final = 64
+RECORD_HEADER_BYTES: Final = 8
+
+_VERSION: Final = 1
+_MAGIC: Final = b"JETJOURN"
+_AREA: Final = struct.Struct("<8sHHIQ16s")
+_RECORD: Final = struct.Struct("<II")
+_NUMBERED: Final = struct.Struct("<II")
+_COMMIT: Final = struct.Struct("<BBQI")
+_MESSAGE: Final = struct.Struct("<BBQI QQQ QQQQq I".replace(" ", ""))
+_ONE_MESSAGE, _BLOCKS = 1, 2
+_CLOSES: Final = 1
+
+
+class AreaHeader(NamedTuple):
+    """The beginning of an area: who wrote it, and in which order."""
+
+    epoch: int
+    nonce: bytes
+    serial: int
+
+    @property
+    def seed(self) -> int:
+        """The value with which the checksums of the area's records begin."""
+        return crc32(self.nonce) ^ (self.serial & 0xFFFFFFFF)
+
+    def encode(self) -> bytes:
+        """Return the bytes before the first record."""
+        if len(self.nonce) != NONCE_BYTES:
+            raise ValueError(f"a nonce has {NONCE_BYTES} bytes")
+        body = _AREA.pack(_MAGIC, _VERSION, 0, self.epoch, self.serial, self.nonce)
+        return (body + crc32(body).to_bytes(4, "little")).ljust(AREA_HEADER_BYTES, b"\0")
+
+    @classmethod
+    def decode(cls, data: bytes) -> AreaHeader | None:
+        """Decode an area's header; None if it was never written completely. Raises: VersionUnknown."""
+        if len(data) < AREA_HEADER_BYTES:
+            return None
+        magic, version, _, epoch, serial, nonce = _AREA.unpack_from(data)
+        if magic != _MAGIC or crc32(data[:_AREA.size]) != int.from_bytes(data[_AREA.size:_AREA.size + 4], "little"):
+            return None
+        if version != _VERSION:
+            raise VersionUnknown(JOURNAL, "area", 8, f"version {version}; this reader knows {_VERSION}")
+        return cls(epoch, nonce, serial)
+
+
+class JournaledBlock(NamedTuple):
+    """The part of a commit that belongs to one stream: what its open block has gained since the commit before.
+
+    Attributes: runs are (first_seq, number of messages, time_ns), as in ``OpenBlock``. hlens None: no message of the
+        block has headers so far. listed are records about these messages that the segment has in one record for all of
+        its messages; they are ignored if the segment was closed. outcome is the stream's after this commit.
+    """
+
+    stream_id: int
+    outcome: Outcome
+    runs: Sequence[tuple[int, int, int]] = ()
+    subjects: Sequence[bytes] = ()
+    hlens: Sequence[int] | None = None
+    bodies: Sequence[bytes] = ()
+    removed: Sequence[Removed] = ()
+    records: Sequence[Record] = ()
+    listed: Sequence[Record] = ()
+
+
+class Commit(NamedTuple):
+    """A record of the journal. ``closes``: nothing was added to the segment after it."""
+
+    segment: int
+    number: int
+    closes: bool
+    blocks: Sequence[JournaledBlock]
+
+
+class Area(NamedTuple):
+    """A decoded area: the commits up to the first record that is not valid. ``end`` is the offset of that record."""
+
+    header: AreaHeader
+    commits: Sequence[Commit]
+    end: int
+
+
+class JournaledSegment(NamedTuple):
+    """The commits of one segment, from its first one on. ``closed`` False: the segment was still open."""
+
+    number: int
+    nonce: bytes
+    commits: Sequence[Commit]
+    closed: bool
+
+
+def encode_message(segment: int, number: int, stream_id: int, outcome: Outcome, run: tuple[int, int, int],
+                   subject: bytes, body: bytes) -> bytes:
+    """Return a commit of a single message without headers: a faster ``encode_commit``."""
+    return b"".join((_MESSAGE.pack(_ONE_MESSAGE, 0, segment, number, stream_id, run[0], run[2], *outcome,
+                                   len(subject)), subject, body))
+
+
+def encode_commit(commit: Commit) -> bytes:
+    """Return the bytes of a commit."""
+    rows = [(block.stream_id, block.outcome, block.runs, block.subjects, block.hlens, block.bodies, block.removed,
+             _packed(block.records), _packed(block.listed)) for block in commit.blocks]
+    return _COMMIT.pack(_BLOCKS, _CLOSES if commit.closes else 0, commit.segment, commit.number) + pack_value(rows)
+
+
+def encode_record(commit: bytes, number: int, seed: int) -> bytes:
+    """Return the record of an encoded commit, the ``number``-th of its area."""
+    length = len(commit)
+    return _RECORD.pack(length, crc32(commit, crc32(_NUMBERED.pack(length, number), seed))) + commit
+
+
+def decode_area(data: bytes) -> Area | None:
+    """Decode an area; None if it was never used.
+
+    Raises: VersionUnknown; Corrupt for an intact record that this reader cannot use.
+    """
+    header = AreaHeader.decode(data)
+    if header is None:
+        return None
+    commits: list[Commit] = []
+    seed, at, end = header.seed, AREA_HEADER_BYTES, len(data)
+    while at + RECORD_HEADER_BYTES <= end:
+        length, crc = _RECORD.unpack_from(data, at)
+        body_at = at + RECORD_HEADER_BYTES
+        if not length or length > end - body_at:
+            break
+        commit = data[body_at:body_at + length]
+        if crc32(commit, crc32(_NUMBERED.pack(length, len(commits)), seed)) != crc:
+            break
+        commits.append(_decode_commit(commit, at))
+        at = body_at + length
+    return Area(header, commits, at)
+
+
+def segments_of(areas: Sequence[Area], first: int) -> Iterator[JournaledSegment]:
+    """Yield the segments from number ``first`` on whose commits are complete, in order; only the last may be open.
+
+    The areas have one writer. The journal ends where a commit or a segment is missing.
+    """
+    commits: list[Commit] = []
+    wanted = first
+    for area in sorted(areas, key=lambda one: one.header.serial):
+        nonce = area.header.nonce
+        for commit in area.commits:
+            if commit.segment < wanted:
+                continue
+            if commit.segment != wanted or commit.number != len(commits):
+                return
+            commits.append(commit)
+            if commit.closes:
+                yield JournaledSegment(wanted, nonce, commits, True)
+                wanted, commits = wanted + 1, []
+    if commits:
+        yield JournaledSegment(wanted, nonce, commits, False)
+
+
+def _packed(records: Sequence[Record]) -> list[tuple[Any, ...]]:
+    return [(record.kind, record.after_seq, record.packed, record.version, record.must_understand)
+            for record in records]
+
+
+def _decode_commit(data: bytes, offset: int) -> Commit:
+    """Decode a commit whose checksum was correct. Raises: Corrupt."""
+    try:
+        kind, flags, segment, number = _COMMIT.unpack_from(data)
+        if kind == _ONE_MESSAGE:
+            _, _, _, _, stream_id, seq, time_ns, *numbers, subject_bytes = _MESSAGE.unpack_from(data)
+            body_at = _MESSAGE.size + subject_bytes
+            one = JournaledBlock(stream_id, Outcome(*numbers), [(seq, 1, time_ns)], [data[_MESSAGE.size:body_at]], None,
+                                 [data[body_at:]])
+            return Commit(segment, number, False, [one])
+        if kind != _BLOCKS:
+            raise ValueError(f"a commit of kind {kind}")
+        blocks = [_block(*row) for row in unpack_value(data[_COMMIT.size:])]
+    except (ValueError, TypeError, struct.error, Unpackable) as error:
+        raise Corrupt(JOURNAL, "commit", offset, str(error)) from None
+    return Commit(segment, number, bool(flags & _CLOSES), blocks)
+
+
+def _block(stream_id: int, outcome: list[int], runs: list[list[int]], subjects: list[bytes], hlens: list[int] | None,
+           bodies: list[bytes], removed: list[list[int]], records: list[list[Any]], listed: list[list[Any]]
+           ) -> JournaledBlock:
+    return JournaledBlock(stream_id, Outcome(*outcome), [(first, count, time_ns) for first, count, time_ns in runs],
+                          subjects, hlens, bodies, [Removed(*row) for row in removed],
+                          [Record(*row) for row in records], [Record(*row) for row in listed])

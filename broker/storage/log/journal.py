@@ -1,0 +1,313 @@
+"""The journal of a log on a directory: a file to which commits are appended before their segments are stored.
+
+    areas     0 |header record record record ....      | 1 |header record record                  |
+                 until the area is full, then the other      freed once all of its segments are persisted
+
+A commit is safe once its record is written (``sync`` False: kill -9 loses nothing, a power cut may lose it) or flushed
+(``sync`` True). One thread makes the file, makes it larger, and writes and flushes records; one flush serves all
+commits that wait for it. Without ``sync``, records are written on the loop, into pages that the file has already.
+
+Nothing ever waits for room: ``append`` returns False if there is none, or if the file does not exist yet, and the
+commit is stored as a segment.
+
+Owns the file, its areas and the flushes. Does not own the contents of commits (``journaling``), their bytes
+(``format.journal``), nor the replay of the file by the next owner (``storage.journal_replay``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import NamedTuple
+
+from broker.storage.format.journal import (
+    AREA_BYTES_MAX,
+    AREA_HEADER_BYTES,
+    RECORD_HEADER_BYTES,
+    AreaHeader,
+    encode_record,
+)
+from broker.storage.objectstore.disk import sync_directory
+from broker.storage.objectstore.unsynced import SyncFailed
+
+__all__ = ["Journal", "JournalPlace", "JournalThread"]
+
+_log = logging.getLogger(__name__)
+
+_FIRST_BYTES = 1 << 20
+"""The size of an area at first. It doubles whenever both areas are in use, up to ``AREA_BYTES_MAX``."""
+
+_PIECE = 1 << 20
+
+
+class JournalThread:
+    """Runs blocking calls one after the other, in a thread that the first call starts."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, call: Callable[[], object]) -> None:
+        """Make the call, which raises nothing, after all earlier ones."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+            self._thread.start()
+        self._calls.put(call)
+
+    def end(self) -> None:
+        """Return once all calls were made."""
+        if self._thread is not None:
+            self._calls.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+
+
+class JournalPlace(NamedTuple):
+    """Where a log keeps its journal, and how.
+
+    Attributes: path of the file. sync: flush each commit. prepare: called in the thread before the file is made; it
+        raises OSError or StoreError if there can be no journal. thread makes the blocking calls; None: one of its own.
+    """
+
+    path: str
+    sync: bool
+    prepare: Callable[[], object] = lambda: None
+    thread: JournalThread | None = None
+
+
+class _Write(NamedTuple):
+    data: bytes
+    offset: int
+    done: Callable[[], object]
+
+
+class _Area:
+    """An area of the file: its number, its size, and the last segment that has a record in it."""
+
+    __slots__ = ("last_segment", "number", "size")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.size = _FIRST_BYTES
+        self.last_segment = -1
+
+
+class Journal:
+    """The journal of one epoch's log. All methods are called on the loop, except ``close``.
+
+    Attributes: ``ready`` is True while commits may be appended; ``sync``: each commit is flushed.
+    """
+
+    def __init__(self, place: JournalPlace, epoch: int, nonce: bytes, persisted: int,
+                 failed: Callable[[BaseException], object]) -> None:
+        """Args: ``persisted``: the last number of the log. ``failed`` is called if a flush fails: then nothing more may
+        be acknowledged."""
+        self.ready = False
+        self._place = place
+        self._epoch = epoch
+        self._nonce = nonce
+        self._failed = failed
+        self._persisted = persisted
+        self.sync = place.sync
+        self._loop = asyncio.get_running_loop()
+        self._thread = place.thread or JournalThread()
+        self._fd = -1
+        self._started = False
+        self._closed = False
+        self._growing = False
+        self._areas = (_Area(0), _Area(1))
+        self._area = self._areas[0]
+        self._serial = -1
+        self._seed = 0
+        self._at = 0
+        self._count = 0
+        self._begin: bytes = b""
+        """The header of the current area, until its first record is written: both are written at once."""
+        self._waiting: list[_Write] = []
+        self._flushing = False
+
+    def start(self) -> None:
+        """Begin to make the file, unless that was tried before; ``ready`` is set later."""
+        if not self._started:
+            self._started = True
+            self._thread.run(self._make_file)
+
+    def append(self, segment: int, commit: bytes, done: Callable[[], object]) -> bool:
+        """Append an encoded commit of ``segment``.
+
+        With ``sync``, ``done`` is called later, once it is safe. Otherwise it is safe when this returns.
+
+        Returns: False if there is no room for it; then ``done`` is not called.
+        """
+        size = RECORD_HEADER_BYTES + len(commit)
+        if not self.ready or not self._make_room(size):
+            return False
+        record = self._begin + encode_record(commit, self._count, self._seed)
+        offset = self._area.number * AREA_BYTES_MAX + self._at
+        if self.sync:
+            self._waiting.append(_Write(record, offset, done))
+            if not self._flushing:
+                self._flush()
+        else:
+            try:
+                _write(self._fd, record, offset)
+            except OSError as error:
+                # What was written of the record is not valid, and nothing may follow it.
+                self._give_up(error)
+                return False
+        self._begin = b""
+        self._at += len(record)
+        self._count += 1
+        self._area.last_segment = segment
+        return True
+
+    def persisted(self, number: int) -> None:
+        """Free the areas whose segments are all persisted: ``number`` is the last one, with all before it."""
+        self._persisted = number
+
+    def close(self, *, remove: bool) -> None:
+        """End the thread and close the file; ``remove`` it if all of its segments are persisted. Blocks."""
+        self.ready = False
+        self._closed = True
+        self._thread.end()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            if remove:
+                with suppress(OSError):
+                    os.unlink(self._place.path)
+
+    # Areas.
+
+    def _make_room(self, size: int) -> bool:
+        """Return whether the current area, or the next one, has room for ``size`` bytes."""
+        area = self._area
+        if self._serial >= 0 and self._at + size <= area.size:
+            return True
+        other = self._areas[(self._serial + 1) % 2]
+        if other.last_segment > self._persisted or AREA_HEADER_BYTES + size > other.size:
+            self._grow()
+            return False
+        self._serial += 1
+        self._area = other
+        header = AreaHeader(self._epoch, self._nonce, self._serial)
+        self._begin, self._seed, self._at, self._count = header.encode(), header.seed, 0, 0
+        return True
+
+    def _grow(self) -> None:
+        """Begin to make both areas larger."""
+        size = min(2 * self._area.size, AREA_BYTES_MAX)
+        if not self._growing and size > self._area.size:
+            self._growing = True
+            self._thread.run(lambda: self._grow_file(size))
+
+    def _give_up(self, error: OSError) -> None:
+        self.ready = False
+        _log.warning("the journal %s cannot be written: %s; each commit is stored as a segment from now on",
+                     self._place.path, error.strerror or error)
+
+    # Flushes, on the loop.
+
+    def _flush(self) -> None:
+        self._flushing = True
+        writes, self._waiting = self._waiting, []
+        self._thread.run(lambda: self._write_and_sync(writes))
+
+    def _flush_ended(self, writes: list[_Write], error: OSError | None) -> None:
+        if self._closed:
+            return
+        if error is not None:
+            self.ready = False
+            self._failed(SyncFailed(
+                f"{self._place.path}: {error.strerror or error}: the journal may not be on the disk; nothing more is "
+                f"acknowledged. Check the disk. The next start stores what the journal has"))
+            return
+        self._flushing = False
+        if self._waiting:
+            self._flush()
+        for write in writes:
+            write.done()
+
+    # In the thread.
+
+    def _on_loop(self, call: Callable[..., object], *args: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def _write_and_sync(self, writes: list[_Write]) -> None:
+        failure = None
+        try:
+            for write in writes:
+                _write(self._fd, write.data, write.offset)
+            os.fdatasync(self._fd)
+        except OSError as error:
+            failure = error
+        self._on_loop(self._flush_ended, writes, failure)
+
+    def _make_file(self) -> None:
+        path = self._place.path
+        try:
+            self._place.prepare()
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+            for area in self._areas:
+                self._allocate(area.number * AREA_BYTES_MAX, _FIRST_BYTES)
+            if self.sync:
+                os.fsync(self._fd)
+                sync_directory(os.path.dirname(path))
+        except Exception as error:
+            _log.warning("no journal: %s cannot be made: %s; each commit is stored as a segment", path, error)
+            return
+        self._on_loop(self._made)
+
+    def _made(self) -> None:
+        self.ready = not self._closed
+
+    def _grow_file(self, size: int) -> None:
+        before = self._area.size
+        try:
+            for area in self._areas:
+                self._allocate(area.number * AREA_BYTES_MAX + before, size - before)
+            if self.sync:
+                os.fsync(self._fd)
+        except OSError as error:
+            if error.errno in (errno.EIO, errno.EROFS):
+                self._on_loop(self._give_up, error)
+            return  # it stays as large as it is; a full disk is the usual reason, and the log reports it
+        self._on_loop(self._grown, size)
+
+    def _grown(self, size: int) -> None:
+        self._growing = False
+        for area in self._areas:
+            area.size = size
+
+    def _allocate(self, start: int, size: int) -> None:
+        """Assign blocks of the disk to a part of the file.
+
+        With ``sync``, zeros are written: a flush of a block that was only reserved would also have to write the file's
+        list of blocks.
+        """
+        if not self.sync:
+            try:
+                os.posix_fallocate(self._fd, start, size)
+                return
+            except (AttributeError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+        for at in range(start, start + size, _PIECE):
+            _write(self._fd, bytes(min(_PIECE, start + size - at)), at)
+
+
+def _write(fd: int, data: bytes, offset: int) -> None:
+    """Write all of ``data``. Raises: OSError."""
+    if os.pwrite(fd, data, offset) != len(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,0 +1,163 @@
+"""Writes the growth of the open segment to the journal, commit by commit.
+
+    open segment   blocks ── growth since the last commit ──> journal ── safe ──> the calls that wait for safety
+                     │                                           ^
+                     └── closed: the rest, marked as the end ────┘
+
+A segment that is closed is *journaled* if the journal has all of it. Safe calls are made in log order, so while a
+segment that is not journaled waits for its put, nothing that follows it is made safe by the journal (``gaps``).
+
+Owns what the journal has of each open block. Does not own the file (``journal``), nor when a segment is closed and when
+calls are made (``log``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from broker.storage.format.block import Outcome
+from broker.storage.format.journal import Commit, JournaledBlock, encode_commit, encode_message
+from broker.storage.log.journal import Journal
+from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.open_segment import OpenSegment
+from broker.storage.log.owner import BlockOwner
+
+__all__ = ["GROWTH_BYTES_MAX", "Journaling"]
+
+GROWTH_BYTES_MAX = 512 << 10
+"""More bytes than this are stored as a segment: writing them twice would take longer than a put."""
+
+_ROW_BYTES = 64
+"""An upper bound of what a message adds to its commit, apart from its bytes and its subject."""
+
+
+class _Mark(NamedTuple):
+    """The part of an open block that the journal has."""
+
+    messages: int = 0
+    runs: int = 0
+    removed: int = 0
+    records: int = 0
+    outcome: Outcome = Outcome()
+
+
+_NOTHING = _Mark()
+
+
+class Journaling:
+    """The journal's side of one log.
+
+    Attributes: ``commits``: the number of commits of the open segment in the journal; ``followed``: some stream in
+        these commits has readers that wait for the segment; ``gaps``: the number of closed segments that are neither
+        persisted nor journaled.
+    """
+
+    def __init__(self, journal: Journal, on_error: Callable[[BlockOwner, Exception], object]) -> None:
+        """Args: ``on_error`` is called for an owner that cannot give its records or its outcome."""
+        self.journal = journal
+        self.commits = 0
+        self.followed = False
+        self.gaps = 0
+        self._on_error = on_error
+        self._marks: dict[int, _Mark] = {}
+        self._tally_bytes = 0
+        self._tally_count = 0
+
+    def persisted(self, number: int, journaled: bool) -> None:
+        """Record that segment ``number`` and all before it are persisted."""
+        self.gaps -= not journaled
+        self.journal.persisted(number)
+
+    @property
+    def ready(self) -> bool:
+        """True if a commit may be journaled now."""
+        return self.journal.ready and not self.gaps
+
+    def has(self, stream_id: int) -> bool:
+        """Return whether the journal has some of the stream's open block."""
+        return stream_id in self._marks
+
+    def commit(self, opened: OpenSegment, segment: int, failed: set[int], done: Callable[[], object]) -> bool:
+        """Journal the growth of ``opened``, the open segment with number ``segment``. ``done``: see ``Journal.append``.
+
+        Args: failed: streams that are offline.
+        Returns: False if the growth must be stored as a segment, because it is large or the journal has no room.
+        """
+        if not self._fits(opened):
+            return False
+        rows: list[JournaledBlock] = []
+        blocks: list[OpenBlock[Any]] = []
+        tally = opened.tally
+        while tally.grown:
+            grown, tally.grown = tally.grown, []
+            for block in grown:
+                block.grown = False
+                if block.stream_id not in failed:
+                    self._add(block, blocks, rows)
+        marks = [_Mark(block.count, len(block.runs), len(block.removed), len(block.records), block.outcome)
+                 for block in blocks]
+        if not rows or not self.journal.append(segment, self._encode(segment, rows), done):
+            for block in blocks:
+                block.touch()
+            return False
+        for block, mark in zip(blocks, marks, strict=True):
+            self._marks[block.stream_id] = mark
+            self.followed = self.followed or block.owner.followed
+        self.commits += 1
+        self._tally_bytes, self._tally_count = tally.bytes, tally.count
+        return True
+
+    def close(self, opened: OpenSegment, segment: int, blocks: Sequence[OpenBlock[Any]], done: Callable[[], object]
+              ) -> bool:
+        """Journal the rest of a segment that was closed; ``blocks`` are all of its blocks, with their last outcomes.
+
+        Returns: whether the segment is journaled.
+        """
+        journaled = False
+        if self.ready and self._fits(opened):
+            rows = []
+            for block in blocks:
+                mark = self._marks.get(block.stream_id, _NOTHING)
+                row = _growth(block, mark, ())
+                if block.outcome != mark.outcome or row.runs or row.removed or row.records:
+                    rows.append(row)
+            journaled = self.journal.append(segment, encode_commit(Commit(segment, self.commits, True, rows)), done)
+        if not journaled:
+            self.gaps += 1
+        self.commits = self._tally_bytes = self._tally_count = 0
+        self.followed = False
+        self._marks = {}
+        return journaled
+
+    def _fits(self, opened: OpenSegment) -> bool:
+        tally = opened.tally
+        return (tally.bytes - self._tally_bytes
+                + _ROW_BYTES * (tally.count - self._tally_count)) <= GROWTH_BYTES_MAX
+
+    def _add(self, block: OpenBlock[Any], blocks: list[OpenBlock[Any]], rows: list[JournaledBlock]) -> None:
+        mark = self._marks.get(block.stream_id, _NOTHING)
+        try:
+            listed = block.owner.journaling(block, mark.messages)
+        except Exception as error:
+            self._on_error(block.owner, error)
+            return
+        if not block.empty:  # otherwise its segment may never be stored, and its number given to the next one
+            blocks.append(block)
+            rows.append(_growth(block, mark, listed))
+
+    def _encode(self, segment: int, rows: list[JournaledBlock]) -> bytes:
+        row = rows[0]
+        if (len(rows) == 1 == len(row.bodies) and not (row.removed or row.records or row.listed)
+                and (row.hlens is None or not row.hlens[0])):
+            return encode_message(segment, self.commits, row.stream_id, row.outcome, row.runs[0], row.subjects[0],
+                                  row.bodies[0])
+        return encode_commit(Commit(segment, self.commits, False, rows))
+
+
+def _growth(block: OpenBlock[Any], mark: _Mark, listed: Sequence[Any]) -> JournaledBlock:
+    """Return the part of ``block`` after ``mark``."""
+    count = mark.messages
+    return JournaledBlock(block.stream_id, block.outcome, block.runs[mark.runs:], block.subjects[count:],
+                          None if block.hlens is None else block.hlens[count:], block.bodies[count:],
+                          block.removed[mark.removed:], block.records[mark.records:], listed)
