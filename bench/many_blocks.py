@@ -16,6 +16,7 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from broker.jetstream.config.stream_rules import check_stream
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.block import Outcome
 from broker.storage.format.message_size import message_size
+from broker.storage.format.record import Record
 from broker.storage.format.records.stream_create import StreamCreate
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.log import Log
@@ -69,6 +71,12 @@ class Writer:
         self._last_seq += messages
         self._first_time_ns = self._first_time_ns or now_ns
         self._size += messages * message_size(self._subject, 0, _BODY)
+
+    followed = False
+
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+        self.sealing(block)
+        return ()
 
     def sealing(self, block: OpenBlock[Any]) -> None:
         block.outcome = Outcome(1, self._last_seq, self._last_seq, self._size, self._first_time_ns)

@@ -53,6 +53,7 @@ MAY: dict[str, set[str]] = {
     "storage.read": {"base", "storage.format", "storage.objectstore", "storage.paths", "storage.put", "storage.state"},
     "storage.log": {"base", "config.settings", "storage.format", "storage.objectstore", "storage.put", "storage.state"},
     "storage.unsynced_tail": {"storage.format", "storage.objectstore", "storage.paths"},
+    "storage.journal_replay": {"storage.format", "storage.log", "storage.objectstore", "storage.paths"},
     "storage.staging": {"base", "protocol", "storage.format", "storage.log", "storage.objectstore", "storage.paths"},
     "storage.checkpoint": {
         "base", "storage.format", "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.read",
@@ -167,8 +168,8 @@ MAY: dict[str, set[str]] = {
     "maintenance.cost": {"storage.checkpoint", "storage.compaction", "storage.format", "storage.state"},
     "maintenance": {
         "base", "cluster", "config.arguments", "inspect", "maintenance.cost", "storage.checkpoint", "storage.format",
-        "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.shard", "storage.state",
-        "storage.unsynced_tail"},
+        "storage.journal_replay", "storage.log", "storage.objectstore", "storage.paths", "storage.put",
+        "storage.shard", "storage.state", "storage.unsynced_tail"},
     "pipeline.errors": {"storage.format"},
     "pipeline.store": {
         "base", "pipeline.errors", "storage.format", "storage.objectstore", "storage.paths", "storage.unsynced_tail"},
@@ -189,8 +190,8 @@ MAY: dict[str, set[str]] = {
         "base", "cluster", "config.settings", "storage.format", "storage.log", "storage.objectstore", "storage.paths",
         "storage.read", "storage.shard"},
     "runtime.shard_owner": {
-        "base", "cluster", "maintenance.scrub", "runtime.store_host", "storage.format", "storage.log",
-        "storage.objectstore", "storage.paths", "storage.put", "storage.read", "storage.shard",
+        "base", "cluster", "maintenance.scrub", "runtime.store_host", "storage.format", "storage.journal_replay",
+        "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.read", "storage.shard",
         "storage.unsynced_tail"},
     "runtime.adopt": {
         "access", "base", "config.settings", "jetstream.engine", "jetstream.inbox", "jetstream.wire",

@@ -209,7 +209,7 @@ class ShardOwner(LogListener):
             shard = self.shard = await Shard.open(
                 store, paths, taken.epoch, host.identity.nonce, clock, rng, settings, began_ns=taken.began_ns,
                 serve_from_ns=taken.serve_from_ns, executor=host.encoders, clock_trusted=lambda: clock.trusted,
-                journal=journal_place(directory, paths) if directory is not None else None)
+                journal=journal_place(directory, paths) if directory is not None and self._settings.journal else None)
             if shard.log.lease_expired:
                 # Streams opened with an expired lease could not serve reads.
                 await shard.log.persisted()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 from broker.cluster.identity import Identity
@@ -11,6 +12,7 @@ from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.format.block import Outcome
 from broker.storage.format.message_size import message_size
+from broker.storage.format.record import Record
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.settings import LogSettings
@@ -72,6 +74,12 @@ class Stream:
             "n": "c", "d": [upto, upto, T0 + 9], "f": [floor, floor], "la": T0 + 9,
             "add": [new, new, [T0 + 9] * len(new)], "re": {new[-1]: 2} if new else {}})
         self.owner.log.urgent()
+
+    followed = False
+
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+        self.sealing(block)
+        return ()
 
     def sealing(self, block: OpenBlock[Any]) -> None:
         rows = list(self.live.values())

@@ -9,23 +9,40 @@ known which data and which names are durable. ``crashed`` builds one of the dire
                 report a fault
     data        unchanged if it was synced. Otherwise: whole, empty, cut short, or with zeros in some of it
     the mark    is overwritten in place: it has its last synced content, its last written content, or neither
+    the journal is overwritten in place: each sector of it has its last synced content, or a later one
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+from broker.storage.format.journal import JOURNAL
+from broker.storage.log.journal import JournalThread
 from broker.storage.objectstore import disk, unsynced
 from broker.storage.objectstore.file import FileStore
 
-__all__ = ["InlineStore", "PowerDisk"]
+__all__ = ["InlineJournal", "InlineStore", "PowerDisk"]
+
+_SECTOR = 512
+T = TypeVar("T")
+
+
+class InlineJournal(JournalThread):
+    """A journal's thread whose calls are made at once, on the loop."""
+
+    def run(self, call: Callable[[], T], then: Callable[[T], object]) -> None:
+        asyncio.get_running_loop().call_soon(then, call())
+
+    async def end(self) -> None:
+        pass
 
 
 class InlineStore(FileStore):
@@ -123,6 +140,8 @@ class PowerDisk:
         content, durable = Path(path).read_bytes(), self._data.get(inode)
         if durable == content:
             return content
+        if os.path.basename(path) == JOURNAL:
+            return self._mixed(durable or b"", content)
         kind = self.rng.random()
         if os.path.basename(path) == unsynced.MARK and durable is not None and kind < 0.9:
             return content if kind < 0.45 else durable
@@ -137,3 +156,10 @@ class PowerDisk:
             return content[:at] + bytes(len(content) - at)
         end = min(len(content), at + 1 + self.rng.randrange(64))
         return content[:at] + bytes(end - at) + content[end:]
+
+    def _mixed(self, old: bytes, new: bytes) -> bytes:
+        """Return ``new`` with some of its sectors as they were in ``old``."""
+        old = old.ljust(len(new), b"\0")
+        kept = self.rng.random()
+        return b"".join((old if self.rng.random() < kept else new)[at:at + _SECTOR]
+                        for at in range(0, len(new), _SECTOR))

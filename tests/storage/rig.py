@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from broker.cluster.identity import Identity
@@ -13,6 +13,7 @@ from broker.storage.format.block import Outcome
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_frame, decode_index
 from broker.storage.format.message_size import message_size
+from broker.storage.format.record import Record
 from broker.storage.format.records.expiry import NEVER, Expiry
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.records.schedule import Schedule
@@ -111,6 +112,19 @@ class Stream:
             seqs = sorted({min(self.expires_at_ns), *expiring})
             block.add(Schedule(seqs, [self.last_seq] * len(seqs)))
         block.outcome = Outcome(self.first_seq, self.last_seq, self.msgs, self.msgs * 43, 1000 if self.msgs else 0)
+
+    followed = False
+
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+        """Add the outcome and lazy records, and return the expiries and schedules of the messages from ``start`` on."""
+        listed: list[Record] = []
+        seqs = [seq for seq in self.expires_at_ns if block.count and block.first_seq + start <= seq]
+        if seqs:
+            listed.append(Record.pack(Expiry(seqs, [self.expires_at_ns[seq] for seq in seqs]), block.last_seq))
+        kept, self.expires_at_ns = self.expires_at_ns, {}
+        self.sealing(block)
+        self.expires_at_ns = kept
+        return listed
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         self.persisted_blocks.append(block)

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -192,19 +193,18 @@ def segments_of(areas: Sequence[Area], first: int) -> Iterator[JournaledSegment]
     """
     commits: list[Commit] = []
     wanted = first
-    for area in sorted(areas, key=lambda one: one.header.serial):
-        nonce = area.header.nonce
-        for commit in area.commits:
-            if commit.segment < wanted:
-                continue
-            if commit.segment != wanted or commit.number != len(commits):
-                return
-            commits.append(commit)
-            if commit.closes:
-                yield JournaledSegment(wanted, nonce, commits, True)
-                wanted, commits = wanted + 1, []
+    in_order = sorted(areas, key=lambda area: area.header.serial)
+    for commit in chain.from_iterable(area.commits for area in in_order):
+        if commit.segment < wanted:
+            continue
+        if commit.segment != wanted or commit.number != len(commits):
+            break
+        commits.append(commit)
+        if commit.closes:
+            yield JournaledSegment(wanted, in_order[0].header.nonce, commits, True)
+            wanted, commits = wanted + 1, []
     if commits:
-        yield JournaledSegment(wanted, nonce, commits, False)
+        yield JournaledSegment(wanted, in_order[0].header.nonce, commits, False)
 
 
 def _packed(records: Sequence[Record]) -> list[tuple[Any, ...]]:

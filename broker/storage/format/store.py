@@ -18,7 +18,8 @@ version of the store alone lets earlier releases refuse it."""
 class StoreFormat(NamedTuple):
     """The format of a whole store.
 
-    Attributes: version is the newest version of its objects, or ``JOURNAL_VERSION``; store_id are 16 random bytes; made_at_ns is UTC.
+    Attributes: version is the newest version of its objects, or ``JOURNAL_VERSION``; store_id are 16 random
+        bytes; made_at_ns is UTC.
     """
 
     version: int

@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from broker.storage.format.journal import (
     AREA_BYTES_MAX,
@@ -40,6 +40,8 @@ __all__ = ["Journal", "JournalPlace", "JournalThread"]
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _FIRST_BYTES = 1 << 20
 """The size of an area at first. It doubles whenever both areas are in use, up to ``AREA_BYTES_MAX``."""
 
@@ -50,26 +52,30 @@ class JournalThread:
     """Runs blocking calls one after the other, in a thread that the first call starts."""
 
     def __init__(self) -> None:
-        self._calls: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[], Any], Callable[[Any], object]] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def run(self, call: Callable[[], object]) -> None:
-        """Make the call, which raises nothing, after all earlier ones."""
+    def run(self, call: Callable[[], T], then: Callable[[T], object]) -> None:
+        """Make the call, which raises nothing, after all earlier ones, and pass its result to ``then`` on the loop."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(asyncio.get_running_loop(),), name="journal",
+                                            daemon=True)
             self._thread.start()
-        self._calls.put(call)
+        self._calls.put((call, then))
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Return once all calls were made."""
-        if self._thread is not None:
+        thread, self._thread = self._thread, None
+        if thread is not None:
             self._calls.put(None)
-            self._thread.join()
-            self._thread = None
+            await asyncio.to_thread(thread.join)
 
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while (queued := self._calls.get()) is not None:
+            call, then = queued
+            result = call()
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(then, result)
 
 
 class JournalPlace(NamedTuple):
@@ -103,7 +109,7 @@ class _Area:
 
 
 class Journal:
-    """The journal of one epoch's log. All methods are called on the loop, except ``close``.
+    """The journal of one epoch's log.
 
     Attributes: ``ready`` is True while commits may be appended; ``sync``: each commit is flushed.
     """
@@ -119,7 +125,6 @@ class Journal:
         self._failed = failed
         self._persisted = persisted
         self.sync = place.sync
-        self._loop = asyncio.get_running_loop()
         self._thread = place.thread or JournalThread()
         self._fd = -1
         self._started = False
@@ -140,7 +145,7 @@ class Journal:
         """Begin to make the file, unless that was tried before; ``ready`` is set later."""
         if not self._started:
             self._started = True
-            self._thread.run(self._make_file)
+            self._thread.run(self._make_file, self._made)
 
     def append(self, segment: int, commit: bytes, done: Callable[[], object]) -> bool:
         """Append an encoded commit of ``segment``.
@@ -175,11 +180,11 @@ class Journal:
         """Free the areas whose segments are all persisted: ``number`` is the last one, with all before it."""
         self._persisted = number
 
-    def close(self, *, remove: bool) -> None:
-        """End the thread and close the file; ``remove`` it if all of its segments are persisted. Blocks."""
+    async def close(self, *, remove: bool) -> None:
+        """End the thread and close the file; ``remove`` it if all of its segments are persisted."""
         self.ready = False
         self._closed = True
-        self._thread.end()
+        await self._thread.end()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -209,7 +214,15 @@ class Journal:
         size = min(2 * self._area.size, AREA_BYTES_MAX)
         if not self._growing and size > self._area.size:
             self._growing = True
-            self._thread.run(lambda: self._grow_file(size))
+            self._thread.run(lambda: self._grow_file(size), self._grown)
+
+    def _grown(self, size: int) -> None:
+        self._growing = size == self._area.size  # True: it cannot grow, so do not try again
+        for area in self._areas:
+            area.size = size
+
+    def _made(self, made: bool) -> None:
+        self.ready = made and not self._closed
 
     def _give_up(self, error: OSError) -> None:
         self.ready = False
@@ -221,7 +234,7 @@ class Journal:
     def _flush(self) -> None:
         self._flushing = True
         writes, self._waiting = self._waiting, []
-        self._thread.run(lambda: self._write_and_sync(writes))
+        self._thread.run(lambda: self._write_and_sync(writes), lambda error: self._flush_ended(writes, error))
 
     def _flush_ended(self, writes: list[_Write], error: OSError | None) -> None:
         if self._closed:
@@ -240,21 +253,16 @@ class Journal:
 
     # In the thread.
 
-    def _on_loop(self, call: Callable[..., object], *args: object) -> None:
-        with suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(call, *args)
-
-    def _write_and_sync(self, writes: list[_Write]) -> None:
-        failure = None
+    def _write_and_sync(self, writes: list[_Write]) -> OSError | None:
         try:
             for write in writes:
                 _write(self._fd, write.data, write.offset)
             os.fdatasync(self._fd)
         except OSError as error:
-            failure = error
-        self._on_loop(self._flush_ended, writes, failure)
+            return error
+        return None
 
-    def _make_file(self) -> None:
+    def _make_file(self) -> bool:
         path = self._place.path
         try:
             self._place.prepare()
@@ -266,13 +274,11 @@ class Journal:
                 sync_directory(os.path.dirname(path))
         except Exception as error:
             _log.warning("no journal: %s cannot be made: %s; each commit is stored as a segment", path, error)
-            return
-        self._on_loop(self._made)
+            return False
+        return True
 
-    def _made(self) -> None:
-        self.ready = not self._closed
-
-    def _grow_file(self, size: int) -> None:
+    def _grow_file(self, size: int) -> int:
+        """Make both areas ``size`` bytes large. Returns: their size, which stays the same if the disk is full."""
         before = self._area.size
         try:
             for area in self._areas:
@@ -280,15 +286,9 @@ class Journal:
             if self.sync:
                 os.fsync(self._fd)
         except OSError as error:
-            if error.errno in (errno.EIO, errno.EROFS):
-                self._on_loop(self._give_up, error)
-            return  # it stays as large as it is; a full disk is the usual reason, and the log reports it
-        self._on_loop(self._grown, size)
-
-    def _grown(self, size: int) -> None:
-        self._growing = False
-        for area in self._areas:
-            area.size = size
+            _log.info("the journal %s stays as large as it is: %s", self._place.path, error.strerror or error)
+            return before
+        return size
 
     def _allocate(self, start: int, size: int) -> None:
         """Assign blocks of the disk to a part of the file.

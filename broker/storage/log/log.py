@@ -400,7 +400,7 @@ class Log:
             self.fail(Fenced("the log was closed"), notify=False)
         if self._journaling is not None:
             journaling, self._journaling = self._journaling, None
-            await asyncio.to_thread(journaling.journal.close, remove=drained)
+            await journaling.journal.close(remove=drained)
 
     def notify_adopted(self, adopted: Sequence[Adopted]) -> list[Adopted]:
         """Notify listeners of an adoption. Returns: the adoptions to report again, see

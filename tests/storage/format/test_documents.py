@@ -17,7 +17,7 @@ from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.header import FORMAT_VERSION, HEADER_BYTES, ObjectHeader, ObjectKind, Position
 from broker.storage.format.page import PageKind, PageRef
 from broker.storage.format.records.opening import Opening
-from broker.storage.format.store import StoreFormat
+from broker.storage.format.store import JOURNAL_VERSION, StoreFormat
 from tests.storage.format.whole import AT, NONCE, decode_plain
 
 ROOT = Root(AT, Position(2, 9), (PageRef(Position(2, 9), 100, 64, PageKind.DIRECTORY, 7),), {"letgo": [["k", 1]]})
@@ -71,7 +71,7 @@ def test_a_newer_version_is_reported_as_newer() -> None:
     newer = ObjectHeader(ObjectKind.SEAL, AT, NONCE, 100, version=FORMAT_VERSION + 1).pack()
     with pytest.raises(VersionUnknown, match="format version 5"):
         ObjectHeader.unpack(newer)
-    body = {"version": FORMAT_VERSION + 1, "store_id": NONCE, "made_at_ns": 1}
+    body = {"version": JOURNAL_VERSION + 1, "store_id": NONCE, "made_at_ns": 1}
     with pytest.raises(VersionUnknown):
         StoreFormat.decode(encode_document(ObjectKind.FORMAT, Position(0, 0), NONCE, body))
 

@@ -1,7 +1,7 @@
 """A stream's replies to publishers: PubAcks, duplicates and refusals, and when they are sent.
 
-Owns: the bytes of replies, and the rule that no reply reveals state that a crash undoes. Does not own: the decisions (checks,
-sequencer).
+Owns: the bytes of replies, and the rule that no reply reveals state that a crash undoes. Does not own: the decisions
+(checks, sequencer).
 """
 
 from __future__ import annotations
