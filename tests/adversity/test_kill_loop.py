@@ -60,8 +60,25 @@ async def test_kills_of_a_broker_that_syncs_later(interval: str, tmp_path: Path,
     await kill_rounds(make_store("directory", tmp_path, request), 5, JETBLOCK_SYNC_INTERVAL=interval)
 
 
+@pytest.mark.shows("publish.durable", "store.kill")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("interval", ["always", "2m"])
+async def test_kills_of_a_broker_with_a_journal(interval: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """The next start stores the acknowledged messages that only the journal has."""
+    await kill_rounds(make_store("directory", tmp_path, request), 5, JETBLOCK_JOURNAL="true",
+                      JETBLOCK_SYNC_INTERVAL=interval)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("kind", ["directory", "minio"])
 async def test_100_kills(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     await kill_rounds(make_store(kind, tmp_path, request), int(os.environ.get("JETBLOCK_KILL_ROUNDS", "100")))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("interval", ["always", "2m"])
+async def test_100_kills_with_a_journal(interval: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    await kill_rounds(make_store("directory", tmp_path, request), int(os.environ.get("JETBLOCK_KILL_ROUNDS", "100")),
+                      JETBLOCK_JOURNAL="true", JETBLOCK_SYNC_INTERVAL=interval)

@@ -47,6 +47,9 @@ _FIRST_BYTES = 1 << 20
 
 _PIECE = 1 << 20
 
+_FREE_SHARE = 16
+"""The file takes at most the free room of the disk divided by this: on a small disk, messages need the room more."""
+
 
 class JournalThread:
     """Runs blocking calls one after the other, in a thread that the first call starts."""
@@ -267,13 +270,18 @@ class Journal:
         try:
             self._place.prepare()
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+            self._expect_room(2 * _FIRST_BYTES)
             for area in self._areas:
                 self._allocate(area.number * AREA_BYTES_MAX, _FIRST_BYTES)
             if self.sync:
                 os.fsync(self._fd)
                 sync_directory(os.path.dirname(path))
         except Exception as error:
-            _log.warning("no journal: %s cannot be made: %s; each commit is stored as a segment", path, error)
+            why = error.strerror if isinstance(error, OSError) and error.strerror else error
+            _log.info("there is no journal %s: %s; each commit is stored as a segment", path, why)
+            if self._fd >= 0:
+                with suppress(OSError):
+                    os.unlink(path)
             return False
         return True
 
@@ -281,6 +289,7 @@ class Journal:
         """Make both areas ``size`` bytes large. Returns: their size, which stays the same if the disk is full."""
         before = self._area.size
         try:
+            self._expect_room(2 * (size - before))
             for area in self._areas:
                 self._allocate(area.number * AREA_BYTES_MAX + before, size - before)
             if self.sync:
@@ -289,6 +298,12 @@ class Journal:
             _log.info("the journal %s stays as large as it is: %s", self._place.path, error.strerror or error)
             return before
         return size
+
+    def _expect_room(self, size: int) -> None:
+        """Raise OSError unless the disk has much more room than ``size`` bytes."""
+        disk = os.fstatvfs(self._fd)
+        if _FREE_SHARE * size > disk.f_bavail * disk.f_frsize:
+            raise OSError(errno.ENOSPC, "the disk has little room")
 
     def _allocate(self, start: int, size: int) -> None:
         """Assign blocks of the disk to a part of the file.
