@@ -22,6 +22,7 @@ from broker.storage.format.journal import AREA_BYTES_MAX, JOURNAL
 from broker.storage.format.store import JOURNAL_VERSION, StoreFormat
 from broker.storage.journal_replay import find_journaled, journal_place, replay_journal
 from broker.storage.log import journal
+from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import StoreRefused
@@ -84,6 +85,14 @@ class World:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
 
+    async def stored_once(self) -> None:
+        """Wait until the next segment is persisted."""
+        stored = asyncio.Event()
+        listener = LogListener()
+        listener.segment_persisted = lambda segment: stored.set()  # type: ignore[method-assign]
+        self.log.listen(listener)
+        await stored.wait()
+
     async def kill(self) -> None:
         await self.shard.abandon()
         self.store.unsynced.abandon()
@@ -130,8 +139,7 @@ def test_a_call_is_made_before_its_segment_is_stored(world: World) -> None:
         await world.publish(5)
         assert world.made == [1, 2, 3, 4, 5, 6]
         assert world.log.position == position
-        while world.log.position == position:
-            await asyncio.sleep(0.001)
+        await world.stored_once()
         assert 40 < (clock.monotonic_ns() - began_ns) / 1e6 < 60
         assert [block.core.count for block in world.stream.persisted_blocks[-1:]] == [5]
         assert world.log.position == Position(1, position.number + 1)
@@ -160,12 +168,12 @@ def test_readers_shorten_the_delay(world: World) -> None:
         await ready(world, clock)
         world.stream.followed = True
         await asyncio.sleep(1)
-        began_ns = clock.monotonic_ns()
+        began_ns, blocks = clock.monotonic_ns(), len(world.stream.persisted_blocks)
         for messages in (1, 5):
-            position = world.log.position
             await world.publish(messages)
-            while world.log.position == position:
-                await asyncio.sleep(0.0001)
+            if len(world.stream.persisted_blocks) == blocks:
+                await world.stored_once()
+            blocks = len(world.stream.persisted_blocks)
         assert clock.monotonic_ns() - began_ns < 5_000_000
         await world.kill()
 
@@ -447,9 +455,15 @@ async def test_a_thread_flushes(tmp_path: Path) -> None:
     path = str(tmp_path / JOURNAL)
     failures: list[BaseException] = []
     file = journal.Journal(journal.JournalPlace(path, True), 1, bytes(16), 0, failures.append)
+    made, report = asyncio.Event(), file._made
+
+    def reported(result: bool) -> None:
+        report(result)
+        made.set()
+
+    file._made = reported  # type: ignore[method-assign]
     file.start()
-    while not file.ready:
-        await asyncio.sleep(0.001)
+    await made.wait()
     done, last = [], asyncio.Event()
     for number in range(100):
         assert file.append(1, b"commit", lambda number=number: done.append(number))  # type: ignore[misc]
@@ -458,5 +472,5 @@ async def test_a_thread_flushes(tmp_path: Path) -> None:
     await last.wait()
     assert done == list(range(100))
     await file.close(remove=True)
-    assert not os.path.exists(path)
     assert not failures
+    assert await asyncio.to_thread(os.listdir, tmp_path) == []
