@@ -20,10 +20,12 @@ from tests.harness import BrokerProcess
 from tests.stores import Store, make_store
 
 
-async def kill_rounds(store: Store, rounds: int, **environ: str) -> None:
+async def kill_rounds(store: Store, rounds: int, **environ: str) -> int:
+    """Kill a broker under load, and check what its clients know. Returns: how many starts have replayed a journal."""
     seed = int(os.environ.get("JETBLOCK_KILL_SEED", random.SystemRandom().randrange(1 << 32)))
     print(f"JETBLOCK_KILL_SEED={seed}")
     rng = random.Random(seed)
+    replays = 0
     async with BrokerProcess("--store", store.url, environ={**store.environ, **environ}) as broker:
         load = Load(rng, broker.url)
         nc = await connect(broker.url)
@@ -39,10 +41,12 @@ async def kill_rounds(store: Store, rounds: int, **environ: str) -> None:
                 await broker.kill()
                 load.killed()
                 await broker.start()
+                replays += any("came from its journal" in line for line in broker.stderr)
         held, last = await load.stored()
         load.check(held, last)
-    print(f"{rounds} kills: {load}, {last} stored")
+    print(f"{rounds} kills: {load}, {last} stored; {replays} journals replayed")
     assert len(load.history.acked) > rounds
+    return replays
 
 
 @pytest.mark.shows("publish.durable", "store.kill")
@@ -80,5 +84,6 @@ async def test_100_kills(kind: str, tmp_path: Path, request: pytest.FixtureReque
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("interval", ["always", "2m"])
 async def test_100_kills_with_a_journal(interval: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    await kill_rounds(make_store("directory", tmp_path, request), int(os.environ.get("JETBLOCK_KILL_ROUNDS", "100")),
-                      JETBLOCK_JOURNAL="true", JETBLOCK_SYNC_INTERVAL=interval)
+    assert await kill_rounds(make_store("directory", tmp_path, request),
+                             int(os.environ.get("JETBLOCK_KILL_ROUNDS", "100")),
+                             JETBLOCK_JOURNAL="true", JETBLOCK_SYNC_INTERVAL=interval)

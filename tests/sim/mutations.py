@@ -69,7 +69,7 @@ def wait_for_oldest(patch: pytest.MonkeyPatch) -> None:
         if self._open.has_content or not in_flight:
             wait(self, fn, *args, of=of)
         else:
-            in_flight[0].waiters.append((fn, args, of))
+            in_flight[0].waiters.append((fn, args, of, True))
             self._waiters.hold(args)
 
     patch.setattr(Log, "wait", broken)
