@@ -14,8 +14,8 @@ import pytest
 from broker.inspect.cli import inspect, main, parse_arguments
 from broker.inspect.source import Source
 from broker.storage.format.document import encode_document
-from broker.storage.format.header import FORMAT_VERSION, ObjectKind, Position
-from broker.storage.format.store import StoreFormat
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.store import JOURNAL_VERSION, StoreFormat
 from broker.storage.objectstore.base import StoreRefused
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
@@ -138,7 +138,7 @@ def test_refused_inspections(directory: Path, tmp_path: Path, capsys: pytest.Cap
     assert "invalid" in cannot(capsys, url, "messages", "logs", "--limit", "-1")
     newer = tmp_path / "newer"
     (newer / "v1").mkdir(parents=True)
-    body = {"version": FORMAT_VERSION + 1, "store_id": STORE_ID, "made_at_ns": T0}
+    body = {"version": JOURNAL_VERSION + 1, "store_id": STORE_ID, "made_at_ns": T0}
     (newer / "v1" / "format").write_bytes(encode_document(ObjectKind.FORMAT, Position(0, 0), STORE_ID, body))
     assert "a newer jetblock made this store" in cannot(capsys, f"file://{newer}")
 

@@ -19,8 +19,8 @@ from broker.pipeline.store import objects as objects_module
 from broker.pipeline.store.aws import S3Environment
 from broker.pipeline.store.objects import FileObjectClient, S3ObjectClient, check_store, open_object_client
 from broker.storage.format.document import encode_document
-from broker.storage.format.header import FORMAT_VERSION, ObjectKind, Position
-from broker.storage.format.store import StoreFormat
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.store import JOURNAL_VERSION, StoreFormat
 from broker.storage.objectstore.base import NotFound, ObjectInfo
 from broker.storage.objectstore.url import open_store
 from broker.storage.paths import FORMAT, ShardPaths, StreamPaths
@@ -114,7 +114,7 @@ async def test_knows_a_store_by_its_format(tmp_path: Path) -> None:
 
     made = StoreFormat.make(bytes(range(16)), 5)
     newer = encode_document(ObjectKind.FORMAT, Position(0, 0), bytes(16),
-                            {"version": FORMAT_VERSION + 1, "store_id": bytes(16), "made_at_ns": 5})
+                            {"version": JOURNAL_VERSION + 1, "store_id": bytes(16), "made_at_ns": 5})
     data = made.encode()
     flipped = data[:70] + bytes([data[70] ^ 1]) + data[71:]
     for name, content in [("good", data), ("newer", newer), ("flipped", flipped), ("cut", data[:50])]:
