@@ -10,8 +10,7 @@ The session is botocore's, so connections, time-outs, proxies, certificates and 
 error response is parsed by botocore. Where more is needed than Signature Version 4 (directory buckets, access points of
 several regions), or if the bucket turns out to be in another region, botocore sends the requests.
 
-obstore would take still less time. But it has its own chain of credentials and its own errors, and aiobotocore would be
-needed beside it for the rest of the AWS chain.
+docs/adr/0020-composed-s3-requests.md has the alternatives.
 """
 
 from __future__ import annotations
