@@ -21,7 +21,6 @@ from broker.base.store_url import parse_store_url
 from broker.pipeline.errors import BadOption
 from broker.pipeline.plan.selection import NS_MAX, SEQ_MAX, Selection, time_ns
 from broker.pipeline.plan.snapshot import AsOf, names
-from broker.protocol.subject import is_valid
 
 __all__ = ["OPTIONS", "STORE_NEEDED", "VIEWS", "Option", "Options", "as_texts", "filled", "flag", "number", "one_of",
            "read_values", "spelled", "store_url"]
@@ -226,6 +225,8 @@ def one_of(*allowed: str) -> Callable[[str], str]:
 
 
 def _subjects(text: str) -> tuple[str, ...]:
+    from broker.protocol.subject import is_valid  # ``jetblock.spark`` is imported by programs that need no subjects
+
     patterns = tuple(names(text))
     if not patterns:
         raise ValueError("write NATS subjects separated by commas, as orders.*.created,alarm.>")
