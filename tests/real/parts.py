@@ -107,13 +107,15 @@ def node() -> Path:
 def node_streaming() -> Path:
     """Return the folder in which Node.js finds its NATS Streaming client."""
     kept = cache_directory() / "node-nats-streaming" / NODE_STAN_VERSION
-    programs = node().parent
+    program = node()
+    cli = program.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    npm = [str(program), str(cli)] if cli.exists() else [str(program.parent / "npm")]
     with _only_one("node-nats-streaming"):
         if not (kept / "node_modules" / "node-nats-streaming").exists():
             kept.mkdir(parents=True, exist_ok=True)
-            done = subprocess.run([str(programs / "npm"), "install", "--no-audit", "--no-fund", "--prefix", str(kept),
+            done = subprocess.run([*npm, "install", "--no-audit", "--no-fund", "--prefix", str(kept),
                                    f"node-nats-streaming@{NODE_STAN_VERSION}"], capture_output=True, text=True,
-                                  env={**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"},
+                                  env={**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ.get('PATH', '')}"},
                                   timeout=BUILD_SECONDS, check=False)
             if done.returncode:
                 raise PartMissing(f"npm install node-nats-streaming failed:\n{done.stderr[-2000:]}")
