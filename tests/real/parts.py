@@ -110,6 +110,7 @@ def node_streaming() -> Path:
     program = node()
     cli = program.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     npm = [str(program), str(cli)] if cli.exists() else [str(program.parent / "npm")]
+    path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', '')}"
     with _only_one("node-nats-streaming"):
         if not (kept / "node_modules" / "node-nats-streaming").exists():
             kept.mkdir(parents=True, exist_ok=True)
