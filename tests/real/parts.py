@@ -116,7 +116,7 @@ def node_streaming() -> Path:
             kept.mkdir(parents=True, exist_ok=True)
             done = subprocess.run([*npm, "install", "--no-audit", "--no-fund", "--prefix", str(kept),
                                    f"node-nats-streaming@{NODE_STAN_VERSION}"], capture_output=True, text=True,
-                                  env={**os.environ, "PATH": f"{program.parent}{os.pathsep}{os.environ.get('PATH', '')}"},
+                                  env={**os.environ, "PATH": path},
                                   timeout=BUILD_SECONDS, check=False)
             if done.returncode:
                 raise PartMissing(f"npm install node-nats-streaming failed:\n{done.stderr[-2000:]}")
