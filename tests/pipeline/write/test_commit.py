@@ -305,7 +305,7 @@ async def test_too_many_runs(world: World, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same on MinIO; a wrong key gets one line that names the remedy."""
+    """Writes to a store on MinIO are adopted, and its client puts a key once."""
     store = make_store("minio", tmp_path, request)
     for name, value in store.environ.items():
         monkeypatch.setenv(name, value)
