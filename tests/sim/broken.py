@@ -40,7 +40,7 @@ def ack_in_order(patch: pytest.MonkeyPatch) -> None:
     async def broken(self: Putter, segment: Segment) -> int:
         proved_ns = await put(self, segment)
         waiters, segment.waiters = segment.waiters, []
-        for fn, args, _ in waiters:
+        for fn, args, *_ in waiters:
             fn(*args)
         return proved_ns
 
