@@ -9,21 +9,13 @@ from __future__ import annotations
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from jetblock.spark import header
-
 __all__ = ["bucket_table", "publish_totals"]
 
 
 def bucket_table(spark: SparkSession, store: str, bucket: str) -> DataFrame:
     """Return the keys of a bucket with their newest values; deleted and purged keys are left out."""
-    prefix = f"$KV.{bucket}."
-    rows = spark.read.format("jetblock").options(store=store, stream=f"KV_{bucket}").load()
-    newest = rows.groupBy("subject").agg(F.max_by(F.struct("seq", "headers", "data"), "seq").alias("row"))
-    operation = F.coalesce(header(F.col("row.headers"), "KV-Operation"), F.lit("PUT"))
-    expired = header(F.col("row.headers"), "Nats-Marker-Reason").isNotNull()
-    return newest.where((operation == "PUT") & ~expired).select(
-        F.substring("subject", len(prefix) + 1, 1 << 20).alias("key"), F.col("row.data").cast("string").alias("value"),
-        F.col("row.seq").alias("revision"))
+    entries = spark.read.format("jetblock").options(store=store, stream=f"KV_{bucket}", view="kv").load()
+    return entries.where("operation = 'PUT'").select("key", F.col("value").cast("string").alias("value"), "revision")
 
 
 def publish_totals(spark: SparkSession, store: str, nats: str, version: int) -> None:

@@ -82,7 +82,7 @@ class JournalThread:
 
 
 class JournalPlace(NamedTuple):
-    """Where a log keeps its journal, and how.
+    """The file in which a log keeps its journal, and the way in which it is written.
 
     Attributes: path of the file. sync: flush each commit. prepare: called in the thread before the file is made; it
         raises OSError or StoreError if there can be no journal. thread makes the blocking calls; None: one of its own.

@@ -157,7 +157,7 @@ async def test_permissions_of_the_hub_are_kept(tmp_path: Path) -> None:
 
 
 async def test_reconnects(tmp_path: Path) -> None:
-    """After the hub was killed, the spoke connects again and tells its interest; what was stored is still there."""
+    """After the hub was killed, the spoke reconnects and sends its interest again; stored messages can be read."""
     async with pair(tmp_path, "nats-server", "jetblock") as servers:
         there = await connect(servers.spoke)
         await there.jetstream().add_stream(name="S", subjects=["s"])
