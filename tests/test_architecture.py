@@ -152,7 +152,7 @@ MAY: dict[str, set[str]] = {
     "server.listeners": {"base", "config.settings", "server.auth", "server.connection"},
     "server.leaf": {
         "access", "base", "config.leafnodes", "config.settings", "protocol", "server.accounts", "server.auth",
-        "server.connection", "server.routing", "version"},
+        "server.connection", "server.listeners", "server.routing", "version"},
     "server.system": {
         "access", "base", "config.settings", "protocol", "server.accounts", "server.connection", "server.routing",
         "server.sharing"},

@@ -212,6 +212,12 @@ class _Meaning:
         if timeout_ns:
             self.put("leafnodes.auth_timeout_ns", timeout_ns, value)
 
+    def leaf_tls(self, value: Value) -> None:
+        self.tls(value, "leafnodes.tls")
+
+    def leaf_certificates(self, value: Value) -> None:
+        self.certificates(value, "leafnodes.tls.certificates")
+
     def leaf_compression(self, value: Value) -> None:
         check_compression("compression", value, self.report)
 
@@ -353,7 +359,8 @@ class _Meaning:
         "resolver_preload": preload, "resolver_pinned_accounts": pinned_accounts,
         "authorization.auth_callout": callout, "authorization.auth_hook": callout,
         "leaf": leafnodes, "leafnodes.remotes": remotes, "leafnodes.compression": leaf_compression,
-        "leafnodes.listen": leaf_listen, "leafnodes.authorization": leaf_authorization,
+        "leafnodes.tls": leaf_tls, "leafnodes.tls.certs": leaf_certificates,
+        "leafnodes.tls.certificates": leaf_certificates, "leafnodes.listen": leaf_listen, "leafnodes.authorization": leaf_authorization,
         "proxies": proxies, "accounts": accounts, "mappings": mappings, "maps": mappings,
         "feature_flags": feature_flags, "jetstream": jetstream, "jetstream.enabled": enabled,
         "jetstream.enable": enabled,

@@ -92,7 +92,11 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     settings = make_settings(values)
     if settings.tls.enabled and "auth.timeout_ns" not in values:
         # nats-server's default: a second more than the handshake may take.
-        settings = make_settings({**values, "auth.timeout_ns": settings.tls.timeout_ns + _SECOND})
+        values = {**values, "auth.timeout_ns": settings.tls.timeout_ns + _SECOND}
+        settings = make_settings(values)
+    if settings.leafnodes.tls.enabled and "leafnodes.auth_timeout_ns" not in values:
+        settings = make_settings({
+            **values, "leafnodes.auth_timeout_ns": settings.leafnodes.tls.timeout_ns + _SECOND})
     errors = []
     for fields, why in _contradictions(settings):
         place = next((file.places[name] for name in fields if name in file.places), None)
@@ -313,6 +317,7 @@ def _leaf_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], 
     if not settings.accounts.no_system:
         names.add(settings.accounts.system)
     leafnodes = settings.leafnodes
+    yield from tls_contradictions(leafnodes.tls, "leafnodes.tls")
     for account in [user.account for user in leafnodes.users] + [user.account for user in leafnodes.nkeys]:
         if account not in names:
             yield ("leafnodes.users",), f'cannot find local account "{account}" specified in leafnode authorization'

@@ -336,8 +336,9 @@ class LeafSettings(Section):
     nkeys: tuple[NkeyUser, ...] = setting(
         (), kinds.names, "Keys with which leaf nodes log in; from a file only.", variable="")
     auth_timeout_ns: int = setting(
-        2 * SECOND, kinds.duration_ns(MS), "Time that a leaf node has to log in.", "authorization.timeout",
-        variable="AUTH_TIMEOUT")
+        2 * SECOND, kinds.duration_ns(MS), "Time that a leaf node has to log in; unset with TLS: the time for its "
+        "handshake and one second.", "authorization.timeout", variable="AUTH_TIMEOUT")
+    tls: TlsSettings = section(TlsSettings(), "tls")
     remotes: tuple[LeafRemote, ...] = setting(
         (), kinds.text, "Other servers to connect to: [ { urls: [nats-leaf://host:7422], account: …, credentials: … } "
         "]; from a file only.", "remotes", variable="")

@@ -39,6 +39,8 @@ def show(settings: Settings) -> str:
             continue
         if setting.path.startswith("websocket.tls.") and not settings.websocket.tls.enabled:
             continue
+        if setting.path.startswith("leafnodes.tls.") and not settings.leafnodes.tls.enabled:
+            continue
         if setting.path.startswith("streaming.") and not settings.streaming.enabled:
             continue
         if (setting.path.startswith("operator.resolver_tls.")

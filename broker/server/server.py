@@ -199,7 +199,7 @@ class Server:
         # This import, with the reader of PROXY headers, takes 2 ms, and only ports with TLS or behind a proxy need it.
         from broker.server.listeners.opening import Opening
 
-        return Opening(self)
+        return Opening(self, Client(self), self.entrance)
 
     async def close(self) -> None:
         """Stop accepting, send each client its queued bytes, and close all clients."""

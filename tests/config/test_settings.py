@@ -190,7 +190,7 @@ REFUSED: list[tuple[str, str]] = [
     ("websocket { port: -1, no_tls: true, no_auth_user: u }", 'no_auth_user: "u" not present'),
     ("websocket { port: -1, no_tls: true, prot: 1 }", 'unknown field "prot"; did you mean port?'),
     ("cluster { name: c }", '"cluster" needs other servers'),
-    ("leafnodes { port: -1, tls { cert_file: x } }", '"tls" is not supported by this version of jetblock'),
+    ("leafnodes { port: -1, tls { cert_file: x } }", "missing 'key_file' in TLS configuration"),
     ("leafnodes { authorization { user: a, account: X } }", 'cannot find local account "X" specified in leafnode'),
     ("leafnodes { authorization { users: [ {password: a} ] } }", "User entry requires a user"),
     ("leafnodes { authorization { nkey: x } }", "Not a valid public nkey for a user"),

@@ -18,14 +18,15 @@ _NO_LISTENER = f"{LATER} for the listener of leaf nodes"
 
 REFUSED: dict[str, str] = {
     **dict.fromkeys((f"leafnodes.{key}" for key in (
-        "tls", "write_deadline", "write_timeout", "authorization.proxy_required")), _NO_LISTENER),
-    **dict.fromkeys(("ocsp", "ocsp_cache", "tls.ocsp_peer", "websocket.tls.ocsp_peer"),
+        "write_deadline", "write_timeout", "authorization.proxy_required")), _NO_LISTENER),
+    **dict.fromkeys(("ocsp", "ocsp_cache", "tls.ocsp_peer", "websocket.tls.ocsp_peer",
+                     "leafnodes.tls.ocsp_peer"),
                     f"{LATER}: certificates are not checked by OCSP"),
     **{f"{section}.{key}": f"{NOT_OURS}: it takes certificates from files"
-       for section in ("tls", "websocket.tls")
+       for section in ("tls", "websocket.tls", "leafnodes.tls")
        for key in ("cert_store", "cert_match_by", "cert_match", "ca_certs_match", "cert_match_skip_invalid")},
-    **dict.fromkeys(("tls.verify_cert_and_check_known_urls", "websocket.tls.verify_cert_and_check_known_urls"),
-                    "is for connections between servers: use verify"),
+    **dict.fromkeys((f"{section}.verify_cert_and_check_known_urls" for section in (
+        "tls", "websocket.tls", "leafnodes.tls")), "is for connections between servers: use verify"),
     "websocket.advertise": ALONE,
     **dict.fromkeys(("cluster", "gateway", "client_advertise", "connect_error_reports",
                      "reconnect_error_reports"), ALONE),
@@ -56,7 +57,8 @@ NO_EFFECT: dict[str, str] = {
                                                        "immediate",
                                                        "connection_rate_limit")),
                     "it is for connections that the server accepts"),
-    **dict.fromkeys(("tls.insecure", "websocket.tls.insecure"), "it is for connections to other servers"),
+    **dict.fromkeys(("tls.insecure", "websocket.tls.insecure", "leafnodes.tls.insecure"),
+                    "it is for connections to other servers"),
     "disable_sublist_cache": "routes are always cached",
     "no_sublist_cache": "routes are always cached",
     "jetstream.max_buffered_size": "jetblock.tail_bytes_max bounds what waits to be stored",

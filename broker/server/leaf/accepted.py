@@ -10,6 +10,7 @@ Source: nats-server, server/leafnode.go (createLeafNode, processLeafNodeConnect)
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 import secrets
@@ -25,6 +26,7 @@ from broker.server.auth.authenticator import AuthenticatorChain
 from broker.server.auth.login import Login, Refusal
 from broker.server.connection.connect_options import go_quoted, read_connect
 from broker.server.connection.handshake import EVERYBODY, Handshake
+from broker.server.connection.host import Host
 from broker.server.leaf.connection import (
     LeafConnection,
     LeafNodes,
@@ -34,6 +36,8 @@ from broker.server.leaf.connection import (
     with_denials,
 )
 from broker.server.leaf.solicited import Server, decoded
+from broker.server.listeners.certificates import TlsParameters
+from broker.server.listeners.opening import Opening
 
 __all__ = ["AcceptedLeaf", "LeafPort"]
 
@@ -49,12 +53,16 @@ class LeafPort:
     connection_type = "LEAFNODE"
     client_type = "leafnode"
     id_label = "lid"
+    tls_name = "leafnode"
     proxies = None
+    allow_non_tls = False
+    proxy_protocol = False
 
     def __init__(self, settings: LeafSettings) -> None:
         self.settings = settings
         self.port = settings.port or 0
         self.authenticator: AuthenticatorChain | None = None
+        self.tls: TlsParameters | None = None
         self.ping_interval_ns = 0
         self.auth_timeout_ns = 0
         self._bound: Bound | None = None
@@ -62,14 +70,15 @@ class LeafPort:
 
     def prepare(self, settings: Settings,
                 chain_of: Callable[[AuthSettings, bool], AuthenticatorChain | None]) -> Callable[[], None]:
-        """Prepare for new settings, as the client port does."""
+        """Prepare for new settings, as the client port does. Raises: ValueError."""
         own, auth = settings.leafnodes, settings.auth
+        tls = TlsParameters(own.tls) if own.tls.enabled else None
         if own.users or own.nkeys:
             auth = auth.replace(user="", password="", token="", no_auth_user="", users=own.users, nkeys=own.nkeys)
-        authenticator = chain_of(auth, False)
+        authenticator = chain_of(auth, own.tls.verify_and_map)
 
         def apply() -> None:
-            self.authenticator = authenticator
+            self.tls, self.authenticator = tls, authenticator
             self.ping_interval_ns = settings.clients.ping_interval_ns
             self.auth_timeout_ns = own.auth_timeout_ns
 
@@ -95,14 +104,19 @@ class LeafPort:
             self._bound.close()
             self._bound = None
 
-    async def start(self, accept: Callable[[], AcceptedLeaf]) -> None:
+    async def start(self, server: Host, accept: Callable[[], AcceptedLeaf]) -> None:
         """Listen. Raises: OSError."""
         await self.bind()
         assert self._bound is not None
         bound, self._bound = self._bound, None
         self.port = bound.port
-        self._listener = Listener(bound, _BACKLOG, accept, "Leafnode")
+        self._listener = Listener(bound, _BACKLOG, lambda: self._new_connection(server, accept()), "Leafnode")
         log.info("Listening for leafnode connections on %s:%d", self.settings.host, self.port)
+        if self.tls is not None:
+            log.info("TLS required for leafnode connections")
+
+    def _new_connection(self, server: Host, leaf: AcceptedLeaf) -> asyncio.Protocol:
+        return leaf if self.tls is None else Opening(server, leaf, self)
 
     def stop_listening(self) -> None:
         """Accept no more connections."""
@@ -165,6 +179,8 @@ class AcceptedLeaf(LeafConnection):
             # As nats-server: a server without a cluster has its own name as one where it solicits, too.
             "cluster": server.server_name if settings.leafnodes.remotes else "", "api_lvl": JETSTREAM_API_LEVEL,
             "info_on_connect": True}
+        if (tls := self._port.tls) is not None:
+            info |= {"tls_required": True, "tls_verify": tls.verify}
         shown = {name: value for name, value in info.items() if value not in ("", False)}
         return {**shown, "leafnode_urls": [] if self._port.settings.no_advertise else [self._port.address]}
 

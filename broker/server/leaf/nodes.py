@@ -56,7 +56,7 @@ class LeafNodes:
         cannot be bound.
         """
         if self.port is not None:
-            await self.port.start(self._accept)
+            await self.port.start(self._server, self._accept)
         self.remotes = [Remote(remote, self._server, self) for remote in self._server.settings.leafnodes.remotes
                         if not remote.disabled]
         for remote in self.remotes:
@@ -157,7 +157,7 @@ class LeafNodes:
         for leaf in self.connections.values():
             if account in ("", leaf.account.name):
                 row = {"id": leaf.cid, "name": leaf.remote_name, "is_spoke": not leaf.accepted,
-                       "account": leaf.account.name, "ip": leaf.ip, "port": leaf.port,
+                       **({"is_isolated": True} if leaf.isolated else {}), "account": leaf.account.name, "ip": leaf.ip, "port": leaf.port,
                        "rtt": format_duration(leaf.rtt_ns), "in_msgs": leaf.in_msgs, "out_msgs": leaf.out_msgs,
                        "in_bytes": leaf.in_bytes, "out_bytes": leaf.out_bytes, "subscriptions": len(leaf.subs)}
                 if subscriptions:
@@ -170,7 +170,11 @@ class LeafNodes:
         shown: dict[str, Any] = {}
         settings = self._server.settings.leafnodes
         if self.port is not None:
-            shown = {"host": settings.host, "port": self.port.port, "auth_timeout": settings.auth_timeout_ns / 1e9}
+            shown = {"host": settings.host, "port": self.port.port, "auth_timeout": settings.auth_timeout_ns / 1e9,
+                     "tls_timeout": settings.tls.timeout_ns / 1e9}
+            if (tls := self.port.tls) is not None:
+                shown |= {"tls_required": True, "tls_cert_not_after": format_time(tls.not_after_ns)}
+                shown |= {"tls_verify": True} if tls.verify else {}
         if settings.remotes:
             shown["remotes"] = [_remote_row(remote) for remote in settings.remotes]
         return shown

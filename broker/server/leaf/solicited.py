@@ -199,7 +199,7 @@ class Remote:
                         url.address, attempts, error)
                 self.settled.set()
                 self._postpone(url)
-                await asyncio.sleep(settings.reconnect_interval_ns / 1e9 + self._server.rng.random())
+                await asyncio.sleep(settings.reconnect_interval_ns / 1e9 * (1 + self._server.rng.random()))
                 continue
             try:
                 await connection.ended.wait()
@@ -208,8 +208,7 @@ class Remote:
             self.settled.set()
             if connection.registered:
                 attempts = 0
-            else:
-                self._postpone(url)
+            self._postpone(url)
             await asyncio.sleep(max(settings.reconnect_interval_ns, connection.pause_ns) / 1e9)
 
     def discover(self, info: Mapping[str, Any]) -> None:

@@ -25,6 +25,8 @@ def users_by_certificate(settings: Settings) -> frozenset[str]:
     mapping = {ClientPort.connection_type} if settings.tls.verify_and_map else set()
     if websocket.port is not None and websocket.tls.verify_and_map:
         mapping.add(WebSocketPort.connection_type)
+    if settings.leafnodes.port is not None and settings.leafnodes.tls.verify_and_map:
+        mapping.add("LEAFNODE")
     return frozenset(user.user for user in settings.auth.users
                      if not user.password and mapping & (user.connection_types or mapping))
 
@@ -35,6 +37,7 @@ class ClientPort:
     connection_type = "STANDARD"
     client_type = "nats"
     id_label = "cid"
+    tls_name = ""
 
     def __init__(self) -> None:
         self.authenticator: AuthenticatorChain | None = None

@@ -1,4 +1,4 @@
-"""The opening of a connection on the client port: TLS or plain text, the time of INFO, the client's address.
+"""The opening of a connection on the port of clients or leaf nodes: TLS or plain text, the time of INFO, the address.
 
                            ┌── data within the delay, or no delay ──────────────────────────────> TLS, then INFO
     accepted ── TLS first ─┤
@@ -21,14 +21,13 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol, cast
 
-from broker.server.connection.client import Client
-from broker.server.connection.host import ClientHost
+from broker.server.connection.connection import Connection
+from broker.server.connection.host import Host
 from broker.server.listeners.certificates import TlsParameters
-from broker.server.listeners.entrance import ClientPort
 from broker.server.listeners.proxy_protocol import HEADER_SECONDS, ProxyHeaderError, read_header
 from broker.server.listeners.tls import TlsLayer, handshake_error
 
-__all__ = ["Opening", "OpeningHost"]
+__all__ = ["Opening", "Port"]
 
 log = logging.getLogger(__name__)
 
@@ -38,11 +37,21 @@ _HANDSHAKE_RECORD: Final = b"\x16"
 _TLS_FAILED: Final = "TLS Handshake Failure"
 
 
-class OpeningHost(ClientHost[Client], Protocol):
-    """The server."""
+class Port(Protocol):
+    """The port that the connection came through."""
 
     @property
-    def entrance(self) -> ClientPort: ...
+    def tls(self) -> TlsParameters | None: ...
+
+    @property
+    def allow_non_tls(self) -> bool: ...
+
+    @property
+    def proxy_protocol(self) -> bool: ...
+
+    @property
+    def tls_name(self) -> str:
+        """The word for the port in log lines about TLS; "" for clients."""
 
 
 def _nothing() -> None:
@@ -50,13 +59,14 @@ def _nothing() -> None:
 
 
 class Opening(asyncio.Protocol):
-    """The protocol of one connection until the client or a TLS layer replaces it."""
+    """The protocol of one connection until the connection itself, ``client``, or a TLS layer replaces it."""
 
-    def __init__(self, server: OpeningHost) -> None:
+    def __init__(self, server: Host, client: Connection, port: Port) -> None:
         self._server = server
-        self._client = Client(server)
+        self._client = client
+        self._port = port
         # A reload applies to later connections only.
-        self._tls = server.entrance.tls
+        self._tls = port.tls
         self._early = b""
         self._step: Callable[[], None] = _nothing
         self._timer: asyncio.TimerHandle | None = None
@@ -69,7 +79,7 @@ class Opening(asyncio.Protocol):
         tls, client = self._tls, self._client
         delay_ns = tls.settings.handshake_first_ns if tls is not None else None
         client.tls_first = delay_ns is not None
-        client.ip_known = not self._server.entrance.proxy_protocol
+        client.ip_known = not self._port.proxy_protocol
         if not client.open(self._transport, greet=delay_ns is None):
             return
         if delay_ns:
@@ -139,7 +149,7 @@ class Opening(asyncio.Protocol):
         tls = self._tls
         if tls is None:
             self._continue_plain()
-        elif self._client.tls_first or not self._server.entrance.allow_non_tls:
+        elif self._client.tls_first or not self._port.allow_non_tls:
             self._begin_tls(tls)
         else:
             self._wait(self._inspect_input, tls.settings.timeout_ns, self._continue_plain)
@@ -167,7 +177,8 @@ class Opening(asyncio.Protocol):
         if not tls.admits(self._server.clock.monotonic_ns()):
             client.fail("Connection throttling is active. Please try again later.", "Maximum Connections Exceeded")
             return
-        log.debug("%s - Starting TLS client connection handshake", client.label)
+        name = self._port.tls_name
+        log.debug("%s - Starting TLS %s handshake", client.label, f"{name} server" if name else "client connection")
         self._set_timer(tls.settings.timeout_ns, self._tls_timed_out)
         layer = self._layer = TlsLayer(self._transport, self, tls.context, tls.turns, self._tls_ready, self._tls_failed)
         self._transport.set_protocol(layer)
@@ -186,7 +197,7 @@ class Opening(asyncio.Protocol):
         layer.set_protocol(client)
         why = tls.objection(layer.get_extra_info("ssl_object"), self._server.clock.now_ns())
         if why:
-            log.error("%s - TLS handshake error: %s", client.label, why)
+            self._log_failure(logging.ERROR, why)
             client.close(_TLS_FAILED)
             return
         log.debug("%s - TLS handshake complete", client.label)
@@ -199,8 +210,12 @@ class Opening(asyncio.Protocol):
         why = handshake_error(error)
         # Load balancers and port scanners send arbitrary bytes.
         level = logging.DEBUG if why.startswith("tls: first record") else logging.ERROR
-        log.log(level, "%s - TLS handshake error: %s", self._client.label, why)
+        self._log_failure(level, why)
         self._client.close(_TLS_FAILED)
+
+    def _log_failure(self, level: int, why: str) -> None:
+        name = self._port.tls_name
+        log.log(level, "%s - TLS %shandshake error: %s", self._client.label, name and f"{name} ", why)
 
     def _tls_timed_out(self) -> None:
         log.debug("%s - TLS handshake timeout", self._client.label)

@@ -48,7 +48,7 @@ async def pages(servers: Pair) -> dict[str, Any]:
         found[side] = {
             "row": {name: row[name] for name in ("name", "is_spoke", "account", "ip")},
             "names": sorted(row.keys() - {"compression"}), "leafnodes": varz["leafnodes"],
-            "leaf": {name: value for name, value in varz["leaf"].items() if name not in ("port", "tls_timeout")},
+            "leaf": {name: value for name, value in varz["leaf"].items() if name != "port"},
             "account": {name: account[name] for name in ("conns", "leafnodes", "total_conns")},
             "detail": detail["leafnode_connections"], "event": (event["leafnodes"], event["total_conns"])}
         for one in (system, more, client):

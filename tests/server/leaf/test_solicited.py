@@ -15,7 +15,6 @@ from nats.errors import NoRespondersError
 
 from broker.base.nkeys import ACCOUNT, USER, encode_base64url, seed_text
 from tests import tokens
-from tests.certificates import Authority
 from tests.harness import BrokerProcess, NatsServerProcess, free_port
 from tests.keys import key, secret
 from tests.server.leaf.servers import connect, crossed, pair, write
@@ -81,34 +80,6 @@ async def test_credentials(tmp_path: Path) -> None:
         [leaf] = (await real.monitor("/leafz"))["leafs"]
         assert (leaf["name"], leaf["account"]) == ("spoke", app)
         assert ours.running
-
-
-@pytest.mark.parametrize("first", [False, True])
-async def test_tls(tmp_path: Path, first: bool) -> None:
-    """TLS begins after INFO or before it; the hub verifies this server's certificate, and this server the hub's."""
-    authority = Authority(tmp_path)
-    server, client = authority.server(), authority.client("client")
-    listener = (f'tls {{ cert_file: "{server.cert}", key_file: "{server.key}", ca_file: "{authority.ca}", '
-                f"verify: true, handshake_first: {str(first).lower()} }}")
-    remote = (f'tls {{ ca_file: "{authority.ca}", cert_file: "{client.cert}", key_file: "{client.key}", '
-              f"handshake_first: {str(first).lower()} }}")
-    async with pair(tmp_path, "nats-server", "jetblock", listener=listener, remote=remote) as servers:
-        here, there = await connect(servers.hub), await connect(servers.spoke)
-        await serve(there, "svc")
-        await crossed(there, here)
-        assert (await here.request("svc", timeout=10)).data == b"here"
-        await here.close()
-        await there.close()
-
-
-async def test_an_untrusted_hub_is_refused(tmp_path: Path) -> None:
-    """A hub whose certificate cannot be verified is not connected to; the log says why."""
-    authority = Authority(tmp_path)
-    server = authority.server()
-    listener = f'tls {{ cert_file: "{server.cert}", key_file: "{server.key}" }}'
-    async with pair(tmp_path, "nats-server", "jetblock", listener=listener) as servers:
-        await servers.spoke.wait_line(r"\[ERR\] Error trying to connect as leafnode to remote server .* \(attempt 1\): "
-                                      "TLS handshake: tls: failed to verify certificate")
 
 
 async def test_denied_subjects(tmp_path: Path) -> None:
