@@ -157,9 +157,11 @@ class LeafNodes:
         for leaf in self.connections.values():
             if account in ("", leaf.account.name):
                 row = {"id": leaf.cid, "name": leaf.remote_name, "is_spoke": not leaf.accepted,
-                       **({"is_isolated": True} if leaf.isolated else {}), "account": leaf.account.name, "ip": leaf.ip, "port": leaf.port,
+                       "account": leaf.account.name, "ip": leaf.ip, "port": leaf.port,
                        "rtt": format_duration(leaf.rtt_ns), "in_msgs": leaf.in_msgs, "out_msgs": leaf.out_msgs,
                        "in_bytes": leaf.in_bytes, "out_bytes": leaf.out_bytes, "subscriptions": len(leaf.subs)}
+                if leaf.isolated:
+                    row["is_isolated"] = True
                 if subscriptions:
                     row["subscriptions_list"] = [subject.decode("utf-8", "replace") for subject, _ in leaf.subs]
                 found.append(row)
