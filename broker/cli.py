@@ -157,7 +157,7 @@ def _broker(line: CommandLine) -> int:
 
     from broker.runtime.process import serve
 
-    return serve(settings, (lambda: load(line, os.environ)) if line.config else None)
+    return serve(settings, (lambda: load(line, os.environ)) if line.config or line.stan_config else None)
 
 
 def _send_signal(words: str) -> int:

@@ -30,7 +30,7 @@ from broker.config.settings import MASK, MASKED, CertificateFiles, InvalidFile, 
 from broker.config.streaming import STORE_LIMIT_KEYS
 from broker.config.syntax import SyntaxFailure, Value, parse
 
-__all__ = ["address", "read_file"]
+__all__ = ["address", "read_file", "read_streaming"]
 
 _BY_KEY: dict[str, Setting] = {key: setting for setting in settings_table() for key in setting.keys}
 
@@ -44,6 +44,41 @@ def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str])
 
     Raises: InvalidFile with one line per error.
     """
+    top = _parsed(path, environ, read)
+    meaning = _Meaning(read)
+    if not top.value:
+        meaning.report.notices.append(f"{path}: {EMPTY}")
+    meaning.refuse_masks("", top)
+    meaning.section("", top)
+    values = meaning.found.values
+    values |= meaning.identities.settings(user=values.get("auth.user", ""), token=values.get("auth.token", ""))
+    return _result(meaning, top)
+
+
+def read_streaming(path: str, environ: Mapping[str, str], read: Callable[[str], str], *, alone: bool) -> FileSettings:
+    """Read nats-streaming-server's own file: its block ``streaming``, or all of it if it has no such block.
+
+    Args: ``alone``: there is no other file, so the settings beside the block are the server's.
+    Raises: InvalidFile with one line per error.
+    """
+    top = _parsed(path, environ, read)
+    block = next((value for key, value in top.value.items() if key.lower() == "streaming"), None)
+    if block is not None and alone:
+        return read_file(path, environ, read)
+    meaning = _Meaning(read)
+    meaning.streaming(block or top)
+    return _result(meaning, top)
+
+
+def _result(meaning: _Meaning, top: Value) -> FileSettings:
+    if meaning.report.errors:
+        raise InvalidFile("\n".join(meaning.report.errors))
+    meaning.found.notices = meaning.report.notices
+    meaning.found.digest = digest(top)
+    return meaning.found
+
+
+def _parsed(path: str, environ: Mapping[str, str], read: Callable[[str], str]) -> Value:
     try:
         text = read(path)
     except OSError as error:
@@ -52,21 +87,9 @@ def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str])
     except ValueError:
         raise InvalidFile(f"{path}: Parse error: the file is not UTF-8 text") from None
     try:
-        top = parse(text, file=path, environ=environ, read=read)
+        return parse(text, file=path, environ=environ, read=read)
     except SyntaxFailure as error:
         raise InvalidFile(str(error)) from None
-    meaning = _Meaning(read)
-    if not top.value:
-        meaning.report.notices.append(f"{path}: {EMPTY}")
-    meaning.refuse_masks("", top)
-    meaning.section("", top)
-    values = meaning.found.values
-    values |= meaning.identities.settings(user=values.get("auth.user", ""), token=values.get("auth.token", ""))
-    if meaning.report.errors:
-        raise InvalidFile("\n".join(meaning.report.errors))
-    meaning.found.notices = meaning.report.notices
-    meaning.found.digest = digest(top)
-    return meaning.found
 
 
 def address(value: Any) -> tuple[str | None, int]:

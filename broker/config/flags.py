@@ -67,9 +67,14 @@ NATS Streaming Options (any of them serves NATS Streaming clients, and enables J
     -mm, --max_msgs <number>         Max number of messages per channel (default: 1000000; 0 for unlimited)
     -mb, --max_bytes <size>          Max messages total size per channel (default: 1024000000; 0 for unlimited)
     -ma, --max_age <duration>        Max duration a message can be stored (default: 0s for unlimited)
+    -mi, --max_inactivity <duration> Time without messages and subscriptions after which a channel is deleted
+                                     (default: 0s for unlimited)
+    -sc, --stan_config <file>        File with the settings of NATS Streaming (default: the file of -c)
     -hbi,--hb_interval <duration>    Interval at which server sends heartbeat to a client (default: 30s)
     -hbt,--hb_timeout <duration>     How long server waits for a heartbeat response (default: 10s)
     -hbf,--hb_fail_count <number>    Number of failed heartbeats before server closes the client (default: 10)
+        --partitioning               Serve only the channels that the file lists (default: false)
+        --replace_durable            Replace a durable subscription that is in use (default: false)
 
 Authorization Options:
         --user <user>                User required for connections
@@ -112,6 +117,9 @@ FLAGS: dict[str, str] = {
     "mm": "streaming.max_msgs", "max_msgs": "streaming.max_msgs",
     "mb": "streaming.max_bytes", "max_bytes": "streaming.max_bytes",
     "ma": "streaming.max_age_ns", "max_age": "streaming.max_age_ns",
+    "mi": "streaming.max_inactivity_ns", "max_inactivity": "streaming.max_inactivity_ns",
+    "partitioning": "streaming.partitioning", "replace_durable": "streaming.replace_durable",
+    "sc": "!stan_config", "stan_config": "!stan_config",
     "hbi": "streaming.hb_interval_ns", "hb_interval": "streaming.hb_interval_ns",
     "hbt": "streaming.hb_timeout_ns", "hb_timeout": "streaming.hb_timeout_ns",
     "hbf": "streaming.hb_fail_count", "hb_fail_count": "streaming.hb_fail_count",
@@ -130,11 +138,37 @@ _REFUSED: dict[str, str] = {
                      "cluster_listen", "client_advertise"), _ALONE),
     **dict.fromkeys(("s", "syslog", "r", "remote_syslog"), "is nothing that jetblock has: use --log"),
     "profile": "is nothing that jetblock has: it is not written in Go",
+    **dict.fromkeys(("ns", "nats_server"), f"{_LATER}: NATS Streaming clients connect to this broker"),
+    **dict.fromkeys(("encrypt", "encryption_cipher", "encryption_key"), f"{_LATER}: let the bucket or the disk "
+                    "encrypt"),
+    **dict.fromkeys(("clustered", "cluster_bootstrap"), f"{_LATER}: brokers on one store stand by for each other"),
 }
+_NO_EFFECT: dict[str, str] = {
+    **dict.fromkeys(("st", "dir", *(f"file_{name}" for name in (
+        "compact_enabled", "compact_frag", "compact_interval", "compact_min_size", "buffer_size", "read_buffer_size",
+        "crc", "crc_poly", "sync", "slice_max_msgs", "slice_max_bytes", "slice_max_age", "slice_archive_script",
+        "fds_limit", "parallel_recovery", "truncate_bad_eof", "auto_sync")), *(f"sql_{name}" for name in (
+            "driver", "source", "no_caching", "max_open_conns", "bulk_insert_limit"))),
+        "channels are kept in JetStream's store"),
+    **dict.fromkeys(("SD", "stan_debug", "SV", "stan_trace", "SDV"), "debug and trace are for all of the broker"),
+    **dict.fromkeys(("ft_group", "cluster_node_id", "cluster_peers", "cluster_log_path", "cluster_log_cache_size",
+                     "cluster_log_snapshots", "cluster_trailing_logs", "cluster_sync", "cluster_raft_logging",
+                     "cluster_proceed_on_restore_failure", "cluster_allow_add_remove_node"),
+                    "brokers on one store take over from each other without it"),
+    **dict.fromkeys(("secure", "tls_client_cert", "tls_client_key", "tls_client_cacert"),
+                    "there is no connection to a NATS server of its own"),
+    **dict.fromkeys(("io_batch_size", "io_sleep_time"), "the store decides what a commit has"),
+    "syslog_name": "it is for Windows",
+}
+"""Flags of nats-streaming-server that are accepted with a line in the log."""
 _SWITCHES = frozenset({"logging.times", "logging.utc", "logging.debug", "logging.trace", "jetstream.enabled",
-                       "tls.verify", "!test",
+                       "tls.verify", "streaming.partitioning", "streaming.replace_durable", "!test",
                        "!print_config", "!help", "!version", "!debug_trace", "!tls"})
-_REFUSED_SWITCHES = frozenset({"help_tls", "s", "syslog"})
+_OTHER_SWITCHES = frozenset({
+    "help_tls", "s", "syslog", "encrypt", "clustered", "cluster_bootstrap", "SD", "stan_debug", "SV", "stan_trace",
+    "SDV", "secure", "file_compact_enabled", "file_crc", "file_sync", "file_truncate_bad_eof", "sql_no_caching",
+    "cluster_sync", "cluster_raft_logging", "cluster_proceed_on_restore_failure", "cluster_allow_add_remove_node"})
+"""Switches that set nothing."""
 
 
 class FlagError(Exception):
@@ -147,6 +181,7 @@ class CommandLine:
 
     values: dict[str, Any] = field(default_factory=dict)
     config: str | None = None
+    stan_config: str | None = None
     store_dir: str | None = None
     signal: str | None = None
     tls: bool | None = None
@@ -154,6 +189,7 @@ class CommandLine:
     print_config: bool = False
     help: bool = False
     version: bool = False
+    notices: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     """The first word that is not a flag, and all that follow."""
 
@@ -172,17 +208,20 @@ def read_flags(arguments: Sequence[str]) -> CommandLine:
             break
         name, equals, value = word.removeprefix("-").removeprefix("-").partition("=")
         target = FLAGS.get(name)
-        if target is None and name not in _REFUSED:
+        if target is None and name not in _REFUSED and name not in _NO_EFFECT:
             raise FlagError(f"flag provided but not defined: -{name}{_nearest(name)}")
-        if target in _SWITCHES or name in _REFUSED_SWITCHES:
+        if target in _SWITCHES or name in _OTHER_SWITCHES:
             value = value if equals else "true"
         elif not equals:
             if not rest:
                 raise FlagError(f"flag needs an argument: -{name}")
             value = rest.pop(0)
-        if target is None:
+        if target is not None:
+            _set_flag(line, name, target, value)
+        elif name in _REFUSED:
             raise ConfigError(f"--{name} {_REFUSED[name]}")
-        _set_flag(line, name, target, value)
+        else:
+            line.notices.append(f"--{name} has no effect here: {_NO_EFFECT[name]}")
     return line
 
 

@@ -61,7 +61,8 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
 
     Raises: ConfigError with one line per error, each naming its place and what would be valid.
     """
-    file = _read_file(line.config, environ, read) if line.config is not None else FileSettings()
+    file = _read_files(line, environ, read)
+    file.notices += line.notices
     if line.test and (empty := [notice for notice in file.notices if notice.endswith(EMPTY)]):
         # A server starts with such a file; a check that finds nothing to check fails.
         raise InvalidFile(*empty)
@@ -131,11 +132,23 @@ def settings_of_program(values: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str]) -> FileSettings:
+def _read_files(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], str]) -> FileSettings:
+    """Return the settings of the file; those of NATS Streaming are from ``-sc`` alone, if that names a file."""
+    if line.config is None and line.stan_config is None:
+        return FileSettings()
     # Imported only if there is a file: its grammar and blocks are a tenth of what a start imports.
-    from broker.config.file import read_file
+    from broker.config.file import read_file, read_streaming
 
-    return read_file(path, environ, read)
+    file = FileSettings() if line.config is None else read_file(line.config, environ, read)
+    if line.stan_config is not None:
+        streaming = read_streaming(line.stan_config, environ, read, alone=line.config is None)
+        if line.config is None:
+            return streaming
+        file.values = {path: value for path, value in file.values.items() if not path.startswith("streaming.")}
+        file.values |= streaming.values
+        file.places |= streaming.places
+        file.notices += streaming.notices
+    return file
 
 
 def _add_anonymous_user(values: dict[str, Any], *, authorization: bool) -> None:
@@ -262,6 +275,14 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
     if settings.streaming.enabled and not settings.jetstream.enabled:
         yield ("streaming.enabled",), ("NATS Streaming keeps its channels in JetStream, which is disabled: enable it, "
                                        "or remove the settings of NATS Streaming")
+    streaming = settings.streaming
+    if streaming.partitioning and not streaming.channels:
+        yield ("streaming.partitioning",), ("stan: no configured channel: name this server's channels in store_limits "
+                                            "{ channels { … } }")
+    literals = sum("*" not in name and ">" not in name for name, _ in streaming.channels)
+    if 0 < streaming.max_channels < literals:
+        yield ("streaming.channels",), (f"too many channels defined ({literals}). The max channels limit is set to "
+                                        f"{streaming.max_channels}")
     yield from _accounts_contradictions(settings)
     yield from _domain_contradictions(settings)
     yield from _leaf_contradictions(settings)

@@ -17,13 +17,13 @@ LIMIT_KEYS: dict[str, tuple[str, ...]] = {
     "max_msgs": ("max_msgs", "mm", "maxmsgs", "max_count", "maxcount"),
     "max_bytes": ("max_bytes", "mb", "maxbytes"),
     "max_age_ns": ("max_age", "ma", "maxage"),
+    "max_inactivity_ns": ("max_inactivity", "mi", "maxinactivity"),
 }
 """The spellings of the limits that a channel may have of its own, by field; the usual one first."""
 
 STORE_LIMIT_KEYS: dict[str, str] = {
     **{name: names[0] for names in LIMIT_KEYS.values() for name in names},
     **dict.fromkeys(("mc", "maxchannels"), "max_channels"),
-    **dict.fromkeys(("mi", "maxinactivity"), "max_inactivity"),
     **dict.fromkeys(("channels_limits", "channelslimits", "per_channel", "per_channel_limits"), "channels"),
 }
 """The usual spelling of the keys in ``store_limits``, by each other one."""
@@ -38,6 +38,7 @@ class ChannelLimits(Value):
     max_msgs: int = -1
     max_bytes: int = -1
     max_age_ns: int = -1
+    max_inactivity_ns: int = -1
 
 
 class StreamingSettings(Section):
@@ -75,15 +76,25 @@ class StreamingSettings(Section):
     max_age_ns: int = setting(
         0, kinds.duration_ns(0), "Age of a channel's messages; 0: no limit.", "store_limits.max_age",
         variable="MAX_AGE")
+    max_inactivity_ns: int = setting(
+        0, kinds.duration_ns(0), "Time without messages and subscriptions after which a channel is deleted; 0: never.",
+        "store_limits.max_inactivity", variable="MAX_INACTIVITY")
     channels: tuple[tuple[str, ChannelLimits], ...] = setting(
         (), kinds.names, "Limits of single channels, or of those that a subject with wildcards matches: "
         "`store_limits { channels { \"orders.>\": { max_msgs: 10 } } }`; from a file only.",
         "store_limits.channels", variable="")
+    partitioning: bool = setting(
+        False, kinds.boolean, "Serve the configured channels only; other servers of the cluster ID serve others.",
+        "partitioning", variable="PARTITIONING")
+    replace_durable: bool = setting(
+        False, kinds.boolean, "A durable subscription replaces the one that its client has, instead of an error.",
+        "replace_durable", "replace_durables", "replace_duplicate_durable", "replace_duplicate_durables",
+        variable="REPLACE_DURABLE")
 
     @property
     def general(self) -> ChannelLimits:
         """The limits of a channel that no pattern matches."""
-        return ChannelLimits(self.max_subs, self.max_msgs, self.max_bytes, self.max_age_ns)
+        return ChannelLimits(self.max_subs, self.max_msgs, self.max_bytes, self.max_age_ns, self.max_inactivity_ns)
 
     def limits_of(self, channel: str) -> ChannelLimits:
         """Return the limits of a channel, or of the channels of a pattern.

@@ -73,10 +73,43 @@ def test_each_limit_comes_from_the_most_specific_pattern(tmp_path: Path) -> None
         "a.*": { max_age: "4s" }
         "a.b": { max_msgs: 0 }
     } } }""").streaming
-    assert settings.limits_of("x") == ChannelLimits(2, 1, 10, 0)
-    assert settings.limits_of("a.b.c") == ChannelLimits(2, 20, 30, 0)
-    assert settings.limits_of("a.c") == ChannelLimits(2, 20, 30, 4_000_000_000)
-    assert settings.limits_of("a.b") == ChannelLimits(2, 0, 30, 4_000_000_000)
+    assert settings.limits_of("x") == ChannelLimits(2, 1, 10, 0, 0)
+    assert settings.limits_of("a.b.c") == ChannelLimits(2, 20, 30, 0, 0)
+    assert settings.limits_of("a.c") == ChannelLimits(2, 20, 30, 4_000_000_000, 0)
+    assert settings.limits_of("a.b") == ChannelLimits(2, 0, 30, 4_000_000_000, 0)
+
+
+def test_max_inactivity(tmp_path: Path) -> None:
+    """Its aliases, its inheritance and its flag are those of the other limits."""
+    settings = loaded(tmp_path, """streaming { store_limits { mi: "1h", channels {
+        "a.>": { maxinactivity: "1m" }, "a.b": { max_inactivity: "0s" } } } }""").streaming
+    assert [settings.limits_of(name).max_inactivity_ns // 1_000_000_000 for name in ("x", "a.c", "a.b")] == [3600, 60, 0]
+    assert loaded(tmp_path, "", "-mi", "2s").streaming.max_inactivity_ns == 2_000_000_000
+
+
+def test_a_file_of_its_own(tmp_path: Path) -> None:
+    """The settings of NATS Streaming come from ``-sc`` alone, if both files have some."""
+    own = tmp_path / "stan.conf"
+    own.write_text("cid: own, partitioning: true, limits { channels { a: {} } }")
+    settings = loaded(tmp_path, "port: 4333, streaming { cid: other, hbf: 3 }", "-sc", str(own))
+    assert (settings.clients.port, settings.streaming.cluster_id, settings.streaming.hb_fail_count,
+            settings.streaming.partitioning) == (4333, "own", 10, True)
+    assert load(read_flags(["-sc", str(own)]), {}).streaming.cluster_id == "own"
+    own.write_text("port: 4444, streaming { cid: own }")
+    settings = load(read_flags(["--stan_config", str(own)]), {})
+    assert (settings.clients.port, settings.streaming.cluster_id) == (4444, "own")
+    own.write_text("cid: own, prot: 4")
+    assert 'unknown field "prot"' in refused(tmp_path, "", "-sc", str(own))
+    assert "name a readable file" in refused(tmp_path, "", "-sc", str(tmp_path / "none"))
+
+
+def test_flags_without_effect(tmp_path: Path) -> None:
+    """The other flags of nats-streaming-server are reported, or refused with the reason."""
+    notices = loaded(tmp_path, "", "-cid", "x", "-st", "FILE", "--dir", "/x", "-SDV", "--file_sync=false").notices
+    assert [notice.split(" has no effect")[0] for notice in notices] [:4] == [
+        "--st", "--dir", "--SDV", "--file_sync"]
+    assert "NATS Streaming clients connect to this broker" in refused(tmp_path, "", "-ns", "nats://x")
+    assert "stand by for each other" in refused(tmp_path, "", "-clustered")
 
 
 def test_what_is_shown_can_be_read(tmp_path: Path) -> None:
@@ -99,9 +132,9 @@ def test_keys_without_effect_are_reported(tmp_path: Path, text: str, words: str)
 @pytest.mark.parametrize(("text", "words"), [
     ("streaming { encrypt: true }", '"encrypt" is not supported'),
     ("streaming { nats_server_url: \"nats://x:4222\" }", '"nats_server_url" is not supported'),
-    ("streaming { partitioning: true }", '"partitioning" is not supported'),
-    ("streaming { store_limits { max_inactivity: \"1h\" } }", '"max_inactivity" is not supported'),
-    ("streaming { store_limits { channels { a: { mi: \"1h\" } } } }", '"mi" is not supported'),
+    ("streaming { partitioning: true }", "stan: no configured channel"),
+    ("streaming { store_limits { max_channels: 1, channels { a: {}, b: {}, \"c.*\": {} } } }",
+     "too many channels defined (2). The max channels limit is set to 1"),
     ("streaming { cluster_idd: x }", 'unknown field "cluster_idd"; did you mean cluster_id?'),
     ("streaming: 5", "streaming must be a block"),
     ("streaming { store_limits { channels: 5 } }", "channels must be a block"),

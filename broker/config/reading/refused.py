@@ -46,8 +46,6 @@ REFUSED: dict[str, str] = {
                     f"{LATER}: NATS Streaming clients connect to this broker"),
     **dict.fromkeys(("streaming.encrypt", "streaming.encryption_cipher", "streaming.encryption_key"),
                     f"{LATER}: let the bucket or the disk encrypt"),
-    "streaming.partitioning": LATER,
-    "streaming.store_limits.max_inactivity": LATER,
     **dict.fromkeys(("jetstream.extension_hint", "jetstream.unique_tag", "jetstream.max_outstanding_catchup"), ALONE),
 }
 

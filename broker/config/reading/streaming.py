@@ -9,16 +9,15 @@ from typing import Any
 
 from broker.config import kinds
 from broker.config.reading.findings import Findings, aliases, shown
-from broker.config.reading.refused import LATER
 from broker.config.streaming import LIMIT_KEYS, ChannelLimits
 from broker.config.syntax import Value
 from broker.protocol.subject import is_valid
 
 __all__ = ["read_channels"]
 
-_KEYS = aliases(*(" ".join((field, *names)) for field, names in LIMIT_KEYS.items()), "max_inactivity mi maxinactivity")
+_KEYS = aliases(*(" ".join((field, *names)) for field, names in LIMIT_KEYS.items()))
 _KINDS = {"max_subs": kinds.integer(0), "max_msgs": kinds.integer(0), "max_bytes": kinds.size(0),
-          "max_age_ns": kinds.duration_ns(0)}
+          "max_age_ns": kinds.duration_ns(0), "max_inactivity_ns": kinds.duration_ns(0)}
 
 
 def read_channels(value: Value, found: Findings) -> tuple[tuple[str, ChannelLimits], ...]:
@@ -35,9 +34,6 @@ def read_channels(value: Value, found: Findings) -> tuple[tuple[str, ChannelLimi
         else:
             limits: dict[str, Any] = {}
             for field, written, inner in found.fields(block, _KEYS):
-                if field not in _KINDS:
-                    found.wrong(inner, f'"{written}" {LATER}')
-                    continue
                 limits[field] = found.convert(_KINDS[field], written, inner)
             channels.append((pattern, ChannelLimits(**limits)))
     return tuple(channels)
