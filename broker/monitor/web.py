@@ -32,6 +32,7 @@ HEAD_LINE_BYTES_MAX: Final = 8 * 1024
 HEADERS_MAX: Final = 64
 _CALLBACK: Final = re.compile(r"[A-Za-z_$][\w$.]{0,127}", re.ASCII)
 _TEXT: Final = "text/plain; charset=utf-8"
+_HTML: Final = "text/html; charset=utf-8"
 _LARGE: Final = 1 << 20
 """Size of the parts in which a longer body is sent."""
 _TEXTS_ENCODED: Final = 2000
@@ -189,7 +190,8 @@ def _further_response_in_steps(made: Generator[None, None, tuple[int, Any]],
     """Make the response with a further page. Raises: BadOption."""
     status, page = yield from made
     if isinstance(page, str):
-        return web.Response(status=status, body=f"{page}\n".encode(), headers={"Content-Type": _TEXT})
+        kind = _HTML if page.startswith("<!doctype html>") else _TEXT
+        return web.Response(status=status, body=f"{page}\n".encode(), headers={"Content-Type": kind})
     return _response((yield from _encoded_in_steps(page)), callback, status)
 
 

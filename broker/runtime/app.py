@@ -296,10 +296,19 @@ class App:
             shard_log = await self._take_over() if self.shard_owner is not None else None
             if shard_log is None or shard_log.failure is None:
                 await self._listen()
+                await self._check_partition()
             if shard_log is None or shard_log.failure is None:
                 break
             await self._give_up_shard()
         self._acquiring = False
+
+    async def _check_partition(self) -> None:
+        """Check NATS Streaming's channels, once the leaf nodes are connected. Raises: StartError."""
+        if self.gateway is not None and self.settings.streaming.partitioning:
+            try:
+                await self.gateway.check_partition(self._fail)
+            except ValueError as error:
+                raise StartError(f"Can't start NATS Streaming: {error}") from None
 
     async def _take_over(self) -> Log:
         """Acquire the shard and open its streams. Raises: StartError."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from broker import NATS_SERVER_VERSION, __version__
 from broker.base.histogram import Histogram
@@ -18,7 +19,10 @@ from broker.server.server import Server
 from broker.storage.objectstore.instrumented import SECONDS_BOUNDS
 from broker.storage.shard import Shard
 
-__all__ = ["jetstream_samples", "server_samples", "storage_samples"]
+if TYPE_CHECKING:
+    from broker.streaming.gateway import Gateway
+
+__all__ = ["jetstream_samples", "server_samples", "storage_samples", "streaming_samples"]
 
 _CONSUMERS_COUNTED_MAX = 10_000
 """The most consumers whose backlog is read for one scrape; streams with later consumers have no series of it."""
@@ -99,6 +103,23 @@ def _streams(accounts: list[JetStreamAccount]) -> Iterator[Sample]:
             yield Sample("jetblock_stream_pending_messages", sum(pending for pending, _ in backlogs), labels)
             yield Sample("jetblock_stream_ack_pending_messages", sum(unacked for _, unacked in backlogs), labels)
     yield Sample("jetblock_streams_not_shown", sum(1 for _ in streams))
+
+
+def streaming_samples(gateway: Gateway) -> Iterator[Sample]:
+    """Return the samples of NATS Streaming. The messages of a channel are those of its stream."""
+    traffic, subscriptions = gateway.traffic, gateway.subscriptions if gateway.serving else None
+    names = gateway.channels.names() if gateway.serving else []
+    yield Sample("jetblock_streaming_clients", len(gateway.clients))
+    yield Sample("jetblock_streaming_channels", len(names))
+    yield Sample("jetblock_streaming_subscriptions", 0 if subscriptions is None else subscriptions.total)
+    yield Sample("jetblock_streaming_received_messages_total", traffic.in_msgs)
+    yield Sample("jetblock_streaming_received_bytes_total", traffic.in_bytes)
+    yield Sample("jetblock_streaming_sent_messages_total", traffic.out_msgs)
+    yield Sample("jetblock_streaming_sent_bytes_total", traffic.out_bytes)
+    if subscriptions is not None:
+        for name in sorted(names)[:STREAMS_MAX]:
+            yield Sample("jetblock_streaming_channel_subscriptions", subscriptions.count(name), (name,))
+            yield Sample("jetblock_streaming_channel_unacked_messages", subscriptions.unacked(name), (name,))
 
 
 def storage_samples(host: StoreHost, owner: ShardOwner) -> Iterator[Sample]:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
     from broker.runtime.shard_owner import ShardOwner
     from broker.runtime.store_host import StoreHost
+    from broker.streaming.gateway import Gateway
     from broker.streaming.pages import StreamingPages
 
 __all__ = ["Parts", "Sources"]
@@ -44,6 +45,7 @@ class Parts(Protocol):
     jetstream: JetStream | None
     store_host: StoreHost | None
     shard_owner: ShardOwner | None
+    gateway: Gateway | None
     streaming_pages: StreamingPages | None
 
     @property
@@ -84,6 +86,8 @@ class Sources:
             yield from samples.storage_samples(parts.store_host, parts.shard_owner)
         if parts.jetstream is not None and (view := self._jetstream()) is not None:
             yield from samples.jetstream_samples(parts.jetstream, view)
+        if parts.gateway is not None:
+            yield from samples.streaming_samples(parts.gateway)
 
     def _varz(self) -> dict[str, Any]:
         parts = self._parts

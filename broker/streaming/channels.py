@@ -32,10 +32,11 @@ class Channels:
         self._account = account
         self._settings = settings
         self._making: dict[str, asyncio.Task[Stream]] = {}
+        self._deleting: set[str] = set()
 
     def existing(self, channel: str) -> Stream | None:
         """Return the stream of a channel, or None if there is no such channel."""
-        return self._account.streams.get(stream_of(channel))
+        return self._account.streams.get(stream_of(channel)) if channel not in self._deleting else None
 
     def names(self) -> list[str]:
         """Return the names of all channels."""
@@ -48,6 +49,8 @@ class Channels:
             return stream
         if not is_literal_channel(channel):
             raise StanError(StanErrors.SUBJECT)
+        if channel in self._deleting:
+            raise StanError(StanErrors.CHANNEL_BEING_DELETED)
         making = self._making.get(channel)
         if making is None:
             most = self._settings.max_channels
@@ -58,11 +61,27 @@ class Channels:
             making.add_done_callback(lambda _: self._making.pop(channel, None))
         return await asyncio.shield(making)
 
+    async def delete(self, channel: str) -> None:
+        """Delete a channel with its messages; nobody may use it meanwhile. Raises: ApiError; StoreError."""
+        stream = self.existing(channel)
+        if stream is None:
+            return
+        self._deleting.add(channel)
+        try:
+            await self._account.delete_stream(stream)
+        finally:
+            self._deleting.discard(channel)
+
     def check_subscriptions(self, channel: str, count: int) -> None:
         """Check that a channel may have one more subscription. Raises: StanError."""
         most = self.limits(channel).max_subs
         if 0 < most <= count:
             raise StanError(StanErrors.TOO_MANY_SUBSCRIPTIONS)
+
+    @property
+    def replaces_durables(self) -> bool:
+        """True if a durable subscription replaces one that is in use."""
+        return self._settings.replace_durable
 
     def limits(self, channel: str) -> ChannelLimits:
         """Return the limits of a channel; 0 stands for no limit."""

@@ -21,6 +21,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError, Message
@@ -33,7 +34,9 @@ from broker.streaming.client import PROTOCOL, Client
 from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.group import Group
 from broker.streaming.heartbeats import Heartbeats
+from broker.streaming.inactivity import Inactivity
 from broker.streaming.names import is_client_id, is_inbox
+from broker.streaming.partitions import Partition
 from broker.streaming.publishing import Publishing
 from broker.streaming.registry import Registry
 from broker.streaming.subjects import Subjects
@@ -56,6 +59,8 @@ log = logging.getLogger(__name__)
 
 _DUPLICATE_TIMEOUT_NS = 500_000_000
 """How long the client that has an ID may take to answer before another one gets the ID."""
+_REGISTRATION_SECONDS = 1.0
+_PARTITION_CHECK_SECONDS = 5.0
 
 
 class Gateway:
@@ -77,6 +82,9 @@ class Gateway:
         self._handlers: list[BusSubscription] = []
         self._lanes: dict[str, _Lane] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._partition: Partition | None = None
+        self._joined = asyncio.Event()
+        """Set when a client is registered; then replaced by another one."""
         jetstream.receivers = self._receiver_of
 
     # --- life ---------------------------------------------------------------------------------------------------------
@@ -107,10 +115,16 @@ class Gateway:
                 self._add(Client.stored(key.removeprefix("client."), record))
         self.subscriptions = Subscriptions(account, self._registry, self.channels, self._groups, self.traffic)
         self.subscriptions.restore(records, self.clients)
-        self._publishing = Publishing(bus, self.channels, self._registered, self._start, self.traffic)
+        publish_subjects = [subjects.pub + ".>"]
+        if self.settings.partitioning:
+            self._partition = Partition(bus, self.settings.cluster_id, self.server_id,
+                                        [channel for channel, _ in self.settings.channels], self._start)
+            publish_subjects = [f"{subjects.pub}.{channel}" for channel in self._partition.widest()]
+        self._publishing = Publishing(bus, self.channels, self._registered, self._start, self.traffic,
+                                      None if self._partition is None else self._registration)
         for subject, handler in (
                 (subjects.discover, self._each(wire.ConnectRequest, self._on_connect)),
-                (subjects.pub + ".>", self._publishing.on_msgs),
+                *((subject, self._publishing.on_msgs) for subject in publish_subjects),
                 (subjects.subscribe, self._each(wire.SubscriptionRequest, self._on_subscribe)),
                 (subjects.unsubscribe, self._each(wire.UnsubscribeRequest, self._on_unsubscribe)),
                 (subjects.sub_close, self._each(wire.UnsubscribeRequest, self._on_sub_close)),
@@ -119,9 +133,36 @@ class Gateway:
                 (subjects.ack + ".*", self._on_acks)):
             self._handlers.append(bus.subscribe(subject.encode(), handler))
         self.subscriptions.start()
+        inactivity = Inactivity(account.clock, self.settings, self.channels, self.subscriptions.in_use,
+                                self.subscriptions.delete_channel)
+        if inactivity.pause_ns:
+            self._start(inactivity.run(), "deletion of inactive channels")
         self.serving = True
         log.info("NATS Streaming: cluster ID %s, %d channels, %d clients", self.settings.cluster_id,
                  len(self.channels.names()), len(self.clients))
+
+    async def check_partition(self, failed: Callable[[str], object]) -> None:
+        """Check that no other server of the cluster ID has a channel of this one; repeat that from now on.
+
+        ``failed`` is called if a later check fails. Raises: ValueError, if the first one fails.
+        """
+        assert self._partition is not None
+        if conflict := await self._partition.conflict():
+            raise ValueError(conflict)
+        self._start(self._check_partition_again(self._partition, failed), "check of partitions")
+
+    @staticmethod
+    async def _check_partition_again(partition: Partition, failed: Callable[[str], object]) -> None:
+        """Check repeatedly, because servers may be joined later. The failure counts if it comes twice in a row: a
+        server that fails at its start ends by itself."""
+        before = ""
+        while True:
+            await asyncio.sleep(_PARTITION_CHECK_SECONDS)
+            found = await partition.conflict()
+            if found and before:
+                failed(f"Partitioning error: {found}")
+                return
+            before = found
 
     async def close(self) -> None:
         """Serve no more; the registrations stay in the store."""
@@ -132,6 +173,9 @@ class Gateway:
             self._heartbeats.close()
             self.subscriptions.close_all()
             self.channels.close()
+        if self._partition is not None:
+            self._partition.close()
+            self._partition = None
         self._handlers.clear()
         tasks = list(self._tasks)
         for task in tasks:
@@ -154,6 +198,17 @@ class Gateway:
     def _registered(self, client_id: str, conn_id: bytes) -> bool:
         """Return whether a client may publish; its connection counts, if the message names that, and not its ID."""
         return conn_id in self._conn_ids if conn_id else client_id in self.clients
+
+    async def _registration(self, client_id: str, conn_id: bytes) -> bool:
+        """Wait a moment for a client that another server of the cluster ID may have answered before this one.
+
+        Returns: whether the client is registered.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REGISTRATION_SECONDS):
+                while not self._registered(client_id, conn_id):
+                    await self._joined.wait()
+        return self._registered(client_id, conn_id)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -235,6 +290,8 @@ class Gateway:
         if client.conn_id:
             self._conn_ids[client.conn_id] = client
         self._heartbeats.add(client)
+        self._joined.set()
+        self._joined = asyncio.Event()
 
     async def _close_client(self, client: Client) -> None:
         """End a client and its subscriptions."""
@@ -273,7 +330,22 @@ class Gateway:
         except StanError as error:
             self._answer(reply, wire.SubscriptionResponse(error=str(error)))
             return
-        self._queue(request.client_id, self._subscribe(request, reply))
+        if self._partition is None or request.client_id in self.clients:
+            if self._serves(request.subject):
+                self._queue(request.client_id, self._subscribe(request, reply))
+        elif self._serves(request.subject):
+            self._start(self._subscribe_early(request, reply), f"first subscription of {request.client_id}")
+
+    async def _subscribe_early(self, request: wire.SubscriptionRequest, reply: bytes) -> None:
+        """Subscribe a client that this server may be about to register."""
+        if await self._registration(request.client_id, b""):
+            self._queue(request.client_id, self._subscribe(request, reply))
+        else:
+            self._answer(reply, wire.SubscriptionResponse(error=StanErrors.SUBSCRIBE_REQUEST))
+
+    def _serves(self, channel: str) -> bool:
+        """Return whether this server has the channel; with partitioning, another one answers otherwise."""
+        return self._partition is None or self._partition.serves(channel)
 
     async def _subscribe(self, request: wire.SubscriptionRequest, reply: bytes) -> None:
         if request.client_id not in self.clients:
@@ -296,7 +368,7 @@ class Gateway:
     def _end(self, request: wire.UnsubscribeRequest | None, reply: bytes, *, remove: bool) -> None:
         if request is None:
             self._answer(reply, wire.SubscriptionResponse(error=StanErrors.UNSUBSCRIBE_REQUEST))
-        else:
+        elif self._serves(request.subject):
             self._queue(request.client_id, self._end_subscription(request, reply, remove=remove))
 
     async def _end_subscription(self, request: wire.UnsubscribeRequest, reply: bytes, *, remove: bool) -> None:

@@ -40,7 +40,7 @@ class Group:
     """The members of one position.
 
     Attributes: ``members``: the subscriptions that get messages now; ``offline``: the registration of a durable
-        position that has no members.
+        position that has no members; ``ended``: True once the consumer is deleted or stopped.
     """
 
     def __init__(self, consumer_name: str, channel: str, bus: Bus, traffic: Traffic) -> None:
@@ -51,6 +51,7 @@ class Group:
         self.offline: Subscription | None = None
         self.consumer: Consumer | None = None
         self.interested = False
+        self.ended = False
         self._bus = bus
         self._changed: Callable[[bool], None] | None = None
         self._owners: dict[int, Subscription] = {}
@@ -127,8 +128,9 @@ class Group:
         return self
 
     def cancel(self) -> None:
-        """End the watch."""
+        """End the watch: the consumer delivers nothing more."""
         self._changed = None
+        self.ended = True
 
     def pending_bytes(self) -> int:
         return max((self._bus.pending_bytes(member.inbox.encode()) for member in self.members), default=0)

@@ -42,6 +42,8 @@ class StreamingPages:
     def page(self, path: str, query: Mapping[str, str]) -> Page | None:
         """Return the page at a path below ``/streaming``, or None if there is none."""
         match path:
+            case "/streaming":
+                return self._index()
             case "/streaming/serverz":
                 return self._serverz()
             case "/streaming/storez":
@@ -51,6 +53,13 @@ class StreamingPages:
             case "/streaming/channelsz":
                 return self._channelsz(query)
         return None
+
+    @staticmethod
+    def _index() -> Page:
+        links = "".join(f"<a href=./streaming/{name}z>{name}</a><br/>\n" for name in (
+            "server", "store", "clients", "channels"))
+        yield
+        return 200, f"<!doctype html>\n<title>NATS Streaming</title>\n<h1>NATS Streaming</h1>\n{links}"
 
     def _head(self) -> dict[str, Any]:
         return {"cluster_id": self._gateway.settings.cluster_id, "server_id": self._gateway.server_id,

@@ -12,7 +12,7 @@ Source: nats-streaming-server, server/server.go: processClientPublish, ioLoop, a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
@@ -41,8 +41,9 @@ class Publishing:
     """The handler of publishes. Args: ``registered(client_id, conn_id)`` returns whether a client may publish."""
 
     def __init__(self, bus: Bus, channels: Channels, registered: Callable[[str, bytes], bool],
-                 start: Callable[[Any, str], object], traffic: Traffic) -> None:
-        """Args: ``start(coroutine, name)`` runs a coroutine as a task."""
+                 start: Callable[[Any, str], object], traffic: Traffic,
+                 registration: Callable[[str, bytes], Awaitable[bool]] | None) -> None:
+        """Args: ``start(coroutine, name)`` runs a coroutine as a task; ``registration``: with partitioning only."""
         self._bus = bus
         self._channels = channels
         self._registered = registered
@@ -50,6 +51,11 @@ class Publishing:
         self._traffic = traffic
         self._waiting: dict[str, list[tuple[_Publisher, list[Msg]]]] = {}
         """Messages for channels that are being made, in order."""
+        self._registration = registration
+        """Waits a moment until a client is registered, and returns whether it is. With partitioning, a client may
+        publish before this server has registered it, because another one has answered it."""
+        self._early: dict[tuple[str, bytes], list[tuple[_Publisher, str, Msg]]] = {}
+        """Messages of clients that are not registered yet, in order."""
 
     def on_msgs(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Handle publishes (a BatchHandler)."""
@@ -65,14 +71,19 @@ class Publishing:
                 continue
             channel, guid = msg.subject, msg.guid
             sender = (msg.client_id, msg.conn_id)
+            known = sender == valid or (sender not in self._early and self._registered(*sender))
             if (not guid or not is_literal_channel(channel) or not _HEADER_TEXT.fullmatch(msg.reply)
-                    or (sender != valid and not self._registered(*sender))):
+                    or (not known and self._registration is None)):
                 publisher.refuse(reply, guid, StanErrors.PUBLISH_REQUEST)
                 continue
-            valid = sender
             header = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (REPLY_HEADER, msg.reply.encode()) if msg.reply else b""
             token = _token(reply, guid)
-            accepted.setdefault(channel, []).append((channel.encode(), token, len(header), header + msg.data))
+            stored = (channel.encode(), token, len(header), header + msg.data)
+            if known:
+                valid = sender
+                accepted.setdefault(channel, []).append(stored)
+            else:
+                self._keep_early(sender, publisher, channel, stored)
         for channel, msgs in accepted.items():
             self._store(channel, publisher, msgs)
 
@@ -87,6 +98,28 @@ class Publishing:
         else:
             self._waiting[channel] = [(publisher, msgs)]
             self._start(self._make(channel), f"first publish to {channel}")
+
+    def _keep_early(self, sender: tuple[str, bytes], publisher: _Publisher, channel: str, msg: Msg) -> None:
+        """Keep a message of a client that may be about to be registered; its publisher is held back."""
+        publisher.hold()
+        if sender in self._early:
+            self._early[sender].append((publisher, channel, msg))
+        else:
+            self._early[sender] = [(publisher, channel, msg)]
+            self._start(self._store_early(sender), f"first publishes of {sender[0]}")
+
+    async def _store_early(self, sender: tuple[str, bytes]) -> None:
+        assert self._registration is not None
+        registered = False
+        try:
+            registered = await self._registration(*sender)
+        finally:
+            for publisher, channel, msg in self._early.pop(sender):
+                publisher.release()
+                if registered:
+                    self._store(channel, publisher, [msg])
+                else:
+                    publisher.refuse_all([msg[1]], StanErrors.PUBLISH_REQUEST)
 
     async def _make(self, channel: str) -> None:
         """Make a channel, then store what waits for it."""

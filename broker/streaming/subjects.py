@@ -1,8 +1,8 @@
 """The subjects on which the gateway and its clients talk.
 
     _STAN.discover.<cluster ID>       connect requests; with .pings at its end, pings
-    _STAN.pub.<server ID>.<channel>   publishes
-    _STAN.sub.<server ID>, …          requests: subscribe, unsubscribe, close a subscription, close
+    _STAN.pub.<cluster ID>.<channel>  publishes
+    _STAN.sub.<cluster ID>, …         requests: subscribe, unsubscribe, close a subscription, close
     _STAN.ack.<server ID>.<id>        acks of one subscription: its ack inbox
     _INBOX.<server ID>.hb.<n>         answers to heartbeats
 
@@ -33,6 +33,6 @@ class Subjects:
 
     @classmethod
     def of(cls, discover_prefix: str, cluster_id: str, server_id: str) -> Subjects:
-        return cls(f"{discover_prefix}.{cluster_id}", f"_STAN.pub.{server_id}", f"_STAN.sub.{server_id}",
-                   f"_STAN.unsub.{server_id}", f"_STAN.subclose.{server_id}", f"_STAN.close.{server_id}",
+        return cls(f"{discover_prefix}.{cluster_id}", f"_STAN.pub.{cluster_id}", f"_STAN.sub.{cluster_id}",
+                   f"_STAN.unsub.{cluster_id}", f"_STAN.subclose.{cluster_id}", f"_STAN.close.{cluster_id}",
                    f"{discover_prefix}.{cluster_id}.pings", f"_STAN.ack.{server_id}", f"_INBOX.{server_id}.hb")

@@ -115,6 +115,11 @@ class Subscriptions:
         """Return the number of subscriptions of a channel, also durable ones that nobody uses."""
         return self._by_channel.get(channel, 0)
 
+    def unacked(self, channel: str) -> int:
+        """Return the number of messages that were delivered to the subscriptions of a channel and not acknowledged."""
+        return sum(len(group.consumer.acks.pending) for group in self._groups_of_channel.get(channel, {}).values()
+                   if group.consumer is not None)
+
     # --- restore ------------------------------------------------------------------------------------------------------
 
     def restore(self, records: dict[str, dict[str, Any]], clients: Iterable[str]) -> None:
@@ -192,8 +197,13 @@ class Subscriptions:
         if request.q_group and ":" in request.durable_name:
             raise StanError(StanErrors.DURABLE_NAME)
         existing = self._by_key.get(sub.group_key)
+        if existing is not None and existing.ended:
+            await self._drop(existing)
+            existing = None
         if existing is not None and existing.members and not sub.queue:
-            raise StanError(StanErrors.DUPLICATE_DURABLE)
+            if not self._channels.replaces_durables:
+                raise StanError(StanErrors.DUPLICATE_DURABLE)
+            await self.close(existing.members[0], remove=False)
         if existing is not None:
             return await self._join_existing(existing, sub, stream)
         self._channels.check_subscriptions(request.subject, self.count(request.subject))
@@ -266,6 +276,24 @@ class Subscriptions:
             self._forget(sub)
             if group.consumer is not None:
                 self._account.consumers.delete(group.consumer)
+            await self._registry.delete(_RECORD + sub.id)
+
+    def in_use(self, channel: str) -> bool:
+        """Return whether a channel has a subscription that is online."""
+        return any(group.members for group in self._groups_of_channel.get(channel, {}).values())
+
+    async def delete_channel(self, channel: str) -> None:
+        """Delete a channel, with the durable positions that nobody uses. Raises: ApiError; StoreError."""
+        groups = list(self._groups_of_channel.get(channel, {}).values())
+        await self._channels.delete(channel)
+        for group in groups:
+            await self._drop(group)
+        log.info("Channel %s has been deleted", channel)
+
+    async def _drop(self, group: Group) -> None:
+        """Remove the subscriptions of a group whose consumer is deleted."""
+        for sub in (*group.members, *([group.offline] if group.offline is not None else [])):
+            self._forget(sub)
             await self._registry.delete(_RECORD + sub.id)
 
     # --- parts --------------------------------------------------------------------------------------------------------

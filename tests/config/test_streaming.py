@@ -83,7 +83,8 @@ def test_max_inactivity(tmp_path: Path) -> None:
     """Its aliases, its inheritance and its flag are those of the other limits."""
     settings = loaded(tmp_path, """streaming { store_limits { mi: "1h", channels {
         "a.>": { maxinactivity: "1m" }, "a.b": { max_inactivity: "0s" } } } }""").streaming
-    assert [settings.limits_of(name).max_inactivity_ns // 1_000_000_000 for name in ("x", "a.c", "a.b")] == [3600, 60, 0]
+    limits = [settings.limits_of(name).max_inactivity_ns // 1_000_000_000 for name in ("x", "a.c", "a.b")]
+    assert limits == [3600, 60, 0]
     assert loaded(tmp_path, "", "-mi", "2s").streaming.max_inactivity_ns == 2_000_000_000
 
 

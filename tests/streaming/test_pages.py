@@ -30,7 +30,7 @@ def normal(value: Any) -> Any:
     """Return a page with the values that must be equal. Subscriptions are in no order."""
     if isinstance(value, dict):
         return {key: type(inner).__name__ if key in _OTHER else normal(inner) for key, inner in value.items()
-                if key not in ("open_fds", "max_fds", "max_inactivity")}
+                if key not in ("open_fds", "max_fds")}
     if isinstance(value, list):
         return sorted(map(normal, value), key=json.dumps) if value and isinstance(value[0], dict) else value
     return value
@@ -72,6 +72,18 @@ async def test_pages(tmp_path: Path) -> None:
                 assert re.match(rb"f\(\{", our_body), path
             else:
                 assert our_body == body, path
+        for server in (peer, ours):
+            status, index = await fetch(server.monitor_url + "/streaming")
+            assert status == 200
+            assert re.findall(rb"href=\./streaming/(\w+)", index) == [b"serverz", b"storez", b"clientsz", b"channelsz"]
+        values = dict(line.rsplit(" ", 1) for line in
+                      (await fetch(ours.monitor_url + "/metrics"))[1].decode().splitlines()
+                      if line.startswith("jetblock_streaming_"))
+        assert {name.removeprefix("jetblock_streaming_"): float(value) for name, value in values.items()
+                if "bytes" not in name} == {
+            "clients": 2, "channels": 2, "subscriptions": 6, "received_messages_total": 4, "sent_messages_total": 14,
+            'channel_subscriptions{channel="a"}': 4, 'channel_subscriptions{channel="b.c"}': 2,
+            'channel_unacked_messages{channel="a"}': 2, 'channel_unacked_messages{channel="b.c"}': 2}
         for client in clients:
             await client.nc.close()
 

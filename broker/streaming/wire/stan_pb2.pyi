@@ -181,3 +181,13 @@ class CloseResponse(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     error: str
     def __init__(self, error: _Optional[str] = ...) -> None: ...
+
+class CtrlMsg(_message.Message):
+    __slots__ = ("MsgType", "ServerID", "Data")
+    MSGTYPE_FIELD_NUMBER: _ClassVar[int]
+    SERVERID_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    MsgType: int
+    ServerID: str
+    Data: bytes
+    def __init__(self, MsgType: _Optional[int] = ..., ServerID: _Optional[str] = ..., Data: _Optional[bytes] = ...) -> None: ...
