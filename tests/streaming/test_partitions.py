@@ -15,6 +15,8 @@ from tests.streaming.stan_client import FIRST, StanClient
 
 pytestmark = pytest.mark.shows("streaming.partitioning")
 
+_DISCOVER = b'"_STAN.discover.test-cluster"'
+
 
 class System:
     """A hub, and brokers that are its leaf nodes. The hub is a nats-server, with or without NATS Streaming."""
@@ -44,15 +46,15 @@ class System:
 
 
 def _partition(channels: Sequence[str]) -> str:
-    return 'streaming { partitioning: true, limits { channels { %s } } }' % ", ".join(
-        f'"{channel}": {{}}' for channel in channels)
+    listed = ", ".join(f'"{channel}": {{}}' for channel in channels)
+    return f"streaming {{ partitioning: true, limits {{ channels {{ {listed} }} }} }}"
 
 
 async def connected(hub: ServerProcess, count: int) -> None:
     """Wait until the hub knows what ``count`` brokers subscribe to."""
     async with asyncio.timeout(60):
-        while (await fetch(hub.monitor_url + "/leafz?subs=1"))[1].count(b'"_STAN.discover.test-cluster"') < count:
-            await asyncio.sleep(0.05)  # no event announces it
+        while (await fetch(hub.monitor_url + "/leafz?subs=1"))[1].count(_DISCOVER) < count:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 async def test_two_brokers(tmp_path: Path) -> None:
