@@ -80,6 +80,8 @@ class Router:
         self.shadows: Shadows | None = None
         self.tracing: Tracing | None = None
         self._narrowed: dict[tuple[bytes, ...], Routes] = {}
+        self._all_routes: tuple[Routes, ...] = (self.routes,)
+        """``routes``, and those of ``narrowed``."""
         self.interest_observer: InterestObserver | None = None
         """The observer that informs other servers about subscriptions; None if there are no leaf nodes."""
 
@@ -263,6 +265,7 @@ class Router:
             if len(self._narrowed) >= _NARROWED_MAX:
                 del self._narrowed[next(iter(self._narrowed))]
             routes = self._narrowed[queues] = self.routes.narrowed(queues)
+            self._all_routes = (self.routes, *self._narrowed.values())
         return routes
 
     def import_msgs(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
@@ -370,8 +373,7 @@ class Router:
     def add(self, sub: Subscription) -> None:
         """Insert a subscription whose subject is valid."""
         self.subs.insert(sub)
-        self.routes.added(sub)
-        for routes in self._narrowed.values():
+        for routes in self._all_routes:
             routes.added(sub)
         self._changed(sub.subject)
         if self.shadows is not None:
@@ -387,7 +389,7 @@ class Router:
         """Remove a subscription; an unknown one is ignored."""
         leaving, sub.ended = sub.ended, True
         if self.subs.remove(sub):
-            for routes in (self.routes, *self._narrowed.values()):
+            for routes in self._all_routes:
                 routes.leaving -= leaving
                 routes.removed(sub)
             self._changed(sub.subject)
@@ -412,7 +414,7 @@ class Router:
         many."""
         for sub in subs:
             sub.ended = True
-        for routes in (self.routes, *self._narrowed.values()):
+        for routes in self._all_routes:
             routes.will_leave(len(subs))
         if self.shadows is not None:
             self.shadows.end(subs)
@@ -420,7 +422,7 @@ class Router:
     def limit(self, sub: Subscription, max: int) -> None:
         """Let ``sub`` receive ``max`` messages in all, including those already delivered."""
         sub.max = max
-        for routes in (self.routes, *self._narrowed.values()):
+        for routes in self._all_routes:
             routes.limited(sub)
 
     def refuses(self, subject: bytes) -> bool:

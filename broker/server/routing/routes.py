@@ -82,8 +82,9 @@ class Routes:
         self.changes = 0
         self.leaving = 0
         self._ack_readers = 0
-        self._deniers = 0
-        self._leafs = 0
+        self._particular = 0
+        """The number of subscriptions with ``denies``, or of leafs: without any, no match needs to look for them."""
+
         self._queues: Collection[bytes] | None = None
         """The only queue groups that receive messages; None: all groups do."""
         self._scans_left = 0
@@ -98,7 +99,7 @@ class Routes:
         """
         other = Routes(self._subs, self._rng, self._inward, self._outward, self._refused)
         other.leaving, other._ack_readers = self.leaving, self._ack_readers
-        other._deniers, other._leafs = self._deniers, self._leafs
+        other._particular = self._particular
         other._queues = queues
         return other
 
@@ -115,15 +116,13 @@ class Routes:
 
     def added(self, sub: Subscription) -> None:
         """Drop the routes that the new subscription ``sub`` affects."""
-        self._deniers += sub.denies is not None
-        self._leafs += sub.leaf is not None
+        self._particular += sub.denies is not None or sub.leaf is not None
         self._ack_readers += reads_acks(sub.subject)
         self._forget(sub.subject)
 
     def removed(self, sub: Subscription) -> None:
         """Drop the routes that the removed subscription ``sub`` affects."""
-        self._deniers -= sub.denies is not None
-        self._leafs -= sub.leaf is not None
+        self._particular -= sub.denies is not None or sub.leaf is not None
         self._ack_readers -= reads_acks(sub.subject)
         self._forget(sub.subject)
 
@@ -274,7 +273,7 @@ class Routes:
         before = subs.visited
         match = self.match(subject)
         self._outward.work += subs.visited - before
-        if self._deniers:
+        if self._particular:
             self._outward.work += len(match.plain)
             _retain(match, lambda sub: sub.denies is None or not sub.denies(subject))
         return match
@@ -296,13 +295,13 @@ class Routes:
 
     def _denied_some(self, match: Match[Subscription]) -> bool:
         """Return whether a permission may exclude some of these subscriptions, depending on the literal subject."""
-        return bool(self._deniers) and any(
+        return bool(self._particular) and any(
             sub.denies is not None for subs in (match.plain, *match.groups.values()) for sub in subs)
 
     def route_of_match(self, match: Match[Subscription]) -> Route:
         """Return the route to the subscriptions of ``match``; equal receivers share one route."""
         plain = match.plain
-        if self._leafs and reaches_leaf(match):
+        if self._particular and reaches_leaf(match):
             return self._leaf_route(match)
         if not match.groups:
             if len(plain) == 1:
