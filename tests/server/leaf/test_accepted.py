@@ -7,7 +7,6 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from nats.aio.msg import Msg
@@ -15,6 +14,7 @@ from nats.errors import NoRespondersError
 
 from tests.harness import ServerProcess, free_port
 from tests.keys import key, signed
+from tests.server.leaf.raw import Raw, login
 from tests.server.leaf.servers import KINDS, connect, crossed, pair, write
 
 pytestmark = pytest.mark.shows("cluster.leaf_hub")
@@ -36,51 +36,6 @@ async def hub(tmp_path: Path, kind: str, listener: str = "",
         {more}""")
     async with KINDS[kind]("-c", path) as server:
         yield server, port
-
-
-class Raw:
-    """A spoke by hand."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-
-    @classmethod
-    async def open(cls, port: int) -> tuple[Raw, bytes]:
-        """Connect. Returns: the connection, and the first INFO."""
-        raw = cls(*await asyncio.open_connection("127.0.0.1", port))
-        return raw, await raw.line()
-
-    async def line(self) -> bytes:
-        async with asyncio.timeout(10):
-            return await self._reader.readline()
-
-    async def until(self, begin: bytes) -> bytes:
-        """Return the next line that begins so, or b"" at the end."""
-        while (line := await self.line()) and not line.startswith(begin):
-            if line.startswith(b"PING"):
-                self.send(b"PONG\r\n")
-        return line
-
-    def send(self, data: bytes) -> None:
-        self._writer.write(data)
-
-    async def rest(self) -> list[bytes]:
-        """Return the lines up to the end, without those about interest, pings and INFO."""
-        lines = []
-        try:
-            while line := await self.line():
-                if not line.startswith((b"LS+ ", b"PING", b"INFO")):
-                    lines.append(line)
-        except ConnectionError:
-            pass
-        return lines
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-def login(**fields: Any) -> bytes:
-    return b"CONNECT " + json.dumps({"version": "2.15.1", "name": "raw", "headers": True, **fields}).encode() + b"\r\n"
 
 
 LEAF = {"user": "leaf", "pass": "leaf", "remote_account": "R"}
