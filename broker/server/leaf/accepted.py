@@ -33,6 +33,7 @@ from broker.server.leaf.connection import (
     Passage,
     domain_denials,
     jetstream_denials,
+    texts,
     with_denials,
 )
 from broker.server.leaf.solicited import Server, decoded
@@ -251,7 +252,7 @@ class AcceptedLeaf(LeafConnection):
             info["acc_is_sys"] = True
         self.send_line(encoder.info(info))
         denied = (*jetstream_denials(self.account), *domain_denials(self.server.settings.jetstream.domain),
-                  *(one for one in fields.get("deny_pub") or () if isinstance(one, str)))
+                  *texts(fields.get("deny_pub")))
         receives = permissions.publish if permissions.publish != SubjectPermission() else None
         self.register(Passage(with_denials(permissions.subscribe, denied), None, receives))
 

@@ -334,11 +334,16 @@ class LeafConnection(Connection):
         """Handle an error of the other server, which then closes the connection."""
 
 
+def texts(value: Any) -> tuple[str, ...]:
+    """Return the texts in a list of another server's JSON; none for anything that is no list."""
+    return tuple(one for one in value if isinstance(one, str)) if isinstance(value, list) else ()
+
+
 def permission_of(info: Any) -> SubjectPermission | None:
     """Return a permission as INFO has it: ``{"allow": […], "deny": […]}``; None for anything else."""
     if not isinstance(info, dict):
         return None
-    allow, deny = (tuple(one for one in info.get(name) or () if isinstance(one, str)) for name in ("allow", "deny"))
+    allow, deny = texts(info.get("allow")), texts(info.get("deny"))
     return SubjectPermission(allow or None, deny)
 
 

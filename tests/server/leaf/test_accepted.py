@@ -77,6 +77,16 @@ async def test_dialogues_end_as_with_nats_server(tmp_path: Path) -> None:
         name: seen["nats-server", name] for name in DIALOGUES}
 
 
+async def test_fields_of_other_types_are_ignored(tmp_path: Path) -> None:
+    """A spoke whose CONNECT has fields of the wrong types is served as if it had not sent them."""
+    async with hub(tmp_path, "jetblock") as (server, port):
+        raw, _ = await Raw.open(port)
+        raw.send(login(deny_pub=5, remote_account=["R"], cluster={}) + b"PING\r\n")
+        assert await raw.until(b"PONG")
+        raw.close()
+        assert not [line for line in server.stderr if "Traceback" in line]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_second_info_and_permissions(tmp_path: Path, kind: str) -> None:
     """The second INFO names the account and the permissions; wildcards are filtered by them, message by message."""
