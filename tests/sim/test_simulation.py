@@ -16,7 +16,7 @@ from tests.sim.oracle import Lost
 from tests.sim.planted import outdated
 from tests.sim.world import World
 
-SEEDS = 60
+SEEDS = 40
 COUNTED_SEEDS = (*range(8), 9, 10, 13, 15, 16, 19, 21, 22)
 """Seeds that run where their faults are counted, and for longer."""
 SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000")) // 5

@@ -15,7 +15,7 @@ from tests.sim.streams import calm
 from tests.sim.streams.process import Process
 from tests.sim.streams.world import FEATURES, World
 
-SEEDS = 240
+SEEDS = 130
 COUNTED_SEEDS = 30
 """Number of the first seeds, which run where their faults are counted."""
 SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000"))
