@@ -30,11 +30,15 @@ from typing import Any, Self
 from broker.compiled import PURE
 from tests.real.parts import nats_streaming_server
 
-__all__ = ["BrokerProcess", "NatsServerProcess", "NatsStreamingProcess", "ServerFailed", "ServerProcess", "free_port"]
+__all__ = ["EACH_COMMIT_A_SEGMENT", "BrokerProcess", "NatsServerProcess", "NatsStreamingProcess",
+           "ServerFailed", "ServerProcess", "free_port"]
 
 ROOT = Path(__file__).resolve().parent.parent
 STDERR_LINES = 5000
 _LIBC = ctypes.CDLL(None)
+
+EACH_COMMIT_A_SEGMENT = {"JETBLOCK_JOURNAL": "false"}
+"""The environment of a broker whose segments a test must know: an acknowledged message is in an object of its own."""
 
 
 class ServerFailed(AssertionError):

@@ -53,7 +53,9 @@ MAY: dict[str, set[str]] = {
     "storage.read": {"base", "storage.format", "storage.objectstore", "storage.paths", "storage.put", "storage.state"},
     "storage.log": {"base", "config.settings", "storage.format", "storage.objectstore", "storage.put", "storage.state"},
     "storage.unsynced_tail": {"storage.format", "storage.objectstore", "storage.paths"},
-    "storage.journal_replay": {"storage.format", "storage.log", "storage.objectstore", "storage.paths"},
+    "storage.journal_reader": {"storage.format", "storage.objectstore", "storage.paths"},
+    "storage.journal_replay": {
+        "storage.format", "storage.journal_reader", "storage.log", "storage.objectstore", "storage.paths"},
     "storage.staging": {"base", "protocol", "storage.format", "storage.log", "storage.objectstore", "storage.paths"},
     "storage.checkpoint": {
         "base", "storage.format", "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.read",

@@ -26,7 +26,7 @@ from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_a
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
-from broker.storage.journal_replay import journal_place, log_journaled, replay_journal
+from broker.storage.journal_replay import journal_place, log_replayed, replay_journal
 from broker.storage.log.listener import LogListener
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore import StoreError, StoreLock, Transient
@@ -198,7 +198,7 @@ class ShardOwner(LogListener):
         try:
             if directory is not None:
                 log_tail(await asyncio.to_thread(repair_tail, directory, paths), store.url)
-                log_journaled(await asyncio.to_thread(replay_journal, directory, paths), store.url)
+                log_replayed(await asyncio.to_thread(replay_journal, directory, paths), store.url)
             taken = await take_shard(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns)
             if directory is not None:
                 directory.unsynced.on_failure = partial(self._sync_failed, asyncio.get_running_loop())

@@ -21,10 +21,11 @@ from nats.js.errors import APIError
 from broker.storage.format.header import Position
 from broker.storage.format.segment import SegmentHead, decode_head
 from tests.adversity.clients import connect, read_all, unexpected
-from tests.harness import BrokerProcess
+from tests.harness import EACH_COMMIT_A_SEGMENT, BrokerProcess
 
 LOG = Path("v1/shards/0/log")
 COUNT = 20
+UNCOMPRESSED = {**EACH_COMMIT_A_SEGMENT, "JETBLOCK_COMPRESSION": "none"}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -42,7 +43,7 @@ async def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def filled(store: Path, *, stop: bool = False) -> Path:
     """Fill streams A and B with COUNT messages each, one segment for each message, and end by a kill or a clean
     stop."""
-    async with BrokerProcess("--store", f"file://{store}", environ={"JETBLOCK_COMPRESSION": "none"}) as broker:
+    async with BrokerProcess("--store", f"file://{store}", environ=UNCOMPRESSED) as broker:
         nc = await connect(broker.url)
         js = nc.jetstream()
         for name in "AB":
@@ -193,7 +194,7 @@ async def test_a_stream_with_a_damaged_block_can_be_seen(tmp_path: Path, how: st
     """A stream has limits of each subject, and one of its blocks cannot be read: its info is there, without the number
     of its subjects, and so are its other messages."""
     store = tmp_path / "store"
-    async with BrokerProcess("--store", f"file://{store}", environ={"JETBLOCK_COMPRESSION": "none"}) as broker:
+    async with BrokerProcess("--store", f"file://{store}", environ=UNCOMPRESSED) as broker:
         nc = await connect(broker.url)
         js = nc.jetstream()
         await js.add_stream(StreamConfig(name="S", subjects=["S.>"], max_msgs_per_subject=2))

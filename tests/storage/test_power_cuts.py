@@ -24,7 +24,7 @@ from broker.base.clock import SystemClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take_shard
 from broker.maintenance.fsck import fsck
-from broker.storage import journal_replay, unsynced_tail
+from broker.storage import journal_reader, unsynced_tail
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.errors import CutOff, FormatError
@@ -271,7 +271,7 @@ def run(folder: Path, seed: int, monkeypatch: pytest.MonkeyPatch, plan: list[str
     folder.mkdir(parents=True)
     with monkeypatch.context() as patch:
         disk.patched(patch)
-        for module in (journal_file, journal_replay):
+        for module in (journal_file, journal_reader):
             patch.setattr(module, "AREA_BYTES_MAX", 4096)
         patch.setattr(journal_file, "_FIRST_BYTES", 2048)
         world = World(folder, disk, seed)

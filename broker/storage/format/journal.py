@@ -33,8 +33,8 @@ record that is not valid ends the area.
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Iterator, Sequence
-from itertools import chain
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
@@ -45,8 +45,8 @@ from broker.storage.format.header import NONCE_BYTES
 from broker.storage.format.record import Record
 
 __all__ = ["AREA_BYTES_MAX", "AREA_HEADER_BYTES", "JOURNAL", "RECORD_HEADER_BYTES", "Area", "AreaHeader", "Commit",
-           "JournaledBlock", "JournaledSegment", "decode_area", "encode_commit", "encode_message", "encode_record",
-           "segments_of"]
+           "JournaledBlock", "JournaledSegment", "RecordPlace", "decode_area", "encode_commit",
+           "encode_message", "encode_record", "segments_of"]
 
 JOURNAL: Final = ".journal"
 """The name of the file in the folder of the log. No key can have this name."""
@@ -126,21 +126,73 @@ class Commit(NamedTuple):
     blocks: Sequence[JournaledBlock]
 
 
-class Area(NamedTuple):
-    """A decoded area: the commits up to the first record that is not valid. ``end`` is the offset of that record."""
+class RecordPlace(NamedTuple):
+    """A valid record of an area: the numbers at the beginning of its commit, and the commit's place."""
 
-    header: AreaHeader
-    commits: Sequence[Commit]
+    segment: int
+    number: int
+    closes: bool
+    start: int
     end: int
 
 
-class JournaledSegment(NamedTuple):
-    """The commits of one segment, from its first one on. ``closed`` False: the segment was still open."""
+class Area(NamedTuple):
+    """An area of the file that was used. Its commits are decoded on demand: it may have 300 000 of them."""
 
-    number: int
-    nonce: bytes
-    commits: Sequence[Commit]
-    closed: bool
+    header: AreaHeader
+    data: bytes
+
+    def places(self) -> Iterator[RecordPlace]:
+        """Yield the records up to the first one that is not valid. Raises: Corrupt for one that is, and unusable."""
+        data, seed, at, end, count = self.data, self.header.seed, AREA_HEADER_BYTES, len(self.data), 0
+        view = memoryview(data)
+        while at + RECORD_HEADER_BYTES <= end:
+            length, crc = _RECORD.unpack_from(data, at)
+            start = at + RECORD_HEADER_BYTES
+            if not length or length > end - start:
+                return
+            if crc32(view[start:start + length], crc32(_NUMBERED.pack(length, count), seed)) != crc:
+                return
+            if length < _COMMIT.size:
+                raise Corrupt(JOURNAL, "commit", at, f"{length} bytes")
+            _, flags, segment, number = _COMMIT.unpack_from(data, start)
+            at = start + length
+            count += 1
+            yield RecordPlace(segment, number, bool(flags & _CLOSES), start, at)
+
+    def commit(self, start: int, end: int) -> Commit:
+        """Decode the commit of a record. Raises: Corrupt."""
+        return _decode_commit(self.data[start:end], start)
+
+
+class JournaledSegment:
+    """The commits of one segment, from its first one on.
+
+    Attributes: number; nonce: the writer's; count: of the commits; closed False: the segment was still open.
+    """
+
+    __slots__ = ("_places", "closed", "count", "nonce", "number")
+
+    def __init__(self, number: int, nonce: bytes) -> None:
+        self.number = number
+        self.nonce = nonce
+        self.count = 0
+        self.closed = False
+        self._places: list[tuple[Area, array[int]]] = []
+
+    def add(self, area: Area, place: RecordPlace) -> None:
+        """Add the next commit."""
+        if not self._places or self._places[-1][0] is not area:
+            self._places.append((area, array("I")))
+        self._places[-1][1].extend((place.start, place.end))
+        self.count += 1
+        self.closed = place.closes
+
+    def commits(self) -> Iterator[Commit]:
+        """Decode the commits. Raises: Corrupt."""
+        for area, places in self._places:
+            for start, end in zip(places[::2], places[1::2], strict=True):
+                yield area.commit(start, end)
 
 
 def encode_message(segment: int, number: int, stream_id: int, outcome: Outcome, run: tuple[int, int, int],
@@ -164,47 +216,36 @@ def encode_record(commit: bytes, number: int, seed: int) -> bytes:
 
 
 def decode_area(data: bytes) -> Area | None:
-    """Decode an area; None if it was never used.
-
-    Raises: VersionUnknown; Corrupt for an intact record that this reader cannot use.
-    """
+    """Return an area; None if it was never used. Raises: VersionUnknown."""
     header = AreaHeader.decode(data)
-    if header is None:
-        return None
-    commits: list[Commit] = []
-    seed, at, end = header.seed, AREA_HEADER_BYTES, len(data)
-    while at + RECORD_HEADER_BYTES <= end:
-        length, crc = _RECORD.unpack_from(data, at)
-        body_at = at + RECORD_HEADER_BYTES
-        if not length or length > end - body_at:
-            break
-        commit = data[body_at:body_at + length]
-        if crc32(commit, crc32(_NUMBERED.pack(length, len(commits)), seed)) != crc:
-            break
-        commits.append(_decode_commit(commit, at))
-        at = body_at + length
-    return Area(header, commits, at)
+    return None if header is None else Area(header, data)
 
 
 def segments_of(areas: Sequence[Area], first: int) -> Iterator[JournaledSegment]:
     """Yield the segments from number ``first`` on whose commits are complete, in order; only the last may be open.
 
-    The areas have one writer. The journal ends where a commit or a segment is missing.
+    The areas have one writer. The journal ends where a commit or a segment is missing. Raises: Corrupt.
     """
-    commits: list[Commit] = []
-    wanted = first
     in_order = sorted(areas, key=lambda area: area.header.serial)
-    for commit in chain.from_iterable(area.commits for area in in_order):
-        if commit.segment < wanted:
+    if not in_order:
+        return
+    nonce = in_order[0].header.nonce
+    segment = JournaledSegment(first, nonce)
+    for area in in_order:
+        for place in area.places():
+            if place.segment < segment.number:
+                continue
+            if place.segment != segment.number or place.number != segment.count:
+                break
+            segment.add(area, place)
+            if segment.closed:
+                yield segment
+                segment = JournaledSegment(segment.number + 1, nonce)
+        else:
             continue
-        if commit.segment != wanted or commit.number != len(commits):
-            break
-        commits.append(commit)
-        if commit.closes:
-            yield JournaledSegment(wanted, in_order[0].header.nonce, commits, True)
-            wanted, commits = wanted + 1, []
-    if commits:
-        yield JournaledSegment(wanted, in_order[0].header.nonce, commits, False)
+        break
+    if segment.count:
+        yield segment
 
 
 def _packed(records: Sequence[Record]) -> list[tuple[Any, ...]]:

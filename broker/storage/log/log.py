@@ -240,10 +240,10 @@ class Log:
             self.wait(fn, *args, of=of)
             return
         waiter: Waiter = (fn, args, of, False)
-        if self._unflushed:
+        if journaling.gaps and (newest := self._segments.newest) is not None:
+            newest.waiters.append(waiter)  # while there are gaps, the newest segment is one
+        elif self._unflushed:
             self._unflushed[-1].append(waiter)
-        elif journaling.gaps and (newest := self._segments.newest) is not None:
-            newest.waiters.append(waiter)
         elif self.failure is not None:
             return
         elif self._waiters.due:

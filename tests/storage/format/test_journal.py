@@ -28,6 +28,7 @@ from broker.storage.format.record import Record
 
 NONCE = bytes(range(16))
 HEADER = AreaHeader(7, NONCE, 3)
+LATER = HEADER._replace(serial=4)
 OUTCOME = Outcome(1, 9, 9, 387, 1000)
 
 
@@ -46,6 +47,11 @@ def decoded(data: bytes) -> Area:
     return area
 
 
+def commits_in(data: bytes) -> list[Commit]:
+    area = decoded(data)
+    return [area.commit(place.start, place.end) for place in area.places()]
+
+
 numbers = st.integers(0, (1 << 64) - 1)
 times = st.integers(0, (1 << 63) - 1)
 records = st.builds(Record.of, st.integers(1, 200), numbers, st.lists(st.integers(0, 9)), st.booleans())
@@ -61,8 +67,9 @@ commits = st.builds(Commit, st.integers(0, (1 << 48) - 1), st.integers(0, (1 << 
 @given(st.lists(commits, max_size=5))
 def test_commits_are_read_back(written: list[Commit]) -> None:
     """Shows that an area has all of its commits, in order, whatever they contain."""
-    area = decoded(area_of(list(map(encode_commit, written))))
-    assert (area.header, area.commits) == (HEADER, written)
+    data = area_of(list(map(encode_commit, written)))
+    assert (decoded(data).header, commits_in(data)) == (HEADER, written)
+    assert [place[:3] for place in decoded(data).places()] == [commit[:3] for commit in written]
 
 
 @given(numbers, st.integers(1, (1 << 63) - 1), times, st.binary(), st.binary())
@@ -73,7 +80,7 @@ def test_the_fast_form_of_a_message_is_read_back(stream_id: int, seq: int, time_
     block = JournaledBlock(stream_id, OUTCOME, [(seq, 1, time_ns)], [subject], None, [body])
     general = encode_commit(Commit(4, 2, False, [block]))
     [[one], [other]] = [[block._replace(removed=(), records=(), listed=()) for block in commit.blocks]
-                        for area in (area_of([fast]), area_of([general])) for commit in decoded(area).commits]
+                        for area in (area_of([fast]), area_of([general])) for commit in commits_in(area)]
     assert one == other
 
 
@@ -98,7 +105,7 @@ def test_a_torn_record_ends_the_area(data: st.DataObject) -> None:
     whole = bytearray(area_of(list(map(encode_commit, written))))
     at = data.draw(st.integers(AREA_HEADER_BYTES, len(whole) - 1))
     whole[at] ^= data.draw(st.integers(1, 255))
-    left = decoded(bytes(whole)).commits
+    left = commits_in(bytes(whole))
     each = (len(whole) - AREA_HEADER_BYTES) // len(written)
     assert left == written[:(at - AREA_HEADER_BYTES) // each]
 
@@ -109,14 +116,14 @@ def test_a_record_of_an_earlier_lap_is_never_valid(serial: int, later: int, at: 
     old = encode_record(encode_commit(plain(1, at)), at, AreaHeader(7, NONCE, serial).seed)
     header = AreaHeader(7, NONCE, serial + later)
     new = [encode_record(encode_commit(plain(9, number)), number, header.seed) for number in range(at)]
-    assert len(decoded(header.encode() + b"".join(new) + old).commits) == at
+    assert len(commits_in(header.encode() + b"".join(new) + old)) == at
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_an_area_or_none(data: bytes) -> None:
     """Shows that arbitrary bytes neither raise nor give a commit."""
     assert decode_area(data) is None
-    assert decoded(HEADER.encode() + data).commits == []
+    assert commits_in(HEADER.encode() + data) == []
 
 
 def test_a_newer_version_is_not_skipped() -> None:
@@ -133,14 +140,14 @@ def test_a_newer_version_is_not_skipped() -> None:
 def test_an_intact_commit_that_cannot_be_used(commit: bytes) -> None:
     """Shows that it is Corrupt, and not the end of the journal; a commit without bytes is the end."""
     if not commit:
-        assert decoded(area_of([commit])).commits == []
+        assert commits_in(area_of([commit])) == []
         return
     with pytest.raises(Corrupt):
-        decode_area(area_of([commit]))
+        commits_in(area_of([commit]))
 
 
 def shape(areas: Sequence[Area], first: int) -> list[tuple[int, int, bool]]:
-    return [(segment.number, len(segment.commits), segment.closed) for segment in segments_of(areas, first)]
+    return [(segment.number, segment.count, segment.closed) for segment in segments_of(areas, first)]
 
 
 C = plain(4, 0), plain(4, 1), plain(4, 2, closes=True), plain(5, 0, closes=True), plain(6, 0), plain(6, 1)
@@ -160,7 +167,8 @@ C = plain(4, 0), plain(4, 1), plain(4, 2, closes=True), plain(5, 0, closes=True)
 ])
 def test_the_journal_ends_at_a_gap(first: int, left: Sequence[Commit], expected: list[tuple[int, int, bool]]) -> None:
     """Shows which segments a replay finds from number ``first`` on, however the commits are divided into areas."""
-    found = {tuple(shape([Area(HEADER._replace(serial=4), left[cut:], 0), Area(HEADER, left[:cut], 0)][::turn], first))
+    encoded = list(map(encode_commit, left))
+    found = {tuple(shape([decoded(area_of(encoded[cut:], LATER)), decoded(area_of(encoded[:cut]))][::turn], first))
              for cut in range(len(left) + 1) for turn in (1, -1)}
     assert found == {tuple(expected)}
 
@@ -169,10 +177,10 @@ def test_random_tears_leave_a_prefix() -> None:
     """Shows that a replay of an area with random damage finds a prefix of what an intact one has."""
     rng = random.Random(1)
     whole = area_of(list(map(encode_commit, C)))
-    complete = [commit for segment in segments_of([decoded(whole)], 4) for commit in segment.commits]
+    complete = [commit for segment in segments_of([decoded(whole)], 4) for commit in segment.commits()]
     for _ in range(200):
         torn = bytearray(whole)
         start = rng.randrange(AREA_HEADER_BYTES, len(torn))
         torn[start:start + rng.randrange(40)] = rng.randbytes(rng.randrange(40))
-        found = [commit for segment in segments_of([decoded(bytes(torn))], 4) for commit in segment.commits]
+        found = [commit for segment in segments_of([decoded(bytes(torn))], 4) for commit in segment.commits()]
         assert found == complete[:len(found)]

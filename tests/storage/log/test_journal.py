@@ -15,12 +15,13 @@ import pytest
 
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take_shard
-from broker.storage import journal_replay
+from broker.storage import journal_reader
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import FORMAT_VERSION, Position
 from broker.storage.format.journal import AREA_BYTES_MAX, JOURNAL
 from broker.storage.format.store import JOURNAL_VERSION, StoreFormat
-from broker.storage.journal_replay import find_journaled, journal_place, replay_journal
+from broker.storage.journal_reader import find_journaled
+from broker.storage.journal_replay import journal_place, replay_journal
 from broker.storage.log import journal
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
@@ -36,6 +37,27 @@ from tests.storage.rig import PATHS, Stream, in_virtual_time, read_all
 
 FILE = Path(PATHS.logs) / JOURNAL
 Main = Callable[["World", ManualClock], Coroutine[Any, Any, None]]
+
+
+class HeldJournal(InlineJournal):
+    """A journal's thread that makes its calls later, while ``held`` is a list."""
+
+    held: list[Callable[[], object]] | None = None
+
+    def run(self, call: Callable[[], Any], then: Callable[[Any], object]) -> None:
+        if self.held is None:
+            super().run(call, then)
+        else:
+            self.held.append(lambda: super(HeldJournal, self).run(call, then))
+
+    def release(self) -> None:
+        held, self.held = self.held or [], None
+        for call in held:
+            call()
+
+
+def refuse(key: str, data: Any, *, synced: bool = True) -> None:
+    raise StoreRefused("refused")
 
 
 class World:
@@ -55,6 +77,12 @@ class World:
     def log(self) -> Log:
         return self.shard.log
 
+    @property
+    def journal_thread(self) -> HeldJournal:
+        thread = self.place.thread
+        assert isinstance(thread, HeldJournal)
+        return thread
+
     def new_store(self) -> InlineStore:
         return InlineStore(self.folder, sync_interval_ns=self.sync_interval_ns)
 
@@ -63,12 +91,13 @@ class World:
         replay_journal(self.store, PATHS)
         place = journal_place(self.store, PATHS)
         assert place is not None
+        self.place = place._replace(thread=HeldJournal())
         self.me = Identity("a", self.rng.randbytes(16))
         taken = await take_shard(self.store, PATHS, self.me, clock, self.rng)
         self.store.start_unsynced(PATHS.logs, PATHS.log(Position(taken.epoch, 1)))
         self.shard = await Shard.open(self.store, PATHS, taken.epoch, self.me.nonce, clock, self.rng,
                                       ShardSettings(log=LogSettings(**log)), began_ns=taken.began_ns,
-                                      journal=place._replace(thread=InlineJournal()))
+                                      journal=self.place)
         known = self.log.state.stream("$G", "s")
         self.stream = Stream(self.log)
         if known is None:
@@ -226,7 +255,7 @@ def test_closed_segments_keep_their_boundaries(world: World) -> None:
         found = find_journaled(world.store, PATHS)
         assert found is not None
         assert [(one.number, one.closed) for one in found.segments] == [(3, True), (4, True), (5, True)]
-        assert found.messages == 9
+        assert found.count_messages() == 9
         await world.open(clock)
         state = world.log.state.stream("$G", "s")
         assert state is not None
@@ -272,7 +301,7 @@ def test_a_clean_stop_leaves_no_journal(world: World) -> None:
 
 def test_nothing_waits_for_room(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows that areas are used in turn and freed by stored segments; if both are in use, commits become segments."""
-    for module in (journal, journal_replay):
+    for module in (journal, journal_reader):
         monkeypatch.setattr(module, "AREA_BYTES_MAX", 4096)
     monkeypatch.setattr(journal, "_FIRST_BYTES", 1024)
 
@@ -292,6 +321,30 @@ def test_nothing_waits_for_room(world: World, monkeypatch: pytest.MonkeyPatch) -
 
     play(world, main)
     assert list(world.stored()) == list(range(1, 365))
+
+
+def test_a_call_after_a_segment_that_is_not_in_the_journal(tmp_path: Path) -> None:
+    """Shows that a flush of earlier commits does not make it safe: it waits for that segment's put."""
+    world = World(tmp_path / "store", None)
+
+    async def main(world: World, clock: ManualClock) -> None:
+        await ready(world, clock)
+        put, thread = world.store._put, world.journal_thread
+        thread.held = []
+        world.store._put = refuse  # type: ignore[method-assign]
+        await world.publish(1)
+        await world.publish(1, b"x" * 600_000)
+        await asyncio.sleep(0.01)
+        world.log.wait_safe(world.made.append, 4)  # such as the PubAck of a duplicate of the large message
+        thread.release()
+        await asyncio.sleep(0.01)
+        assert world.made == [1, 2]
+        world.store._put = put  # type: ignore[method-assign]
+        await world.log.persisted()
+        assert world.made == [1, 2, 3, 4]
+        await world.kill()
+
+    play(world, main)
 
 
 def test_a_large_commit_is_a_segment(world: World) -> None:
