@@ -4,7 +4,7 @@ Nothing here does I/O: ``jetblock.store`` opens the store, and any client that c
 """
 
 from broker.storage.staging.answers import Answer, answer_in, answer_to
-from broker.storage.staging.writer import RowRefused, RunWriter, ToPut, Version, request_id_of, request_object
+from broker.storage.staging.writer import Acting, RowRefused, RunWriter, ToPut, Version, request_id_of, request_object
 
-__all__ = ["Answer", "RowRefused", "RunWriter", "ToPut", "Version", "answer_in", "answer_to", "request_id_of",
+__all__ = ["Acting", "Answer", "RowRefused", "RunWriter", "ToPut", "Version", "answer_in", "answer_to", "request_id_of",
            "request_object"]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from broker.base.gotime import format_time
 from broker.jetstream.filters import Filters
+from broker.jetstream.stream.acting import ActingMessages
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX
 from broker.jetstream.stream.requests import Requests, refusal
 from broker.jetstream.stream.staged_ids import Dropped, StagedIds
@@ -126,9 +127,13 @@ class Appending:
                 await parts.live.load_blocks()
                 await self._find_duplicates(staged, ids)
                 await self._check(config, staged, ids)
+                acting = ActingMessages(staged, parts.live.ahead)
+                await acting.resolve(config, ids)
                 raised = await self._count_raised(staged, ids, times)
                 now_ns = parts.clock.now_ns()
-                plan = await self._plan(staged, ids, now_ns)
+                plan = await self._plan(staged, ids, acting, now_ns)
+                await acting.set_expiries(plan.joining, ids, now_ns)
+                roll_ups = [await context.rollups.find(subjects) for subjects in acting.roll_ups]
                 # No block of the stream has unpersisted messages then, so the joining messages come after all others.
                 await parts.log.persisted()
                 if (parts.stream.config is config and parts.live.open is None
@@ -137,14 +142,14 @@ class Appending:
             check_allowed()
             self._check_usage(staged, ids)
             joining = plan.joining
-            duplicates = ids.msgs
             answer = Answer(request_id, GRANTED, now_ns, joining.first_seq, joining.last_seq,
-                            staged.messages - duplicates, duplicates, raised=raised)
+                            staged.messages - ids.msgs, ids.msgs, raised=raised)
             extra = self.requests.answer(answer, version)
             if joining.msgs:
                 extra |= self._joining_extra(joining)
-            parts.log.block(parts.stream).add(Append(plan.packed, plan.dead, extra))
-            parts.live.expect(joining)
+            self._announce(Append(plan.packed, plan.dead, extra), joining)
+            for roll_up in roll_ups:
+                roll_up()
             await self._wait_until_joined()
             if joining.msgs:
                 try:
@@ -177,17 +182,13 @@ class Appending:
         joining = Joining(first_seq)
         for number, block in enumerate(blocks):
             joining.add(number, LiveBlock.of_entry(BlockEntry(placed(block, joining.last_seq + 1, time_ns, time_ns))))
-        joining.ttls = arrival.ttls
+        at_ns = live.ahead.decision_ns(time_ns)
+        joining.expiring = [seq for seq, _ in arrival.ttls]
+        joining.expiry_times = [expires_at(at_ns, ttl) for _, ttl in arrival.ttls]
         record = Append([one.ref.pack() for one in joining.blocks if one.ref is not None], [],
                         self._joining_extra(joining))
-        at_ns = live.ahead.decision_ns(time_ns)
-        expiry = Expiry([seq for seq, _ in arrival.ttls], [expires_at(at_ns, ttl) for _, ttl in arrival.ttls])
         recorded()
-        open_block = parts.log.block(parts.stream)
-        open_block.add(record)
-        if arrival.ttls:
-            open_block.add(expiry)
-        live.expect(joining)
+        self._announce(record, joining)
         for after in arrival.afters:
             after()
         await self._wait_until_joined()
@@ -203,6 +204,14 @@ class Appending:
         parts.log.block(parts.stream).add(StreamUpdate(parts.stream.config.to_json(), changes))
         parts.log.urgent()
         await parts.log.persisted()
+
+    def _announce(self, record: Append, joining: Joining) -> None:
+        """Put the record, and the expiries of its messages, into the stream's block."""
+        block = self._parts.log.block(self._parts.stream)
+        block.add(record)
+        if joining.expiring:
+            block.add(Expiry(joining.expiring, joining.expiry_times))
+        self._parts.live.expect(joining)
 
     async def _wait_until_joined(self) -> None:
         """Wait until the record is persisted and the messages have joined.
@@ -334,13 +343,13 @@ class Appending:
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
-    async def _plan(self, staged: Staged, ids: StagedIds, now_ns: int) -> _Plan:
+    async def _plan(self, staged: Staged, ids: StagedIds, acting: ActingMessages, now_ns: int) -> _Plan:
         """Give the messages their sequences and times, while publishes wait."""
         live = self._parts.live
         seq, low_ns = live.last_seq + 1, live.last_time_ns
         plan = _Plan(Joining(seq), [], [])
         for number, block in enumerate(staged.blocks):
-            dropped = ids.dropped.get(number)
+            dropped = acting.left_out.get(number) or ids.dropped.get(number)
             if dropped is not None and len(dropped) == block.ref.count:
                 continue
             # Messages without times of their own (0) get the present time.
@@ -377,8 +386,8 @@ class Appending:
         if not joining.msgs:
             return
         context.rollups.forget()
-        if joining.ttls:
-            context.ttls.added(joining.ttls, live.ahead.decision_ns(joining.blocks[-1].last_time_ns))
+        if joining.expiring:
+            context.ttls.add(joining.expiring, joining.expiry_times)
         if context.enforcement.sweep_due:
             context.enforcement.begin()
         context.retention.arm()

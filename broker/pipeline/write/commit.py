@@ -101,7 +101,7 @@ def _brief_target(objects: ObjectClient, options: WriteOptions) -> Target | None
 
 
 def _as_target(options: WriteOptions, stream_id: int, shard: int) -> Target:
-    return Target(options.account, options.stream, stream_id, shard, options.times, options.actingheaders == "strip")
+    return Target(options.account, options.stream, stream_id, shard, options.times, options.actingheaders)
 
 
 def _target(objects: ObjectClient, options: WriteOptions) -> Target:
@@ -202,7 +202,8 @@ class _Request:
         try:
             made = request_object(self._target.account, self._target.stream, self._target.stream_id, self._identity,
                                   self._entries, shard=self._target.shard,
-                                  times="refuse" if self._target.times == "refuse" else "raise")
+                                  times="refuse" if self._target.times == "refuse" else "raise",
+                                  acting=self._target.acting_request)
         except ValueError as error:
             raise PipelineError(f"{self._where}: {error}") from None
         self._key = made.key

@@ -127,13 +127,6 @@ def _config(text: str) -> dict[str, Any]:
     return config
 
 
-def _acting(text: str) -> str:
-    if text.strip().lower() == "apply":
-        raise ValueError("apply is not supported: a broker does what such headers ask for when a message is published, "
-                         "not when it is adopted; publish these messages with a NATS client, or strip the headers")
-    return one_of("refuse", "strip")(text)
-
-
 WRITE_OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for option in (
     Option("store", "URL of the store: file:///DIR or s3://BUCKET/PREFIX; save(URL) sets it too", store_url),
     Option("account", "account of the stream", filled("an account's name")),
@@ -150,7 +143,8 @@ WRITE_OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for op
     Option("times", "rows with times below an earlier message's: refuse the write, raise their times, or ignore the "
            "columns ts and ts_ns", one_of("refuse", "raise", "ignore")),
     Option("actingHeaders", "headers that ask the server for something (Nats-TTL, Nats-Rollup, …): refuse the write, "
-           "or strip them", _acting),
+           "strip them, or apply Nats-TTL and Nats-Rollup as for published messages",
+           one_of("refuse", "strip", "apply")),
     Option("splitCommits", "whether a write that is too large for one request becomes several, each all or nothing "
            "(true, false)", flag),
     Option("createStream", "configuration as JSON of the stream to create if there is none; needs nats", _config),

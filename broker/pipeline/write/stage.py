@@ -24,7 +24,7 @@ from broker.pipeline.store.objects import ObjectClient
 from broker.pipeline.write.columns import Columns, Rows
 from broker.storage.format.request import StagedRun
 from broker.storage.staging.headers import ACTED_UPON
-from broker.storage.staging.writer import RowRefused, RunWriter
+from broker.storage.staging.writer import Acting, RowRefused, RunWriter
 
 __all__ = ["Result", "Target", "stage_batches", "stage_results"]
 
@@ -44,8 +44,14 @@ class Target:
     stream_id: int
     shard: int
     times: str = "refuse"
-    strip: bool = False
-    """True: headers that ask the server for something are removed."""
+    acting: str = "refuse"
+    """The treatment of headers that ask the server for something: "refuse", "strip" or "apply"."""
+
+
+    @property
+    def acting_request(self) -> Acting:
+        """The treatment of such headers that remain in the rows."""
+        return Acting.APPLY if self.acting == "apply" else Acting.REFUSE
 
 
 @dataclass(slots=True)
@@ -129,7 +135,8 @@ class _Stager:
     def __init__(self, objects: ObjectClient, target: Target) -> None:
         self._objects = objects
         self._target = target
-        self._writer = RunWriter(target.account, target.stream, target.stream_id, now_ns=time.time_ns())
+        self._writer = RunWriter(target.account, target.stream, target.stream_id, now_ns=time.time_ns(),
+                                 acting=target.acting_request)
         self._counts: dict[int, int] = {}
         """The number of rows added so far, by partition."""
 
@@ -157,7 +164,7 @@ class _Stager:
     def _add_each(self, partition: int, before: int, rows: Rows) -> None:
         """Add rows one by one. Raises: _Refused for the first row that cannot be stored."""
         refuse_raised = self._target.times == "refuse"
-        strip = self._target.strip
+        strip = self._target.acting == "strip"
         writer = self._writer
         at = 0
         try:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from broker.storage.format.document import decode_document, encode_document, field
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position, object_name
 from broker.storage.format.staged import STAGED_EPOCH
 
-__all__ = ["BLOCKS_MAX", "BLOCK_MESSAGES_MAX", "BYTES_MAX", "RUNS_MAX", "Request", "StagedRun", "Times", "Version",
-           "excess", "request_id_of"]
+__all__ = ["BLOCKS_MAX", "BLOCK_MESSAGES_MAX", "BYTES_MAX", "RUNS_MAX", "Acting", "Request", "StagedRun", "Times",
+           "Version", "excess", "request_id_of"]
 
 RUNS_MAX = 4096
 BLOCKS_MAX = 4096
@@ -23,13 +23,15 @@ BYTES_MAX = 64 << 30
 BLOCK_MESSAGES_MAX = 1 << 17
 """Messages of one block: some steps handle a whole block at once."""
 
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
 WRITER_BYTES_MAX = 255
 """UTF-8 bytes of a writer's name."""
 VERSION_MAX = (1 << 63) - 1
 
-_PLAIN, _EXTENDED = 1, 2
-"""Versions of the object. A request with a writer, or about times, has the second, so that an earlier release, which
-would ignore these members, leaves it in the inbox."""
+_PLAIN, _EXTENDED, _ACTING = 1, 2, 3
+"""Versions of the object. A request with a writer, or about times, has the second; one whose headers act has the third.
+So an earlier release, which would ignore these members, leaves it in the inbox."""
 
 
 class Version(NamedTuple):
@@ -59,6 +61,15 @@ class Times(StrEnum):
     """Each of them gets the earlier message's time, and the answer counts them."""
     REFUSE = "refuse"
     """The request is refused."""
+
+
+class Acting(StrEnum):
+    """The treatment of messages with headers that ask the stream for something, as Nats-TTL and Nats-Rollup do."""
+
+    REFUSE = "refuse"
+    """The request is refused."""
+    APPLY = "apply"
+    """The stream acts on Nats-TTL and Nats-Rollup as if the messages were published. Others are refused."""
 
 
 class StagedRun(NamedTuple):
@@ -91,13 +102,16 @@ class Request(NamedTuple):
     nonce: bytes = b""
     version: Version | None = None
     times: Times = Times.RAISE
+    acting: Acting = Acting.REFUSE
 
     def encode(self) -> bytes:
         """Return the whole object."""
         body: dict[str, Any] = {
             "version": _PLAIN, "account": self.account, "stream": self.stream, "incarnation": self.stream_id,
             "runs": [list(run) for run in self.runs]}
-        if self.version is not None or self.times != Times.RAISE:
+        if self.acting != Acting.REFUSE:
+            body |= {"version": _ACTING, "times": str(self.times), "acting": str(self.acting)}
+        elif self.version is not None or self.times != Times.RAISE:
             body |= {"version": _EXTENDED, "times": str(self.times)}
         if self.version is not None:
             body["writer"] = list(self.version)
@@ -109,9 +123,9 @@ class Request(NamedTuple):
         header, body = decode_document(data, ObjectKind.INBOX, None, request_id)
         name = object_name(ObjectKind.INBOX, Position(0, 0), request_id)
         version = field(body, "version", int, name)
-        if not _PLAIN <= version <= _EXTENDED:
-            raise (VersionUnknown if version > _EXTENDED else Corrupt)(
-                name, "version", 72, f"it is of version {version}; this reader knows {_PLAIN} and {_EXTENDED}")
+        if not _PLAIN <= version <= _ACTING:
+            raise (VersionUnknown if version > _ACTING else Corrupt)(
+                name, "version", 72, f"it is of version {version}; this reader knows {_PLAIN} to {_ACTING}")
         rows = field(body, "runs", list, name)
         if not all(_is_run(row) for row in rows):
             raise Corrupt(name, "runs", 72, "not a list of runs")
@@ -120,22 +134,33 @@ class Request(NamedTuple):
         if not account or not stream or not 0 < stream_id < 1 << 64:
             raise Corrupt(name, "incarnation", 72, "no stream has these names and this incarnation")
         asked = cls(request_id, account, stream, stream_id, [StagedRun(*row) for row in rows], header.nonce,
-                    *(_extensions(body, name) if version == _EXTENDED else ()))
+                    *(_extensions(body, version, name) if version > _PLAIN else ()))
         if asked.version is not None and asked.version.request_id(stream_id) != request_id:
             raise Corrupt(name, "writer", 72, "its id is not that of the writer's version")
         return asked
 
 
-def _extensions(body: dict[str, Any], name: str) -> tuple[Version | None, Times]:
-    """Return the members that only an extended request has. Raises: Corrupt."""
-    times, row = field(body, "times", str, name), body.get("writer")
-    if times not in set(Times):
-        raise Corrupt(name, "times", 72, f"{times!r} is none of {', '.join(Times)}")
+def _extensions(body: dict[str, Any], version: int, name: str) -> tuple[Version | None, Times, Acting]:
+    """Return the members that a request has from version 2 on. Raises: Corrupt."""
+    times = _choice(Times, body, "times", name)
+    acting = _choice(Acting, body, "acting", name) if version >= _ACTING else Acting.REFUSE
+    return _writer(body, name), times, acting
+
+
+def _choice(kind: type[_Choice], body: dict[str, Any], key: str, name: str) -> _Choice:
+    value = field(body, key, str, name)
+    if value not in set(kind):
+        raise Corrupt(name, key, 72, f"{value!r} is none of {', '.join(kind)}")
+    return kind(value)
+
+
+def _writer(body: dict[str, Any], name: str) -> Version | None:
+    row = body.get("writer")
     if row is None:
-        return None, Times(times)
+        return None
     if type(row) is not list or [*map(type, row)] != [str, int] or (version := Version(*row)).flaw() is not None:
         raise Corrupt(name, "writer", 72, "not a writer's name and version")
-    return version, Times(times)
+    return version
 
 
 def excess(runs: Sequence[StagedRun]) -> str | None:

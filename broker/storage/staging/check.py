@@ -25,10 +25,11 @@ from broker.storage.format.header import ObjectKind
 from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, Head, check_frame, decode_frame, decode_index
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 from broker.storage.format.records.message_ids import MessageIds
-from broker.storage.format.request import BLOCK_MESSAGES_MAX, Request, StagedRun, excess
+from broker.storage.format.request import BLOCK_MESSAGES_MAX, Acting, Request, StagedRun, excess
 from broker.storage.format.segment import HEAD_BYTES, SegmentHead, decode_head
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import StreamPaths
+from broker.storage.staging.acting import ACTING_MAX, ActingMessage, acting_messages
 from broker.storage.staging.headers import first_flaw
 from broker.storage.staging.read_ahead import ReadAhead, RunSource
 from broker.storage.staging.subjects import is_stageable
@@ -105,21 +106,26 @@ class Ids(NamedTuple):
 
 
 class _Frame(NamedTuple):
-    """Frame ``number`` of a block: its ``offset`` in the object and its stored ``size``. ``ids`` are those of the
-    block, None if its messages have neither headers nor ids."""
+    """Frame ``number`` of block ``block`` of the request: its ``offset`` in the object and its stored ``size``.
+    ``ids`` are those of the block, None if its messages have neither headers nor ids."""
 
     offset: int
     size: int
     head: Head
     number: int
     ids: Ids | None
+    block: int
 
 
 class StagedBlock(NamedTuple):
-    """A block of a staged run. ``ref`` counts sequences from 1."""
+    """A block of a staged run. ``ref`` counts sequences from 1.
+
+    ``read_head()`` reads the index again; it raises StoreError or FormatError.
+    """
 
     ref: BlockRef
     ids: Ids
+    read_head: Callable[[], Awaitable[Head]]
 
 
 @dataclass(slots=True)
@@ -141,6 +147,8 @@ class Staged:
     """The size of the largest message; for small messages an upper bound."""
     ids_bytes: int = 0
     times: StagedTimes = field(default_factory=StagedTimes)
+    acting: list[ActingMessage] | None = None
+    """The messages with headers that the stream acts upon, in order; None if the request does not ask for that."""
 
 
 async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: int, rules: SubjectRules = ANY_SUBJECT,
@@ -153,7 +161,7 @@ async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: in
         raise NotAdoptable(why)
     if len({run[:2] for run in runs}) < len(runs):
         raise NotAdoptable("it names a run twice")
-    staged = Staged(rules=rules)
+    staged = Staged(rules=rules, acting=[] if request.acting == Acting.APPLY else None)
     ahead = ReadAhead(store, StreamPaths(request.account, request.stream, request.stream_id), runs)
     try:
         for number, run in enumerate(runs):
@@ -186,24 +194,25 @@ async def _read_run(source: RunSource, key: str, run: StagedRun, stream_id: int,
         if not core.staged or core.removed or any(record.kind != MessageIds.KIND for record in core.records):
             raise NotAdoptable(f"{key} has a block that is no staged one")
         data = await source.get(ref.index_offset, ref.index_offset + ref.index_bytes)
-        count_below = partial(_count_below, source.store, key, ref, in_thread)
-        frames += await in_thread(_gather, staged, key, ref, core, data, count_below)
+        read_head = partial(_read_head, source.store, key, ref, in_thread)
+        frames += await in_thread(_gather, staged, key, ref, core, data, read_head)
         if staged.ids_bytes > ids_bytes_max:
             raise NotAdoptable("it has more message ids than the stream's duplicate window can hold: "
                                "make several requests of it, or leave the ids out")
         *full, frames = _spans(frames)  # check all but the last now, so that only some blocks' indexes are in memory
         for span in full:
-            await _check_span(source, key, run.size, span, in_thread)
-    await _check_span(source, key, run.size, frames, in_thread)
+            await _check_span(source, key, run.size, span, staged.acting, in_thread)
+    await _check_span(source, key, run.size, frames, staged.acting, in_thread)
 
 
-async def _check_span(source: RunSource, key: str, size: int, span: Sequence[_Frame], in_thread: InThread) -> None:
+async def _check_span(source: RunSource, key: str, size: int, span: Sequence[_Frame],
+                      acting: list[ActingMessage] | None, in_thread: InThread) -> None:
     """Read and check successive frames. Raises: NotAdoptable; NotFound; StoreError; FormatError."""
     if span:
         start, end = span[0].offset, span[-1].offset + span[-1].size
         # Read one byte more: an object that is too long has been changed too.
         data = await source.get(start, end + 1 if end == size else end)
-        await in_thread(_check_frames, key, data, start, end, span)
+        await in_thread(_check_frames, key, data, start, end, span, acting)
 
 
 async def _head(source: RunSource, run: StagedRun) -> SegmentHead:
@@ -222,7 +231,7 @@ def _core(head: SegmentHead, i: int) -> BlockCore:
 
 
 def _gather(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: bytes,
-            count_below: Callable[[int], Awaitable[int]]) -> list[_Frame]:
+            read_head: Callable[[], Awaitable[Head]]) -> list[_Frame]:
     """Check the index of a block in a thread, and add the block to ``staged``. Returns: its frames.
 
     Raises: NotAdoptable; FormatError.
@@ -253,19 +262,24 @@ def _gather(staged: Staged, key: str, ref: BlockRef, core: BlockCore, data: byte
                           staged.body_bytes_max + max(map(len, head.subjects)) + ROW_BYTES + HEADERS_BYTES)
     ids = _ids(head, core)
     staged.ids_bytes += sum(map(len, ids.ids)) + ID_BYTES * len(ids.ids)
-    staged.blocks.append(StagedBlock(ref, ids))
-    staged.times.add(ref, head, count_below)
+    staged.blocks.append(StagedBlock(ref, ids, read_head))
+    staged.times.add(ref, head, partial(_count_below, ref, read_head))
     has_headers = bool(head.hlen if head.hlens is None else any(head.hlens))
     wanted = ids if has_headers or ids.ids else None
-    return [_Frame(ref.frames_offset + frame.offset, frame.stored_bytes, head, number, wanted)
+    return [_Frame(ref.frames_offset + frame.offset, frame.stored_bytes, head, number, wanted, len(staged.blocks) - 1)
             for number, frame in enumerate(head.frames)]
 
 
-async def _count_below(store: ObjectStore, key: str, ref: BlockRef, in_thread: InThread, time_ns: int) -> int:
-    """Return the number of messages of a block with times below ``time_ns``. Raises: StoreError; FormatError."""
+async def _read_head(store: ObjectStore, key: str, ref: BlockRef, in_thread: InThread) -> Head:
+    """Read the index of a block again. Raises: StoreError; FormatError."""
     data = await store.get(key, ref.index_offset, ref.index_offset + ref.index_bytes)
-    below: int = await in_thread(lambda: times_below(ref, decode_index(data, ref, key), time_ns))
-    return below
+    head: Head = await in_thread(decode_index, data, ref, key)
+    return head
+
+
+async def _count_below(ref: BlockRef, read_head: Callable[[], Awaitable[Head]], time_ns: int) -> int:
+    """Return the number of messages of a block with times below ``time_ns``. Raises: StoreError; FormatError."""
+    return times_below(ref, await read_head(), time_ns)
 
 
 def _check_lengths(head: Head, key: str) -> None:
@@ -305,8 +319,12 @@ def _spans(frames: Sequence[_Frame]) -> list[list[_Frame]]:
     return spans
 
 
-def _check_frames(key: str, data: bytes, start: int, end: int, span: Sequence[_Frame]) -> None:
-    """Check the frames in ``data``, in a thread. Raises: NotAdoptable; FormatError."""
+def _check_frames(key: str, data: bytes, start: int, end: int, span: Sequence[_Frame],
+                  acting: list[ActingMessage] | None) -> None:
+    """Check the frames in ``data``, in a thread, and add their acting messages to ``acting``.
+
+    Raises: NotAdoptable; FormatError.
+    """
     view = memoryview(data)
     if len(data) != end - start:
         raise NotAdoptable(f"{key} is damaged: its length is not that in its header")
@@ -317,8 +335,14 @@ def _check_frames(key: str, data: bytes, start: int, end: int, span: Sequence[_F
             continue
         ids, chunk = frame.ids, decode_frame(frame.head, frame.number, stored, key)
         count = len(chunk.bodies)
-        found = first_flaw(chunk.hlens or [0] * count, chunk.bodies, ids.within(chunk.start, count))
+        hlens = chunk.hlens or [0] * count
+        found = first_flaw(hlens, chunk.bodies, ids.within(chunk.start, count), acting=acting is not None)
         if found is not None:
             at, why = found
             raise NotAdoptable(f"{key} has a message that cannot be staged, number {chunk.start + at + 1} of its "
                                f"block, subject {chunk.subjects[at].decode('utf-8', 'replace')[:80]!r}: {why}")
+        if acting is not None:
+            acting += acting_messages(frame.block, chunk)
+            if len(acting) > ACTING_MAX:
+                raise NotAdoptable(f"it has more than {ACTING_MAX} messages with headers that the stream acts upon: "
+                                   f"make several requests of it")

@@ -28,6 +28,7 @@ from broker.storage.format.header import NONCE_BYTES, ObjectKind
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.request import (
     BLOCK_MESSAGES_MAX,
+    Acting,
     Request,
     StagedRun,
     Times,
@@ -43,7 +44,7 @@ from broker.storage.paths import ShardPaths, StreamPaths
 from broker.storage.staging.headers import MSG_ID, MSG_ID_BLOCK, flaw
 from broker.storage.staging.subjects import is_stageable
 
-__all__ = ["RowRefused", "RunWriter", "ToPut", "Version", "request_id_of", "request_object"]
+__all__ = ["Acting", "RowRefused", "RunWriter", "ToPut", "Version", "request_id_of", "request_object"]
 
 _RUN_BYTES: Final = 32 << 20
 _BLOCK_BYTES: Final = 4 << 20
@@ -93,14 +94,16 @@ class RunWriter:
 
     Args: ``stream_id`` is the stream's incarnation. ``now_ns`` goes into the keys, so that abandoned runs are found by
         their age and swept. ``randbytes`` must never return the same bytes in two processes.
+    ``acting`` "apply": the stream acts on the headers Nats-TTL and Nats-Rollup of the rows. By default, rows with such
+        headers are refused.
     ``block_bytes`` and ``block_messages`` bound a block. By default, they are doubled after some blocks, up to 32 MiB
         and 131 072 messages.
     Raises: ValueError for blocks of more messages than a stream accepts.
     """
 
-    def __init__(self, account: str, stream: str, stream_id: int, *, now_ns: int, codec: SectionCodec = SECTIONS,
-                 run_bytes: int = _RUN_BYTES, block_bytes: int | None = None, block_messages: int | None = None,
-                 randbytes: Callable[[int], bytes] = os.urandom) -> None:
+    def __init__(self, account: str, stream: str, stream_id: int, *, now_ns: int, acting: str = Acting.REFUSE,
+                 codec: SectionCodec = SECTIONS, run_bytes: int = _RUN_BYTES, block_bytes: int | None = None,
+                 block_messages: int | None = None, randbytes: Callable[[int], bytes] = os.urandom) -> None:
         if block_messages is not None and not 0 < block_messages <= BLOCK_MESSAGES_MAX:
             raise ValueError(f"a block has 1 to {BLOCK_MESSAGES_MAX} messages, not {block_messages}")
         self.entries: list[StagedRun] = []
@@ -111,6 +114,7 @@ class RunWriter:
         self._paths = StreamPaths(account, stream, stream_id)
         self._position = staged_position(now_ns)
         self._now_ns = now_ns
+        self._acting = Acting(acting)
         self._codec = codec
         self._run_bytes = run_bytes
         self._block_bytes, self._block_bytes_max = block_bytes or _BLOCK_BYTES, block_bytes or _BLOCK_BYTES_MAX
@@ -141,7 +145,7 @@ class RunWriter:
         if subject not in self._subjects:
             self._check_subject(subject)
         if headers or msg_id:
-            headers, msg_id = _with_id(headers, msg_id)
+            headers, msg_id = _with_id(headers, msg_id, self._acting == Acting.APPLY)
         if len(headers) > _HEADERS_BYTES_MAX or len(headers) + len(payload) > _BODY_BYTES_MAX:
             raise RowRefused(
                 f"headers of {len(headers)} bytes and a payload of {len(payload)} are too large for a message")
@@ -222,7 +226,7 @@ class RunWriter:
                              f"of their times, or request with times that may be raised")
         nonce, self._request_nonce = self._request_nonce, blake2b(self._request_nonce, digest_size=NONCE_BYTES).digest()
         return request_object(self._account, self._stream, self._stream_id, identity, self.entries, shard=shard,
-                              times=times, nonce=nonce)
+                              times=times, acting=self._acting, nonce=nonce)
 
     def _end_block(self) -> None:
         rows, self._rows, self._rows_bytes = self._rows, _Rows(), 0
@@ -265,11 +269,13 @@ class RunWriter:
 
 
 def request_object(account: str, stream: str, stream_id: int, identity: int | Version, entries: Sequence[StagedRun], *,
-                   shard: int, times: str = Times.RAISE, nonce: bytes | None = None) -> ToPut:
+                   shard: int, times: str = Times.RAISE, acting: str = Acting.REFUSE,
+                   nonce: bytes | None = None) -> ToPut:
     """Return the request to adopt these runs in this order.
 
     Args: ``identity`` is the id of the request, or the version that a writer gives it; the stream grants each once.
-        ``times`` "refuse": the request is refused if a message has a time below an earlier message's.
+        ``times`` "refuse": the request is refused if a message has a time below an earlier message's. ``acting`` is
+        that of the runs' writers: "apply" if one of them has it.
     Raises: ValueError for no runs, or too many for one record; for an impossible version.
     """
     version = None
@@ -282,15 +288,15 @@ def request_object(account: str, stream: str, stream_id: int, identity: int | Ve
     if (why := excess(entries)) is not None:
         raise ValueError(why)
     request = Request(identity, account, stream, stream_id, entries, nonce or os.urandom(NONCE_BYTES), version,
-                      Times(times))
+                      Times(times), Acting(acting))
     return ToPut(ShardPaths(shard).inbox(identity), [request.encode()], None)
 
 
-def _with_id(headers: bytes, msg_id: bytes | None) -> tuple[bytes, bytes]:
+def _with_id(headers: bytes, msg_id: bytes | None, acting: bool) -> tuple[bytes, bytes]:
     """Return the header block with the message id, and the id. Raises: RowRefused."""
     if msg_id and not headers:
         return MSG_ID_BLOCK % _checked_id(msg_id), msg_id
-    if (why := flaw(headers)) is not None:
+    if (why := flaw(headers, acting=acting)) is not None:
         raise RowRefused(why)
     own = header_block.get(headers, MSG_ID)
     if msg_id is None or msg_id == own:

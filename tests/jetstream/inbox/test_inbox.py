@@ -259,12 +259,15 @@ async def test_the_last_sequence(broker: Inside) -> None:
 async def test_an_id_that_is_published_meanwhile_is_stored_once() -> None:
     """Shows that ids are compared with messages between the comparison and the record,
     with few and with many of them."""
+    async def unread() -> Head:
+        raise AssertionError("the index is not read again")
+
     clock = SystemClock()
     ids = [b"%d" % i for i in range(2000)]
     for published in ([b"7"], [b"x", b"1999", b"7", b"0"], [b"%d" % i for i in range(1500, 3500)]):
         ref = BlockRef(BlockPlace.STAGED, Position(0, 1), 1, 7, 0, 200, 200, 50, 250, 100, 1, 2000, 2000, 60_000, 0, 0,
                        None)
-        block = StagedBlock(ref, Ids(range(2000), ids, [0] * 2000, [30] * 2000, [0] * 2000, [b"s"]))
+        block = StagedBlock(ref, Ids(range(2000), ids, [0] * 2000, [30] * 2000, [0] * 2000, [b"s"]), unread)
         window = Dedupe(10**12)
         window.add({b"5": 1}, b"5", clock.now_ns())
         found = StagedIds(Staged([block], ids_bytes=1), window, clock)
@@ -592,7 +595,7 @@ async def test_headers_that_a_reader_could_not_parse(broker: Inside, monkeypatch
     """
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     with monkeypatch.context() as careless:
-        careless.setattr("broker.storage.staging.writer._with_id", lambda headers, msg_id: (block, msg_id))
+        careless.setattr("broker.storage.staging.writer._with_id", lambda headers, msg_id, acting: (block, msg_id))
         careless.setattr("broker.storage.staging.writer._HEADERS_BYTES_MAX", 1 << 20)
         writer = RunWriter("$G", "S", broker.js.stream("$G", "S").stream_id, now_ns=broker.clock.now_ns())
         for _ in range(1000):
@@ -660,7 +663,7 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
     await broker.ok("STREAM.CREATE.S", {"name": "S"})
     state = broker.state.stream("$G", "S")
     assert state is not None
-    body = {"version": 3, "account": "$G", "stream": "S", "incarnation": state.stream_id, "what": "unknown"}
+    body = {"version": 4, "account": "$G", "stream": "S", "incarnation": state.stream_id, "what": "unknown"}
     newer = ShardPaths(0).inbox(1)
     await broker.store.put(newer, [encode_document(ObjectKind.INBOX, Position(0, 0), bytes(16), body, 1)])
     await stage(broker.store, broker.state, "S", [(b"S", b"")], now_ns=1_000_000_000)
@@ -669,7 +672,7 @@ async def test_a_request_of_a_newer_release_stays_with_its_runs(broker: Inside) 
     inbox = Inbox(broker.js, broker.log, ShardPaths(0), broker.clock, InboxSettings(poll_ns=0), deleted.extend)
     done = {one.request_id: one for one in await inbox.carry_out_all()}
     assert done[1].stays
-    assert "version 3" in done[1].why
+    assert "version 4" in done[1].why
     assert done[request_id_of("job")].answer is not None
     await inbox.sweep()
     assert (newer in broker.store.objects, deleted) == (True, [])

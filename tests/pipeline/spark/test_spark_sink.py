@@ -164,18 +164,24 @@ async def test_refused_writes_name_their_reason(world: World, tmp_path: Path) ->
 
 @pytest.mark.parametrize("world", ["directory"], indirect=True)
 async def test_a_table_becomes_a_bucket(world: World) -> None:
-    """A DataFrame is written as a key-value bucket, with a delete marker; nats-py and the view kv read it alike."""
+    """A DataFrame is written as a key-value bucket, with a delete marker and a purge marker, which acts upon what the
+    bucket had and upon the rows before it; nats-py and the view kv read it alike."""
     nc = await nats.connect(world.broker.url)
     kv = await nc.jetstream().create_key_value(bucket="WORDS", history=3)
+    await kv.put("e", b"old")
     frame = world.spark.sql(
-        "SELECT concat('$KV.WORDS.', word) subject, cast(count AS string) data, "
-        "if(count = 0, array(named_struct('name', 'KV-Operation', 'value', 'DEL')), null) headers "
-        "FROM VALUES ('a', 1), ('b.c', 2), ('a', 3), ('d', 4), ('d', 0) AS t(word, count)")
-    await world.write(frame.coalesce(1), "KV_WORDS")
+        "SELECT concat('$KV.WORDS.', word) subject, cast(count AS string) data, CASE count "
+        "WHEN 0 THEN array(named_struct('name', 'KV-Operation', 'value', 'DEL')) "
+        "WHEN -1 THEN array(named_struct('name', 'KV-Operation', 'value', 'PURGE'), "
+        "                   named_struct('name', 'Nats-Rollup', 'value', 'sub')) END headers "
+        "FROM VALUES ('a', 1), ('b.c', 2), ('a', 3), ('d', 4), ('d', 0), ('e', 5), ('e', -1) AS t(word, count)")
+    assert "the header Nats-Rollup asks the stream for something" in await world.refusal(frame, "KV_WORDS")
+    await world.write(frame.coalesce(1), "KV_WORDS", actingHeaders="apply")
     assert sorted(await kv.keys()) == ["a", "b.c"]
     assert (await kv.get("a")).value == b"3"
+    assert [(one.revision, one.operation) for one in await kv.history("e")] == [(8, "PURGE")]
     await nc.close()
     reader = world.spark.read.format("jetblock").options(store=world.store.url, stream="KV_WORDS", view="kv")
     assert sorted((row.key, row.operation, bytes(row.value)) for row in reader.load().collect()) == [
-        ("a", "PUT", b"3"), ("b.c", "PUT", b"2"), ("d", "DEL", b"0")]
+        ("a", "PUT", b"3"), ("b.c", "PUT", b"2"), ("d", "DEL", b"0"), ("e", "PURGE", b"-1")]
     assert reader.option("history", "all").load().where("key = 'a'").count() == 2

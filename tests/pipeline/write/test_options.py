@@ -44,7 +44,7 @@ def test_defaults_and_values() -> None:
     ({"nats": "localhost:4222"}, "write the broker's URL"),
     ({"waitForAdoption": "5"}, "write a duration, as 30s, 5m or 0"),
     ({"times": "later"}, "allowed are refuse, raise, ignore"),
-    ({"actingHeaders": "apply"}, "apply is not supported"),
+    ({"actingHeaders": "obey"}, "allowed are refuse, strip, apply"),
     ({"splitCommits": "yes"}, "allowed are true and false"),
 ])
 def test_mistakes_are_named(given: dict[str, str | None], text: str) -> None:

@@ -16,28 +16,38 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["ROLLUP", "plan", "requested"]
+__all__ = ["ROLLUP", "check_rollup", "is_allowed", "plan", "requested"]
 
 ROLLUP = b"Nats-Rollup"
 
 
 def requested(context: CheckContext, config: StreamConfig) -> Check:
     """Refuse with 10111 a roll-up that is not allowed, or has another value than ``sub`` and ``all``."""
-    allowed = config.allow_rollup_hdrs and not config.deny_purge
+    allowed = is_allowed(config)
 
     def check(candidate: Candidate) -> None:
         value = candidate.rollup or candidate.headers.get(ROLLUP, b"").lower()
         if not value:
             return
-        if not allowed:
-            if candidate.copied:
-                return  # it was a roll-up in the origin
-            raise ApiError(ApiErrors.STREAM_ROLLUP_FAILED, err="rollup not permitted")
-        if value not in (b"sub", b"all"):
-            raise ApiError(ApiErrors.STREAM_ROLLUP_FAILED,
-                           err=f"rollup value invalid: {json.dumps(value.decode('utf-8', 'replace'))}")
+        if not allowed and candidate.copied:
+            return  # it was a roll-up in the origin
+        check_rollup(value, allowed=allowed)
         candidate.rollup = value
     return check
+
+
+def is_allowed(config: StreamConfig) -> bool:
+    """Return whether messages of the stream may be roll-ups."""
+    return config.allow_rollup_hdrs and not config.deny_purge
+
+
+def check_rollup(value: bytes, *, allowed: bool) -> None:
+    """Check the value of the header, in lower case. Raises: ApiError 10111."""
+    if not allowed:
+        raise ApiError(ApiErrors.STREAM_ROLLUP_FAILED, err="rollup not permitted")
+    if value not in (b"sub", b"all"):
+        raise ApiError(ApiErrors.STREAM_ROLLUP_FAILED,
+                       err=f"rollup value invalid: {json.dumps(value.decode('utf-8', 'replace'))}")
 
 
 def plan(context: CheckContext, config: StreamConfig) -> Check:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.candidate import Candidate, Check
     from broker.jetstream.stream.publish.context import CheckContext
 
-__all__ = ["TTL", "TTL_INVALID", "delete_marker", "disabled", "marker", "parse_ttl", "valid"]
+__all__ = ["TTL", "TTL_INVALID", "checked_ttl", "delete_marker", "disabled", "least_ttl", "marker", "parse_ttl",
+           "valid"]
 
 TTL = b"Nats-TTL"
 
@@ -44,7 +45,7 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
     A TTL is raised to at least that of a delete marker. Otherwise an existing marker could outlive the message, which
     then would not leave a marker of its own.
     """
-    least = config.subject_delete_marker_ttl // _SECOND if config.max_msgs_per_subject != 1 else 0
+    least = least_ttl(config)
     allowed = config.allow_msg_ttl
 
     def check(candidate: Candidate) -> None:
@@ -62,6 +63,24 @@ def valid(context: CheckContext, config: StreamConfig) -> Check:
         if allowed:  # a copied message may have one that has no effect here
             candidate.ttl = ttl
     return check
+
+
+def least_ttl(config: StreamConfig) -> int:
+    """Return the seconds to which lower TTLs are raised."""
+    return config.subject_delete_marker_ttl // _SECOND if config.max_msgs_per_subject != 1 else 0
+
+
+def checked_ttl(text: bytes, config: StreamConfig) -> int:
+    """Return the TTL that the header of a staged message gives it, as ``parse_ttl``; a low one is raised.
+
+    Raises: ApiError 10165, 10166.
+    """
+    ttl = parse_ttl(text)
+    if ttl == TTL_INVALID:
+        raise ApiError(ApiErrors.MESSAGE_TTL_INVALID)
+    if ttl and not config.allow_msg_ttl:
+        raise ApiError(ApiErrors.MESSAGE_TTL_DISABLED)
+    return max(ttl, least_ttl(config)) if ttl > 0 else ttl
 
 
 def marker(context: CheckContext, config: StreamConfig) -> Check | None:

@@ -116,6 +116,27 @@ class Rollups:
         """
         return partial(self._carry_out, self._plan(subject), staged)
 
+    async def find(self, subjects: Sequence[bytes]) -> Callable[[], None]:
+        """Find the messages that roll-ups of these subjects (empty: of the stream) remove if they join next.
+
+        Nothing may be published meanwhile. Returns: as ``plan``. Raises: StoreError, FormatError if messages cannot be
+            read.
+        """
+        filters = Filters(tuple(subjects))
+        found: list[_Found] = []
+        if not filters.all:
+            index = await self._subjects.build()
+            wanted = self._wanted(index, filters)
+            left = sum(index.count(name, self._live.first_seq) for name in wanted)
+            async with aclosing(self._heads.walk(self._blocks(index, filters, wanted, 0), slow_start=True)) as walk:
+                async for block, rows in walk:
+                    if left <= 0:
+                        break
+                    if (some := self._in(block, rows, filters, 0)) is not None:
+                        left -= len(some.seqs)
+                        found.append(some)
+        return partial(self._carry_out, Rollup(filters, found), None)
+
     def _plan(self, subject: bytes | None) -> Rollup:
         live = self._live
         filters = Filters(() if subject is None else (subject,))
@@ -153,7 +174,7 @@ class Rollups:
         first_left = live.last_seq if live.joining is None else live.joining.first_seq
         if plan.filters.all:
             retention.remove_front(first_left, record=True, purged=True)
-        shared = plan.filters.subjects[0] if plan.filters.literal else None
+        shared = plan.filters.subjects[0] if plan.filters.literal and len(plan.filters.subjects) == 1 else None
         for some in plan.found:
             block, seqs, subjects, sizes = self._live_part(some)
             for seq, subject in zip(seqs, subjects, strict=True):

@@ -112,8 +112,11 @@ class MessageTtls:
 
     def added(self, rows: Sequence[tuple[int, int]], time_ns: int) -> None:
         """Add messages (sequence, TTL in seconds), which were appended at ``time_ns``."""
-        times = [expires_at(time_ns, ttl) for _, ttl in rows]
-        self.expiries.add([seq for seq, _ in rows], times)
+        self.add([seq for seq, _ in rows], [expires_at(time_ns, ttl) for _, ttl in rows])
+
+    def add(self, seqs: Sequence[int], times: Sequence[int]) -> None:
+        """Add messages that were appended and expire at ``times``."""
+        self.expiries.add(seqs, times)
         if not self.passes.in_time_for(min(times)):
             self.passes.cancel()
             self.arm()

@@ -14,10 +14,10 @@ class Joining:
     """The blocks of one adoption or large batch, with their totals.
 
     Attributes: ``blocks``: the blocks in order; each has a live message. ``numbers``: their numbers in the request.
-        ``ttls``: (sequence, seconds) of each message that has a TTL.
+        ``expiring``: the messages that have a TTL; ``expiry_times``: the time at which each of them expires.
     """
 
-    __slots__ = ("blocks", "first_seq", "last_seq", "msgs", "numbers", "size_bytes", "ttls")
+    __slots__ = ("blocks", "expiring", "expiry_times", "first_seq", "last_seq", "msgs", "numbers", "size_bytes")
 
     def __init__(self, first_seq: int) -> None:
         self.first_seq = first_seq
@@ -26,7 +26,8 @@ class Joining:
         self.size_bytes = 0
         self.blocks: list[LiveBlock] = []
         self.numbers: list[int] = []
-        self.ttls: list[tuple[int, int]] = []
+        self.expiring: list[int] = []
+        self.expiry_times: list[int] = []
 
     def add(self, number: int, block: LiveBlock) -> None:
         """Append ``block``, which has this number in the request."""
