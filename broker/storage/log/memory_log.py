@@ -1,7 +1,7 @@
 """The log of streams with ``storage: memory``: the same interface as ``Log``, without a store.
 
 Each turn of the loop closes one segment with what was added since the last turn; it counts as persisted at once. Its
-blocks get no BlockRef: a stream keeps its messages by keeping the chunks of its blocks.
+blocks get no BlockRef: a stream keeps its messages by keeping its blocks as they were gathered.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from broker.storage.format.header import Position
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.owner import BlockOwner
 from broker.storage.log.waiters import Batch, Waiter, Waiters, resolve
-from broker.storage.log.writer import seal_block
+from broker.storage.log.writer import SealedBlock
 from broker.storage.state.applied import ShardState
 
 __all__ = ["MemoryLog"]
@@ -157,10 +157,8 @@ class MemoryLog:
         sealed = []
         for block in blocks.values():
             if block.stream_id not in self._failed and not block.empty:
-                try:
-                    sealed.append(seal_block(block, position, stored=False))
-                except Exception as error:
-                    self._set_offline(block.owner, error)
+                # It is never encoded; its core, head and chunks are made if something reads them.
+                sealed.append(SealedBlock.of_small(block, position))
         for done in sealed:
             try:
                 done.owner.persisted(done)

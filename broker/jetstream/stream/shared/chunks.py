@@ -170,6 +170,8 @@ class Chunks:
 
     def cached(self, block: LiveBlock, ordinal: int) -> Chunk | None:
         """Return the chunk with message ``ordinal`` of a persisted block if it is in memory."""
+        if block.unread is not None:
+            block.seal()
         if block.chunks is not None:
             assert block.starts is not None
             return block.chunks[bisect_right(block.starts, ordinal) - 1]

@@ -88,8 +88,8 @@ class Queries:
         block = self._live.find(seq)
         if block is None:
             return None
-        if block.open is not None:
-            return from_open(block.open, seq)
+        if (rows := block.open or block.unread) is not None:
+            return from_open(rows, seq)
         place = self._place(block, seq)
         return None if place is None else from_chunk(*place)
 

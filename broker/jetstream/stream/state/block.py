@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from broker.storage.format.header import Position
 from broker.storage.format.message_size import messages_size
+from broker.storage.log.writer import seal_block
 from broker.storage.state.dead import DeadSet
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ class LiveBlock:
 
     Attributes:
         open: the writer's block until it is persisted, then None.
+        unread: the writer's block of a persisted block of a memory stream, until something reads it (``seal``). An
+            unread block has no chunks, head and subjects, and may grow (``memory_blocks``).
         ref: the block's place in the store once it is persisted; None before, and always None in a memory stream.
         chunks: the messages of a persisted block of a memory stream; None in a stored stream, which uses the cache.
         starts: the first ordinal of each frame, once known; with it the reader finds a chunk in the cache.
@@ -32,7 +36,7 @@ class LiveBlock:
     """
 
     __slots__ = ("bytes", "chunks", "count", "dead", "first_seq", "first_time_ns", "head", "last_seq", "last_time_ns",
-                 "live_bytes", "live_msgs", "open", "ref", "starts", "subjects")
+                 "live_bytes", "live_msgs", "open", "ref", "starts", "subjects", "unread")
 
     def __init__(self, first_seq: int, last_seq: int, count: int, size: int, first_time_ns: int,
                  last_time_ns: int) -> None:
@@ -46,6 +50,7 @@ class LiveBlock:
         self.live_bytes = size
         self.dead: DeadSet | None = None
         self.open: OpenBlock[Any] | None = None
+        self.unread: OpenBlock[Any] | None = None
         self.ref: BlockRef | None = None
         self.chunks: Sequence[Chunk] | None = None
         self.starts: Sequence[int] | None = None
@@ -81,6 +86,14 @@ class LiveBlock:
     @property
     def persisted(self) -> bool:
         return self.open is None
+
+    def seal(self) -> None:
+        """Make the chunks and the head of an unread block, which does not grow any more."""
+        unread, self.unread = self.unread, None
+        if unread is not None:
+            sealed = seal_block(unread, Position(0, 0), stored=False)
+            self.subjects, self.chunks, self.head = sealed.subjects, sealed.chunks, sealed.head
+            self.starts = [chunk.start for chunk in sealed.chunks]
 
     def __repr__(self) -> str:
         return f"<LiveBlock {self.first_seq}..{self.last_seq}: {self.live_msgs} of {self.count} live>"

@@ -268,13 +268,14 @@ class Live:
         return self._in_flight.popleft()
 
     def persisted(self, block: LiveBlock, sealed: SealedBlock[Any], keep: bool) -> None:
-        """Mark ``block`` as persisted. ``keep``: it belongs to a memory stream, so its chunks stay in memory here."""
-        block.open = None
-        block.ref = sealed.ref
-        block.subjects = sealed.subjects
-        block.starts = _ONE_FRAME if sealed.small or len(sealed.chunks) == 1 else [c.start for c in sealed.chunks]
+        """Mark ``block`` as persisted. ``keep``: it belongs to a memory stream, so its messages stay in memory here."""
         if keep:
-            block.chunks, block.head = sealed.chunks, sealed.head
+            block.unread, block.open = block.open, None
+        else:
+            block.open = None
+            block.ref = sealed.ref
+            block.subjects = sealed.subjects
+            block.starts = _ONE_FRAME if sealed.small or len(sealed.chunks) == 1 else [c.start for c in sealed.chunks]
         if not block.live_msgs:
             self._forget(block)
         elif block.dead is not None:
@@ -289,12 +290,16 @@ class Live:
         """Return the rows of a block. Raises: NotLoaded if they are not in memory."""
         if block.open is not None:
             return OpenRows(block.open)
+        if block.unread is not None:
+            block.seal()
         return block.head or self._stored_rows(block) or _not_loaded(block)
 
     def resident(self, block: LiveBlock) -> Rows | None:
         """Return the rows of a block if they are in memory, else None."""
         if block.open is not None:
             return OpenRows(block.open)
+        if block.unread is not None:
+            block.seal()
         return block.head or self._stored_rows(block)
 
     def within(self, first: int, last: int) -> list[LiveBlock]:
@@ -490,6 +495,27 @@ class Live:
             raise ValueError("a block can replace its neighbours only if it has all their live messages")
         self.blocks[i:i + len(old)] = [] if new is None else [new]
         self._begins[i:i + len(old)] = [] if new is None else [new.first_seq]
+
+    def merge(self, block: LiveBlock, following: LiveBlock) -> None:
+        """Append ``following``, the next block, to ``block``; both are unread, and neither has dead messages."""
+        i = bisect_right(self._starts, block.first_seq)
+        grown, added = block.unread, following.unread
+        if grown is None or added is None or self.blocks[i] is not following:
+            raise ValueError("only neighbours that nothing has read can be merged")
+        at, hlens = 0, added.hlens
+        for first_seq, count, time_ns in added.runs:
+            end = at + count
+            grown.append_run(first_seq, added.subjects[at:end], None if hlens is None else hlens[at:end],
+                             added.bodies[at:end], time_ns)
+            at = end
+        block.last_seq = following.last_seq
+        block.last_time_ns = following.last_time_ns
+        block.count += following.count
+        block.bytes += following.bytes
+        block.live_msgs += following.live_msgs
+        block.live_bytes += following.live_bytes
+        del self.blocks[i]
+        del self._begins[i]
 
     def stop_counting(self) -> None:
         """Subtract this deleted stream from ``usage``, and no longer count its changes there."""

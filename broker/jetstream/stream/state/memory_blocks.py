@@ -1,9 +1,10 @@
 """Keeps the blocks of a memory stream few and free of dead messages, as compaction does for stored streams.
 
 A memory stream gets a block in each turn of the loop; a publisher that waits for each PubAck causes one block per
-message. Eight neighbours of one size class are joined into one block of the next class, so a message is copied at most
-three times. A block of which less than half is live is rewritten, a few blocks in each turn of the loop. Joined blocks
-hold live messages only, so their sequences may have gaps.
+message. While nothing reads them, new messages are appended to the block before theirs, up to a size. A block that was
+read never changes, since readers share its chunks. Eight neighbours of one size class are joined into one block of the
+next class, so a message is copied at most three times. A block of which less than half is live is rewritten, a few
+blocks in each turn of the loop. Joined blocks hold live messages only, so their sequences may have gaps.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.stream.state.live import LiveBlock
-from broker.storage.format.header import Position
+from broker.storage.format.frame import FRAME_BYTES
 from broker.storage.log.open_block import OpenBlock
-from broker.storage.log.writer import seal_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -27,6 +27,11 @@ __all__ = ["MemoryBlocks"]
 _JOINED_AT_ONCE = 8
 _CLASSES = 3
 """Size classes: blocks of 8, 64 and 512 messages or more; blocks of the last class are not joined."""
+
+_UNREAD_MSGS = 1024
+_UNREAD_BYTES = FRAME_BYTES
+"""The most messages and bytes of a block that grows. Then its lists become tuples, which the garbage collector
+ignores."""
 
 _COPIED_AT_ONCE = 4096
 """Messages copied into rewritten blocks between two turns of the loop: about 10 ms; a single block may have more."""
@@ -60,7 +65,7 @@ class MemoryBlocks:
         """Rewrite and join blocks where that is worthwhile. Call this when a block was added."""
         self.close()
         held = self._held()
-        if not held and not self._rewrite():
+        if not held and not self._rewrite() and not self._merge_newest():
             self._join_small()
         if self._shrunk:
             # Set a timer instead of waiting for the next publish, which may never come.
@@ -71,6 +76,25 @@ class MemoryBlocks:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _merge_newest(self) -> bool:
+        """Append the newest block to the one before it, if nothing has read or removed messages of them; return whether
+        it was."""
+        blocks = self._live.blocks
+        newest = blocks[-1] if blocks else None
+        if newest is None or newest.unread is None:
+            return False
+        before = blocks[-2] if len(blocks) > 1 else None
+        if before is not None and before.unread is not None:
+            if (before.dead is None and newest.dead is None and before.last_seq + 1 == newest.first_seq
+                    and before.count + newest.count <= _UNREAD_MSGS
+                    and before.unread.raw_bytes + newest.unread.raw_bytes <= _UNREAD_BYTES):
+                self._live.merge(before, newest)
+                return True
+            before.seal()
+        if newest.count >= _UNREAD_MSGS or newest.unread.raw_bytes >= _UNREAD_BYTES:
+            newest.seal()
+        return False
 
     def _join_small(self) -> None:
         """Join the newest persisted blocks as long as eight of them are in one size class."""
@@ -108,16 +132,15 @@ def _replace(live: Live, blocks: Sequence[LiveBlock]) -> None:
         _copy(live, block, joined)
     if not joined.count:
         return
-    sealed = seal_block(joined, Position(0, 0), stored=False)
-    core = sealed.core
-    new = LiveBlock(core.first_seq, core.last_seq, core.count, core.bytes, core.first_time_ns, core.last_time_ns)
-    new.subjects, new.chunks, new.head = core.subjects, sealed.chunks, sealed.head
-    new.starts = [chunk.start for chunk in sealed.chunks]
+    new = LiveBlock.of_open(joined)
+    new.open, new.unread = None, joined
+    new.seal()
     live.replace_blocks(blocks, new)
 
 
 def _copy(live: Live, block: LiveBlock, joined: OpenBlock[Any]) -> None:
     """Append the live messages of ``block`` to ``joined``."""
+    block.seal()
     assert block.chunks is not None
     for chunk in block.chunks:
         count, start = len(chunk), 0

@@ -416,6 +416,38 @@ async def test_blocks_in_memory_are_joined_a_few_messages_at_a_time(run: int, mo
     await world.close()
 
 
+async def test_messages_in_memory_that_come_one_by_one_share_a_block_until_it_is_read() -> None:
+    """A block grows while nothing reads it; a block that was read keeps its chunks, and every message is found."""
+    world = World()
+    stream = world.stream(storage="memory", max_msgs_per_subject=40)
+
+    async def add(first: int, count: int) -> None:
+        for i in range(first, first + count):
+            headers = {"X": str(i)} if i % 7 == 0 else {}
+            publish(world, stream, pub(b"S.%d" % (i % 5), b"%d" % i, reply=b"", **headers))
+            await stream.log.persisted()
+
+    await add(1, 100)
+    [block] = stream.live.blocks
+    assert (block.count, block.chunks, block.head) == (100, None, None)
+    found = stream.peek(77)
+    assert found is not None
+    assert (found.payload, found.headers[:8]) == (b"77", b"NATS/1.0")
+    assert block.chunks is None
+    got = stream.next_chunk(1, None)
+    assert isinstance(got, tuple)
+    chunk, before = got[0], list(got[0].bodies)
+    await add(101, 150)
+    assert list(chunk.bodies) == before
+    live = range(51, 251)  # forty of each of five subjects
+    assert [(seq, payload[-len(b"%d" % seq):]) for seq, _, payload in await read_all(stream)] == [
+        (seq, b"%d" % seq) for seq in live]
+    assert (stream.msgs, stream.first_seq, stream.last_seq) == (200, 51, 250)
+    assert sum(block.live_msgs for block in stream.live.blocks) == 200
+    assert sum(block.live_bytes for block in stream.live.blocks) == stream.size_bytes
+    await world.close()
+
+
 async def test_shrunk_blocks_in_memory_are_rewritten_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A purge removes most of very many messages: the rest is copied, a few thousand messages in each turn."""
     monkeypatch.setattr(memory_blocks, "_COPIED_AT_ONCE", 100)
