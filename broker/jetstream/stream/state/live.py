@@ -203,6 +203,8 @@ class Live:
             tail.bytes += size
             tail.live_bytes += size
             tail.last_time_ns = time_ns
+            if tail.dead is not None:
+                dead_set(tail)  # It grows with the block.
         if not self.msgs:
             self.first_seq = first_seq
             self.first_time_ns = time_ns

@@ -448,6 +448,23 @@ async def test_messages_in_memory_that_come_one_by_one_share_a_block_until_it_is
     await world.close()
 
 
+async def test_an_open_block_with_a_removed_message_grows_without_bound() -> None:
+    """The set of removed messages of the block that takes new messages has room for all that follow."""
+    world = World()
+    stream = world.stream(max_msgs_per_subject=1)
+    publish(world, stream, pub(b"S.a", b"1", reply=b""), pub(b"S.a", b"2", reply=b""))
+    for first in range(0, 24_000, 8000):
+        publish(world, stream, *[pub(b"S.%d" % number, b"", reply=b"") for number in range(first, first + 8000)])
+    publish(world, stream, pub(b"S.20000", b"", reply=b""))
+    assert stream.live.msgs == 24_001
+    block, = stream.live.blocks
+    assert not stream.live.is_live(block, 20_003)
+    assert stream.live.is_live(block, 20_004)
+    await world.settle()
+    assert len(await read_all(stream)) == 24_001
+    await world.close()
+
+
 async def test_shrunk_blocks_in_memory_are_rewritten_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A purge removes most of very many messages: the rest is copied, a few thousand messages in each turn."""
     monkeypatch.setattr(memory_blocks, "_COPIED_AT_ONCE", 100)
