@@ -305,6 +305,8 @@ class Server:
             for client in clients:
                 if not client.closed and (access_changed or (checked and client.options.get("nkey"))):
                     client.users_changed(settings.auth.names)
+            if access_changed and self.leafs is not None:
+                self.leafs.users_changed()
             self._close_surplus()
             self.accounts.drop_deleted()
 

@@ -14,7 +14,7 @@ import asyncio
 import base64
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
@@ -63,6 +63,7 @@ class LeafPort:
         self.settings = settings
         self.port = settings.port or 0
         self.authenticator: AuthenticatorChain | None = None
+        self.user_names: Collection[str] = ()
         self.tls: TlsParameters | None = None
         self.ping_interval_ns = 0
         self.auth_timeout_ns = 0
@@ -79,7 +80,7 @@ class LeafPort:
         authenticator = chain_of(auth, own.tls.verify_and_map)
 
         def apply() -> None:
-            self.tls, self.authenticator = tls, authenticator
+            self.tls, self.authenticator, self.user_names = tls, authenticator, auth.names
             self.ping_interval_ns = settings.clients.ping_interval_ns
             self.auth_timeout_ns = own.auth_timeout_ns
 
@@ -244,7 +245,7 @@ class AcceptedLeaf(LeafConnection):
         self.group = _text(fields, "cluster")
         self.isolated = self.isolated or bool(fields.get("isolate"))
         self.parser.headers = bool(fields.get("headers")) and not self.server.settings.clients.no_header_support
-        permissions = login.rules.permissions if login.rules is not None else Permissions()
+        permissions = _permissions(login)
         info = {**self._info(), "connect_info": True, "remote_account": self.account.name}
         shown = {"import": permissions.subscribe, "export": permissions.publish}
         info |= {name: _shown(one) for name, one in shown.items() if one != SubjectPermission()}
@@ -271,8 +272,18 @@ class AcceptedLeaf(LeafConnection):
         self.account, self.router, self.login = account, account.router, login
         return True
 
+    def users_changed(self) -> None:
+        """Check the login again after a change of the users.
+
+        nats-server keeps such a connection even if its user was removed; here it is closed, as a client's would be.
+        """
+        self._handshake.recheck_login(self._port.user_names)
+
     def update_login(self, login: Login) -> None:
-        """Do nothing: changed permissions apply to the next connection."""
+        """Close if the user's permissions changed: the spoke learns the new ones when it connects again."""
+        if _permissions(login) != _permissions(self.login):
+            self.close("Client Closed")
+        self.login = login
 
     # In use
 
@@ -287,6 +298,10 @@ class AcceptedLeaf(LeafConnection):
     def _refuse(self, text: str) -> None:
         log.error("%s - %s", self.label, text)
         self.fail(text, "Permissions Violation")
+
+
+def _permissions(login: Login) -> Permissions:
+    return login.rules.permissions if login.rules is not None else Permissions()
 
 
 def _shown(permission: SubjectPermission) -> dict[str, list[str]]:

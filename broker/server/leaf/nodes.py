@@ -37,7 +37,7 @@ class LeafNodes:
         self.connections: dict[int, LeafConnection] = {}
         """Connections in use, by their number."""
 
-        self._accepted: dict[LeafConnection, None] = {}
+        self._accepted: dict[AcceptedLeaf, None] = {}
         """Connections of other servers, also during their handshake."""
 
         self.slow_consumers = 0
@@ -90,6 +90,12 @@ class LeafNodes:
         for interest, _ in self._interest.values():
             interest.mappings_changed()
 
+    def users_changed(self) -> None:
+        """Check the logins of other servers again after a change of the users or accounts."""
+        for leaf in list(self._accepted):
+            if not leaf.closed:
+                leaf.users_changed()
+
     # For connections
 
     def interest_of(self, account: Account) -> AccountInterest:
@@ -132,7 +138,8 @@ class LeafNodes:
     def ended(self, leaf: LeafConnection) -> None:
         """Remove a connection that is closing."""
         self.connections.pop(leaf.cid, None)
-        self._accepted.pop(leaf, None)
+        if isinstance(leaf, AcceptedLeaf):
+            self._accepted.pop(leaf, None)
         log.info("%s - Leafnode connection closed: %s%s", leaf.label, leaf.close_reason,
                  leaf.remote_name and f" - Remote: {leaf.remote_name}")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import signal
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -128,6 +129,37 @@ async def test_nkey(tmp_path: Path) -> None:
         raw.send(signed(info, pair_of_keys, version="2.15.1", name="raw", nkey=pair_of_keys.public))
         assert json.loads((await raw.until(b"INFO")).removeprefix(b"INFO "))["remote_account"] == "APP"
         raw.close()
+
+
+async def test_a_reload_closes_spokes_whose_user_changed(tmp_path: Path) -> None:
+    """A removed, moved, or otherwise changed user has no connection any more; nats-server keeps such connections."""
+    users = {name: f"{{ user: {name}, password: {name}, permissions {{ publish: {name} }} }}"
+             for name in ("removed", "moved", "password", "permissions", "kept")}
+
+    def accounts(here: Iterable[str], other: str) -> str:
+        return f"accounts {{ A {{ users [ {', '.join(here)} ] }}, B {{ users [ {other} ] }} }}"
+
+    async with hub(tmp_path, "jetblock", more=accounts(users.values(), "{ user: b, password: b }")) as (server, port):
+        spokes = {}
+        for name in users:
+            spokes[name], _ = await Raw.open(port)
+            spokes[name].send(login(user=name, remote_account=name, **{"pass": name}))
+            assert b"remote_account" in await spokes[name].until(b"INFO")
+        early, _ = await Raw.open(port)
+        after = [users["kept"], users["password"].replace("password: password", "password: other"),
+                 users["permissions"].replace("publish: permissions", "publish: more")]
+        file = tmp_path / "jetblock.conf"
+        first, _, _ = file.read_text().partition("accounts")
+        file.write_text(first + accounts(after, users["moved"]))
+        server.send_signal(signal.SIGHUP)
+        for name in ("removed", "moved", "password", "permissions"):
+            said = await spokes[name].rest()
+            assert said == ([b"-ERR 'Authorization Violation'\r\n"] if name == "password" else []), name
+        early.send(login(user="kept", remote_account="early", **{"pass": "kept"}) + b"PING\r\n")
+        spokes["kept"].send(b"PING\r\n")
+        for spoke in (early, spokes["kept"]):
+            await spoke.until(b"PONG")
+            spoke.close()
 
 
 @pytest.mark.parametrize("kind", KINDS)
