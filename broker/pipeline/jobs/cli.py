@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from broker.base.output import count, outline, size
 from broker.base.progress import Progress
 from broker.pipeline.errors import PipelineError
+from broker.pipeline.write.options import WRITE_OPTIONS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -120,8 +121,7 @@ def _export(spark: SparkSession, options: argparse.Namespace, progress: Progress
 
 
 def _of_export(done: Any) -> dict[str, Any]:
-    return {"exported": f"{count(done.messages)} messages in {count(done.batches)} "
-                        f"batch{'' if done.batches == 1 else 'es'}, {done.seconds:.1f} s",
+    return {"exported": f"{count(done.messages)} messages in {_batches(done.batches)}, {done.seconds:.1f} s",
             "target": f"{done.target} ({done.format})",
             "next run": "begins at " + ", ".join(f"{name} {count(seq)}" for name, seq in done.next_seq.items())
             if done.next_seq else "begins where the last one ended: there was nothing new"}
@@ -148,10 +148,53 @@ def _of_audit(done: Any) -> dict[str, Any]:
             "tables": done.target, "page": done.page}
 
 
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="directory, file or URL; or what else FORMAT loads")
+    parser.add_argument("--state", metavar="DIR", required=True,
+                        help="where the job keeps its state; the next run with it continues")
+    parser.add_argument("--format", default="parquet",
+                        help="parquet (default), json, csv, … or another format of Spark's; table for a table's name")
+    parser.add_argument("--schema", metavar="DDL", help="the columns of files, as 'id BIGINT, name STRING' (default: "
+                        "inferred)")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", type=_setting,
+                        help="an option of Spark's reader; may be given several times")
+    parser.add_argument("--column", action="append", default=[], metavar="NAME=SQL", type=_setting,
+                        help="an expression for subject, data, headers, msg_id, ts or ts_ns (default: the columns "
+                             "with these names, or those of a table of Kafka's); may be given several times")
+    parser.add_argument("--orderBy", action="append", default=[], metavar="SQL",
+                        help="order of the messages of a batch (default: by time); may be given several times")
+    for name, option in WRITE_OPTIONS.items():
+        if name not in ("store", "account", "stream", "txnappid", "txnversion"):
+            parser.add_argument(f"--{option.name}", dest=name, help=option.about)
+
+
+def _import(spark: SparkSession, options: argparse.Namespace, progress: Progress) -> Result:
+    from broker.pipeline.jobs.importing import import_messages
+
+    sink = {option.name: value for name, option in WRITE_OPTIONS.items()
+            if name not in ("store", "account", "stream") and (value := getattr(options, name, None)) is not None}
+    return import_messages(spark, store=options.store, stream=options.stream, account=options.account,
+                           source=options.source, state=options.state, format=options.format, schema=options.schema,
+                           columns=dict(options.column), order_by=options.orderBy, read_options=dict(options.option),
+                           report=lambda done, of: progress.show("rows imported", done, of), **sink)
+
+
+def _of_import(done: Any) -> dict[str, Any]:
+    return {"imported": f"{count(done.rows)} rows in {_batches(done.batches)}, {done.seconds:.1f} s",
+            "source": f"{done.source} ({done.format})", "stream": f"{done.account}/{done.stream}"}
+
+
+def _batches(number: int) -> str:
+    return f"{count(number)} batch{'' if number == 1 else 'es'}"
+
+
 _JOBS = (
     Job("export", "copy a stream to Parquet, Delta or Iceberg",
         "Copy the messages of a stream that earlier runs did not copy to Parquet, Delta or Iceberg, each exactly once.",
         _add_export, _export, _of_export),
+    Job("import", "publish what Spark reads to a stream",
+        "Publish the rows of files or tables that earlier runs did not publish to a stream, each exactly once.",
+        _add_import, _import, _of_import),
     Job("audit", "find gaps, repeated message IDs and clock steps of a stream",
         "Find gaps, repeated message IDs and clock steps of a stream, and count messages by size and time: as Parquet "
         "tables and as one HTML page.",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Target"]
 
+_OPTIONS = "options"
 _SCHEME = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*:")
 
 
@@ -66,18 +67,23 @@ class Target:
         except OSError as error:
             raise PipelineError(f"{place}: {error.strerror}") from None
 
-    def recorded(self, spark: SparkSession) -> dict[str, Any] | None:
-        """Return the options of the first run, or None if there was none."""
+    def recorded(self, spark: SparkSession, name: str = _OPTIONS) -> dict[str, Any] | None:
+        """Return a record of an earlier run, by default the options of the first one; None if there is no record."""
         from pyspark.errors import AnalysisException
 
         try:
-            rows = spark.read.text(f"{self.own}/options").collect()
+            rows = spark.read.text(f"{self.own}/{name}").collect()
         except AnalysisException as error:
             if error.getCondition() == "PATH_NOT_FOUND":
                 return None
             raise
         # A run that was killed before it recorded them leaves a folder without rows.
         return dict(json.loads(rows[0][0])) if rows else None
+
+    def record(self, spark: SparkSession, values: Mapping[str, Any], name: str = _OPTIONS) -> None:
+        """Write a record for later runs."""
+        spark.createDataFrame([(json.dumps(values),)], "value STRING").coalesce(1).write.mode("overwrite").text(
+            f"{self.own}/{name}")
 
     def check_unused(self, spark: SparkSession, names: str) -> None:
         """Check that a target without a record has no files that the job would overwrite. Raises: BadOption.
@@ -103,8 +109,7 @@ class Target:
         Raises: BadOption for a value that differs from the recorded one.
         """
         if recorded is None:
-            spark.createDataFrame([(json.dumps(options),)], "value STRING").coalesce(1).write.mode("overwrite").text(
-                f"{self.own}/options")
+            self.record(spark, options)
             return options
         for name, value in options.items():
             if value is not None and value != recorded.get(name):
