@@ -122,7 +122,8 @@ async def test_an_export_is_imported_as_it_was(world: World) -> None:
     world.add_file("a.json", *({"no": n} for n in range(100)))
     world.import_("FROM", format="json", columns={
         "subject": "concat('FROM.', no % 7)", "data": "CAST(no AS STRING)",
-        "msg_id": "if(no % 2 = 0, CAST(no AS STRING), null)", "ts": f"timestamp_seconds({int(NOON.timestamp())} + no div 10)"})
+        "msg_id": "if(no % 2 = 0, CAST(no AS STRING), null)",
+        "ts": f"timestamp_seconds({int(NOON.timestamp())} + no div 10)"})
     export(world.spark, store=world.store, stream="FROM", to=str(world.folder / "out"), partition_by="day,token2")
     world.import_("FROM2", source="out", state=str(world.folder / "state2"),
                   columns={"subject": "replace(subject, 'FROM.', 'FROM2.')"})
