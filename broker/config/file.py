@@ -26,6 +26,7 @@ from broker.config.reading.operator import read_operators, read_pinned, read_pre
 from broker.config.reading.proxies import read_proxies
 from broker.config.reading.refused import NO_EFFECT, REFUSED
 from broker.config.reading.streaming import read_channels
+from broker.config.reading.upstreams import read_upstreams
 from broker.config.settings import MASK, MASKED, CertificateFiles, InvalidFile, Setting, settings_table
 from broker.config.streaming import STORE_LIMIT_KEYS
 from broker.config.syntax import SyntaxFailure, Value, parse
@@ -244,6 +245,9 @@ class _Meaning:
     def leaf_compression(self, value: Value) -> None:
         check_compression("compression", value, self.report)
 
+    def upstreams(self, value: Value) -> None:
+        self.put("jetstream.upstreams", read_upstreams(value, self.report), value)
+
     def accounts(self, value: Value) -> None:
         self.found.places["accounts.configured"] = value.place
         self.identities.accounts(value)
@@ -391,6 +395,7 @@ class _Meaning:
         "jetstream.disabled": disabled, "jetstream.disable": disabled,
         "store_dir": store_dir, "storedir": store_dir, "jetstream.store_dir": store_dir,
         "jetstream.storedir": store_dir, "jetstream.store": store_dir, "jetblock.store": store,
+        "jetblock.upstreams": upstreams,
         "streaming": streaming,
         **dict.fromkeys(("streaming.store_limits", "streaming.limits", "streaming.storelimits"), store_limits),
         "streaming.store_limits.channels": channels,

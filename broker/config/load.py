@@ -285,7 +285,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
                                         f"{streaming.max_channels}")
     yield from _accounts_contradictions(settings)
     yield from _domain_contradictions(settings)
-    yield from _leaf_contradictions(settings)
+    yield from _connection_contradictions(settings)
     if storage.tail_bytes_max < 2 * storage.segment_bytes:
         yield (("storage.tail_bytes_max", "storage.segment_bytes"),
                "tail_bytes_max must be at least twice segment_bytes")
@@ -333,10 +333,16 @@ def _domain_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...]
             yield here, f'default_js_domain contains account "{name}" with invalid domain name "{domain}"'
 
 
-def _leaf_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+def _connection_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     names = {DEFAULT_ACCOUNT, *(account.name for account in settings.accounts.configured)}
     if not settings.accounts.no_system:
         names.add(settings.accounts.system)
+    for upstream in settings.jetstream.upstreams:
+        if not settings.operator.enabled and upstream.account not in names:
+            yield ("jetstream.upstreams",), (f'cannot find local account "{upstream.account}" of upstream '
+                                             f"{upstream.name}")
+        if upstream.name == settings.jetstream.domain:
+            yield ("jetstream.upstreams",), f"upstream {upstream.name} has the name of this server's JetStream domain"
     leafnodes = settings.leafnodes
     yield from tls_contradictions(leafnodes.tls, "leafnodes.tls")
     for account in [user.account for user in leafnodes.users] + [user.account for user in leafnodes.nkeys]:

@@ -28,6 +28,7 @@ from broker.config.leafnodes import LeafRemote
 from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
 from broker.config.streaming import StreamingSettings
+from broker.config.upstreams import UpstreamSettings
 from broker.protocol.framing import MAX_CONTROL_LINE, MAX_PAYLOAD
 
 __all__ = ["MASK", "MASKED", "REMOVED", "AccountsSettings", "AuthSettings", "CertificateFiles", "ClientSettings",
@@ -448,6 +449,9 @@ class JetStreamSettings(Section):
     overlapping_streams: bool = setting(
         False, kinds.boolean, "Let streams of one account have subjects in common: each stores a message, and the "
         "oldest stream acknowledges it, unless Nats-Expected-Stream names another.", "jetblock.overlapping_streams")
+    upstreams: tuple[UpstreamSettings, ...] = setting(
+        (), kinds.text, "Other NATS systems whose streams may be mirrored, as `$JS.<name>.API`: { prod { urls: "
+        "[nats://host:4222], credentials: …, account: … } }; from a file only.", "jetblock.upstreams", variable="")
     request_queue_limit: int = setting(
         10_000, kinds.integer(1), "API requests that may wait at once; more are dropped.",
         "jetstream.request_queue_limit")

@@ -15,10 +15,11 @@ from broker.access.sharing import Export, Import
 from broker.base.gotime import format_duration
 from broker.base.value import fields
 from broker.config.callout import CalloutSettings
-from broker.config.leafnodes import LeafRemote, LeafUrl
+from broker.config.leafnodes import LeafRemote, LeafTls, LeafUrl
 from broker.config.operator import ResolverSettings, shown_url
 from broker.config.settings import MASK, ResolverTlsSettings, Setting, Settings, settings_table
 from broker.config.streaming import LIMIT_KEYS, ChannelLimits
+from broker.config.upstreams import UpstreamSettings
 
 __all__ = ["show"]
 
@@ -65,6 +66,9 @@ def show(settings: Settings) -> str:
         elif setting.path == "leafnodes.remotes":
             if settings.leafnodes.remotes:
                 _put(top, "leafnodes.remotes", [_remote(remote) for remote in settings.leafnodes.remotes])
+        elif setting.path == "jetstream.upstreams":
+            for upstream in settings.jetstream.upstreams:
+                _put(top, f"jetblock.upstreams.{upstream.name}", _upstream(upstream))
         elif setting.path == "streaming.channels" and settings.streaming.channels:
             _put(top, setting.keys[0], {_text(pattern): _channel(limits)
                                         for pattern, limits in settings.streaming.channels})
@@ -123,9 +127,8 @@ def _remote(remote: LeafRemote) -> _Block:
         shown["credentials"] = _text(remote.credentials)
     if remote.nkey:
         shown["nkey"] = _text(MASK)
-    if (tls := remote.tls) is not None:
-        shown["tls"] = {"timeout": _text(format_duration(tls.timeout_ns)), **{
-            name: _word(value) for name in fields(tls) if name != "timeout_ns" and (value := getattr(tls, name))}}
+    if remote.tls is not None:
+        shown["tls"] = _tls(remote.tls)
     for name in ("deny_imports", "deny_exports"):
         if subjects := getattr(remote, name):
             shown[name] = _texts(subjects)
@@ -136,6 +139,28 @@ def _remote(remote: LeafRemote) -> _Block:
     if remote.dial_timeout_ns is not None:
         shown["dial_timeout"] = _text(format_duration(remote.dial_timeout_ns))
     return shown
+
+
+def _tls(tls: LeafTls) -> _Block:
+    return {"timeout": _text(format_duration(tls.timeout_ns)), **{
+        name: _word(value) for name in fields(tls) if name != "timeout_ns" and (value := getattr(tls, name))}}
+
+
+def _upstream(upstream: UpstreamSettings) -> _Block:
+    shown: _Block = {"urls": _texts(_without_secret(url) for url in upstream.urls)}
+    for name in ("account", "user", "credentials", "inbox_prefix"):
+        if value := getattr(upstream, name):
+            shown[name] = _text(value)
+    shown |= {name: _text(MASK) for name in ("password", "token", "nkey") if getattr(upstream, name)}
+    return shown | ({"tls": _tls(upstream.tls)} if upstream.tls is not None else {})
+
+
+def _without_secret(url: str) -> str:
+    """Return the URL with its password masked; a user name without a password is a token, and as secret."""
+    shown = shown_url(url, MASK)
+    scheme, _, rest = url.partition("://")
+    user, at, address = rest.rpartition("@")
+    return f"{scheme}://{MASK}@{address}" if at and ":" not in user else shown
 
 
 def _leaf_url(url: LeafUrl) -> str:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from broker.jetstream.consumer.delivery.receiver import Receiver
     from broker.jetstream.stream.shared.listeners import Listener
     from broker.jetstream.stream.stream import Stream
+    from broker.jetstream.stream.upstream.link import Remote
     from broker.storage.format.request import Version
     from broker.storage.log.log import Log
     from broker.storage.read.reader import BlockReader
@@ -76,9 +77,12 @@ class JetStream:
         ``shards``: the shards that this broker owns, by number.
         ``external``: the mirrors and sources of other accounts' streams; they retry when accounts share other things.
         ``receivers``: returns the receiver of a consumer that serves another protocol; None: there is none.
+        ``upstreams``: returns the way to another NATS system, by account and API prefix (``Host.upstream``); None:
+            there is none.
     """
 
     receivers: Callable[[Stream, ConsumerConfig], Receiver | None] | None = None
+    upstreams: Callable[[str, str], Remote | None] | None = None
 
     def __init__(self, clock: Clock, rng: random.Random, settings: JetStreamSettings | None = None, *,
                  server_name: str = "jetblock", direct_bytes_max: int = ClientSettings().max_pending) -> None:
@@ -400,6 +404,13 @@ class JetStream:
     def receiver_of(self, stream: Stream, config: ConsumerConfig) -> Receiver | None:
         """Return the receiver of a consumer that serves another protocol than JetStream's; None for all others."""
         return None if self.receivers is None else self.receivers(stream, config)
+
+    def upstream(self, account: str, api: str) -> Remote | None:
+        """Return the way to an upstream of the account that answers below ``api``; None if there is none.
+
+        Raises: ConnectionError: it is not connected now.
+        """
+        return None if self.upstreams is None else self.upstreams(account, api)
 
     async def carry_out(self, request_id: int, stream: Stream, version: Version | None) -> Answer:
         """Answer a request in the inbox of the stream's shard now. Raises: ApiError; StoreError."""

@@ -186,7 +186,7 @@ def _object(where: str, value: Any, allowed: Sequence[str] | set[str]) -> dict[s
     return value
 
 
-def _texts(where: str, value: Any, allowed: set[str]) -> dict[str, str]:
+def _texts(where: str, value: Any, allowed: set[str]) -> dict[str, Any]:
     for key, text in _object(where, value, allowed).items():
         if not isinstance(text, str):
             raise CannotMigrate(f"{where}: {key} is not text")

@@ -33,8 +33,8 @@ _CONNECT_SECONDS = 10
 class Login:
     """An address and credentials.
 
-    ``account`` is, for a store as the target, the account there, since a store has no users; for a source, its name in
-    reports.
+    ``nkey`` is the path of a file with a seed, ``seed`` the seed itself. ``account`` is, for a store as the target, the
+    account there, since a store has no users; for a source, its name in reports.
     """
 
     url: str = ""
@@ -43,9 +43,13 @@ class Login:
     token: str = field(default="", repr=False)
     creds: str = ""
     nkey: str = ""
+    seed: str = field(default="", repr=False)
     tls_ca: str = ""
     tls_cert: str = ""
     tls_key: str = ""
+    tls: bool = False
+    tls_first: bool = False
+    tls_insecure: bool = False
     account: str = ""
 
     @property
@@ -124,45 +128,54 @@ class Connection:
             await self.client.close()
 
 
-async def connect(login: Login, transport: Transport | None = None) -> Connection:
-    """Connect and log in. Raises: CannotMigrate."""
+async def connect(login: Login, transport: Transport | None = None, *, client: Client | None = None,
+                  name: str = "jetblock migrate", on_error: Callable[[Exception], object] | None = None) -> Connection:
+    """Connect and log in. Raises: CannotMigrate.
+
+    Args: ``client`` is new; ``on_error`` is called with each error that the server sends on the connection.
+    """
     try:
         from nats.aio.client import Client
         from nats.errors import Error
     except ImportError:
         raise CannotMigrate("the NATS client is not installed: pip install nats-py") from None
 
-    client, lost, problems = Client(), asyncio.Event(), list[Exception]()
+    client, lost, problems = client or Client(), asyncio.Event(), list[Exception]()
+    connected = False
     if transport is not None:
         client._transport = transport
 
     async def on_lost() -> None:
         lost.set()
 
-    async def on_error(error: Exception) -> None:
-        problems.append(error)
+    async def note(error: Exception) -> None:
+        if not connected:
+            problems.append(error)
+        elif on_error is not None:
+            on_error(error)
 
-    options: dict[str, Any] = {"disconnected_cb": on_lost, "closed_cb": on_lost, "error_cb": on_error}
+    options: dict[str, Any] = {"disconnected_cb": on_lost, "closed_cb": on_lost, "error_cb": note}
     logins = (("user", login.user), ("password", login.password), ("token", login.token))
     options |= {key: value for key, value in logins if value}
-    if login.tls_ca or login.tls_cert or login.url.startswith(("tls://", "wss://")):
-        options["tls"] = _tls(login)
+    if login.tls or login.tls_ca or login.tls_cert or login.url.startswith(("tls://", "wss://")):
+        options |= {"tls": _tls(login), "tls_handshake_first": login.tls_first}
     if login.creds:
         token, pair = _credentials(login.creds)
         options |= {"user_jwt_cb": lambda: bytearray(token.encode()), "signature_cb": _signer(pair)}
-    elif login.nkey:
-        pair = _pair(_read(login.nkey).strip(), login.nkey)
+    elif login.nkey or login.seed:
+        pair = _pair(login.seed or _read(login.nkey).strip(), login.nkey or "nkey")
         client._public_nkey = pair.public
         options["signature_cb"] = _signer(pair)
     try:
         async with asyncio.timeout(3 * _CONNECT_SECONDS):
             # With 0 attempts nats-py tries for ever, every two seconds; with 1 it tries twice.
             await client.connect(login.url, allow_reconnect=False, max_reconnect_attempts=1, reconnect_time_wait=0,
-                                 connect_timeout=_CONNECT_SECONDS, name="jetblock migrate", **options)
+                                 connect_timeout=_CONNECT_SECONDS, name=name, **options)
     except (Error, OSError, ValueError, TimeoutError) as error:
         reason = _reason(problems[-1] if problems else error)
         raise CannotMigrate(f"{login.shown}: cannot connect: {reason}; check the address, that the server is up, and "
                             f"the credentials") from None
+    connected = True
     return Connection(client, login.shown, lost)
 
 
@@ -180,6 +193,8 @@ def _tls(login: Login) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=login.tls_ca or None)
         if login.tls_cert:
             context.load_cert_chain(login.tls_cert, login.tls_key or None)
+        if login.tls_insecure:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     except (OSError, ssl.SSLError) as error:
         raise CannotMigrate(f"{login.shown}: TLS: {_reason(error)}; check the files") from None
     return context

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from broker.storage.log.log import Log
     from broker.streaming.gateway import Gateway
     from broker.streaming.pages import StreamingPages
+    from broker.upstreams.upstreams import Upstreams
 
 __all__ = ["App", "StartError"]
 
@@ -81,6 +82,8 @@ class App:
         self.gateway: Gateway | None = None
         """The gateway for NATS Streaming clients, if it is configured."""
         self.streaming_pages: StreamingPages | None = None
+        self.upstreams: Upstreams | None = None
+        """The other NATS systems whose streams are copied; None if none are configured."""
         self.store_host: StoreHost | None = None
         self.shard_owner: ShardOwner | None = None
         self._accounts: JetStreamAccounts | None = None
@@ -154,6 +157,8 @@ class App:
         self.server.stop_listening()
         if self.gateway is not None:
             await self.gateway.close()
+        if self.upstreams is not None:
+            await self.upstreams.stop()
         if self.jetstream is not None:
             await self.jetstream.close(notify=True)
         if self.shard_owner is not None:
@@ -277,6 +282,12 @@ class App:
 
             self.gateway = Gateway(self.jetstream, settings.streaming)
             self.streaming_pages = StreamingPages(self.gateway)
+        if settings.jetstream.upstreams:
+            # Imported only if one is configured.
+            from broker.upstreams.upstreams import Upstreams
+
+            self.upstreams = Upstreams(settings.jetstream.upstreams, self.rng, self.jetstream.external.wake_all)
+            self.jetstream.upstreams = self.upstreams.remote
         self._accounts = JetStreamAccounts(self.jetstream, self.server)
         await self._accounts.start()
         self.jetstream.listen()
@@ -374,6 +385,8 @@ class App:
     async def _listen(self) -> None:
         with self._clients_port():
             await self.server.start()
+        if self.upstreams is not None:
+            self.upstreams.start()
         self._serving = True
 
     def _clients_port(self) -> AbstractContextManager[None]:
@@ -415,6 +428,8 @@ class App:
         self._serving = False
         if self.gateway is not None:
             await self.gateway.close()
+        if self.upstreams is not None:
+            await self.upstreams.stop()
         await self.jetstream.close()
         await self.server.close()
         await self.shard_owner.abandon()

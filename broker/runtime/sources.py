@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from broker.runtime.store_host import StoreHost
     from broker.streaming.gateway import Gateway
     from broker.streaming.pages import StreamingPages
+    from broker.upstreams.upstreams import Upstreams
 
 __all__ = ["Parts", "Sources"]
 
@@ -47,6 +48,7 @@ class Parts(Protocol):
     shard_owner: ShardOwner | None
     gateway: Gateway | None
     streaming_pages: StreamingPages | None
+    upstreams: Upstreams | None
 
     @property
     def serving(self) -> bool:
@@ -107,6 +109,8 @@ class Sources:
         if (tls := parts.server.entrance.tls) is not None:
             page["tls_cert_not_after"] = format_time(tls.not_after_ns)
         page["jetblock"] = self._own_figures()
+        if parts.upstreams is not None:
+            page["jetblock"]["upstreams"] = parts.upstreams.rows()
         return page
 
     def _websocket(self, settings: WebSocketSettings) -> dict[str, Any]:

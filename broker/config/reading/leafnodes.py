@@ -16,7 +16,7 @@ from broker.config.reading.findings import Findings, aliases, go_type, go_value
 from broker.config.syntax import Value
 from broker.protocol.subject import is_valid
 
-__all__ = ["check_compression", "read_authorization", "read_remotes"]
+__all__ = ["check_compression", "read_authorization", "read_remotes", "read_tls"]
 
 _LATER: Final = "is not supported by this version of jetblock"
 
@@ -65,7 +65,7 @@ def _read_remote(row: Value, found: Findings) -> LeafRemote | None:
         elif name in ("url", "urls"):
             parts["urls"] = _read_urls(value, found)
         elif name == "tls":
-            parts["tls"] = _read_tls(value, found)
+            parts["tls"] = read_tls(value, found)
         elif name == "compression":
             check_compression(written, value, found)
         elif name == "nkey":
@@ -168,7 +168,8 @@ def _read_url(text: str) -> LeafUrl:
                    _SCHEMES[parts.scheme])
 
 
-def _read_tls(value: Value, found: Findings) -> LeafTls | None:
+def read_tls(value: Value, found: Findings) -> LeafTls | None:
+    """Read the TLS of a connection to another server."""
     if not isinstance(value.value, dict):
         found.wrong(value, f"TLS options should be a map, got {go_type(value)}")
         return None

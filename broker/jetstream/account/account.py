@@ -27,7 +27,7 @@ from broker.base.clock import Clock
 from broker.base.turns import in_turns
 from broker.config.settings import JetStreamSettings
 from broker.jetstream.account.consumers import Consumers
-from broker.jetstream.account.external import account_of
+from broker.jetstream.account.external import locate
 from broker.jetstream.account.incoming import Incoming, Parts
 from broker.jetstream.account.long_work import LONG, Steps, at_once, in_thread_if_long
 from broker.jetstream.account.neighbours import Neighbours
@@ -36,6 +36,7 @@ from broker.jetstream.account.restore import OfflineStream, stored_config, store
 from broker.jetstream.account.subscriptions import Subscriptions
 from broker.jetstream.account.sweeps import finished
 from broker.jetstream.account.unused import UnusedStream
+from broker.jetstream.stream.upstream.link import Remote
 from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.error_table import ApiErrors
@@ -60,6 +61,9 @@ _log = logging.getLogger(__name__)
 
 _CHECKS_MAX = 3
 """The largest number of checks of one configuration, if other requests meanwhile change mirrors or sources."""
+
+_OPENED_AT_ONCE = 32
+"""Consumers of mirrors and sources that are reset or created at the same time."""
 
 
 class Account:
@@ -98,7 +102,8 @@ class Account:
         self._links = 0
         """The number of changes, so far, of mirrors and sources."""
         self._quota = Quota(host, name, self.streams, limits, settings.server)
-        self.upstreams = Upstreams(FollowerParts(self._origin, clock, bus, rng), host.external)
+        self.upstreams = Upstreams(FollowerParts(
+            self._origin, clock, bus, rng, asyncio.Semaphore(_OPENED_AT_ONCE)), host.external)
         overlaps = None
         if settings.overlapping_streams:
             from broker.jetstream.stream.overlaps import Overlaps
@@ -451,11 +456,12 @@ class Account:
         self._subscriptions.claim_anyway(stream.name, stream.config.subjects_bytes)
         at_once(self._add(stream))
 
-    def _origin(self, given: StreamSource, mirror: bool) -> Stream:
-        """Return the stream that a mirror or source in this account names. Raises: ApiError."""
+    def _origin(self, given: StreamSource, mirror: bool) -> Stream | Remote:
+        """Return the stream that a mirror or source in this account names, or the way to it. Raises: ApiError."""
         if given.external is None or (self.domain and given.external.api == f"$JS.{self.domain}.API"):
             return self.stream(given.name)
-        return self._host.stream(account_of(given, self.bus, mirror=mirror), given.name)
+        found = locate(given, self.name, self.bus, self._host.upstream, mirror=mirror)
+        return found if isinstance(found, Remote) else self._host.stream(found, given.name)
 
     @staticmethod
     def _record(stream: Stream, record: RecordBody) -> None:

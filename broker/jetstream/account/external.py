@@ -1,4 +1,10 @@
-"""Origins of mirrors and sources that are named with an API prefix (``external``): streams of other accounts.
+"""Origins of mirrors and sources that are named with an API prefix (``external``).
+
+The prefix names, in this order:
+
+    1. a service that the account imports from another account of this broker
+    2. the domain of a server that is connected as a leaf node, or any other responder to that prefix
+    3. an upstream of the account, by ``$JS.<name>.API``
 
     external { api: "JS.b.API", deliver: "deliver.a" }     in account A, which imports from account B
 
@@ -7,9 +13,9 @@
 
 nats-server copies through a consumer, which it creates by that request and which delivers to that subject. This broker
 reads the other account's stream directly, with the same permission: only if such a request and such deliveries would
-pass.
+pass. Streams of other servers are copied through such a consumer (upstream ``remote``).
 
-Owns: finding the account, and waking followers when an origin may have changed.
+Owns: finding the account or the other server, and waking followers when an origin may have changed.
 Does not own: the streams (account), what followers do (upstream).
 
 Source: nats-server, server/stream.go, setupMirrorConsumer, trySetupSourceConsumer.
@@ -17,8 +23,10 @@ Source: nats-server, server/stream.go, setupMirrorConsumer, trySetupSourceConsum
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from broker.jetstream.stream.upstream.link import Remote
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject import is_literal, is_valid
@@ -28,17 +36,19 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamSource
     from broker.jetstream.stream.upstream.follower import Follower
 
-__all__ = ["ExternalFollowers", "account_of"]
+__all__ = ["ExternalFollowers", "locate"]
 
 _API = b"$JS.API."
 _CREATE = b"CONSUMER.CREATE."
 
 
-def account_of(given: StreamSource, bus: Bus, *, mirror: bool) -> str:
-    """Return the name of the account whose stream ``given`` names, as the account on ``bus`` reaches it.
+def locate(given: StreamSource, account: str, bus: Bus, upstream: Callable[[str, str], Remote | None], *,
+           mirror: bool) -> str | Remote:
+    """Return the name of the account whose stream ``given`` names, or the way to it if another server has it.
 
-    Raises: ApiError 10029 (for a mirror) or 10045 with the missing import; 10056 if the API subject is another
-        stream's.
+    Args: ``account`` is the copy's account, on ``bus``; ``upstream(account, api)`` returns the account's upstream that
+        answers below ``api``.
+    Raises: ApiError 10029 (for a mirror) or 10045 if nobody is reached; 10056 if the API subject is another stream's.
     """
     external = given.external
     if external is None:
@@ -48,19 +58,28 @@ def account_of(given: StreamSource, bus: Bus, *, mirror: bool) -> str:
         return ApiError(ApiErrors.MIRROR_CONSUMER_SETUP_FAILED if mirror else ApiErrors.SOURCE_CONSUMER_SETUP_FAILED,
                         err=why)
 
-    request = _create_request(given, mirror=mirror)
-    arrived = bus.destination(request) if is_literal(request) and is_valid(request) else None
-    if arrived is None or not arrived[1].startswith(_API + _CREATE):
-        raise failed(f"no JetStream API is reached by {request.decode()}: "
-                     f"the account needs an import of that service")
-    name, subject = arrived
-    if subject.removeprefix(_API + _CREATE).split(b".")[0] != given.name.encode():
-        raise ApiError(ApiErrors.STREAM_MISMATCH)
-    delivery = _joined(external.deliver or "$JS", "M" if mirror else "S", "00000000")
-    if not bus.receives(name, delivery):
-        raise failed(f"account {name} cannot deliver to {delivery.decode()}: "
-                     f"the account needs an import of that stream")
-    return name
+    request, kind = _create_request(given, mirror=mirror), "M" if mirror else "S"
+    valid = is_literal(request) and is_valid(request)
+    arrived = bus.destination(request) if valid else None
+    if arrived is not None and arrived[1].startswith(_API + _CREATE):
+        name, subject = arrived
+        if subject.removeprefix(_API + _CREATE).split(b".")[0] != given.name.encode():
+            raise ApiError(ApiErrors.STREAM_MISMATCH)
+        delivery = _joined(external.deliver or "$JS", kind, "00000000")
+        if not bus.receives(name, delivery):
+            raise failed(f"account {name} cannot deliver to {delivery.decode()}: "
+                         f"the account needs an import of that stream")
+        return name
+    if valid and bus.has_client_interest(request):
+        return Remote(bus, external.api, _joined(external.deliver or "$JS", kind).decode())
+    try:
+        found = upstream(account, external.api) if valid else None
+    except ConnectionError as error:
+        raise failed(str(error)) from None
+    if found is None:
+        raise failed(f"no JetStream API is reached by {request.decode()}: the account needs an import of that service, "
+                     f"a leaf node with that domain, or an upstream")
+    return found._replace(deliver=_joined(external.deliver, kind).decode()) if external.deliver else found
 
 
 def _create_request(given: StreamSource, *, mirror: bool) -> bytes:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.consumer.delivery.receiver import Receiver
+    from broker.jetstream.stream.upstream.link import Remote
     from broker.jetstream.usage import ServerUsage, Usage
     from broker.storage.format.request import Version
     from broker.storage.log.stream_log import StreamLog
@@ -66,6 +67,12 @@ class Host(Protocol):
 
     def stream(self, account: str, name: str) -> Stream:
         """Return the live stream of an account. Raises: ApiError, as that account's API answers."""
+
+    def upstream(self, account: str, api: str) -> Remote | None:
+        """Return the way to an upstream of the account that answers below ``api``; None if there is none.
+
+        Raises: ConnectionError: it is not connected now.
+        """
 
     def receiver_of(self, stream: Stream, config: ConsumerConfig) -> Receiver | None:
         """Return the receiver of a consumer that serves another protocol than JetStream's; None for all others."""

@@ -1,11 +1,14 @@
-"""Receives the deliveries of an existing consumer for a mirror or source that names it (``consumer``).
+"""Receives the deliveries of a push consumer for a mirror or source.
 
-    Deliveries ── $JS.API.CONSUMER.RESET.<stream>.<consumer> ──> the consumer begins again after its ack floor
-    deliver_subject ──> messages, heartbeats                 ──> Batch: messages in order, without a gap
-                    ──> a flow control request               ──> FlowRequest: its answer acks the stored messages
+    deliver_subject ──> messages, heartbeats   ──> Batch: messages in order, without a gap
+                    ──> a flow control request ──> FlowRequest
 
-The consumer acks by flow control, so the copying stream has stored all messages that the consumer counts as acked.
-After a gap, or ten seconds without a message or heartbeat, the consumer must be reset again (``Lost``).
+    NamedDeliveries   an existing consumer that the configuration names; it is reset, and begins again after its ack
+                      floor. It acks by flow control, so the copying stream has stored all messages that the consumer
+                      counts as acked.
+    RemoteDeliveries  a consumer of another server (``remote``), created for this copy
+
+After a gap, or some seconds without a message or heartbeat, the consumer must be reset or created again (``Lost``).
 
 Does not own: storing messages, and the time of an answer (follower).
 
@@ -15,25 +18,24 @@ Source: nats-server, server/stream.go, setupMirrorConsumer, trySetupSourceConsum
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
+from broker.jetstream.stream.upstream.link import NoAnswer, ask, identity_in
 from broker.jetstream.stream.upstream.origin import Batch
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
-from broker.jetstream.wire.ids import secret_id
 from broker.jetstream.wire.numbers import SEQ_MAX, decimal
 from broker.protocol import headers
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Bus, Msg, Source, Subscription
+    from broker.jetstream.bus import Msg, Source, Subscription
     from broker.jetstream.config.stream import StreamSource
+    from broker.jetstream.stream.upstream.link import Link
 
-__all__ = ["Deliveries", "FlowRequest", "Lost"]
+__all__ = ["Deliveries", "FlowRequest", "Lost", "NamedDeliveries"]
 
-ANSWER_SECONDS, SILENCE_SECONDS = 5.0, 10.0
 MSGS_AT_ONCE = 256
 BYTES_AT_ONCE = 1 << 20
 WAITING_BYTES_MAX = 64 << 20
@@ -56,19 +58,24 @@ class FlowRequest(NamedTuple):
 
 
 class Deliveries:
-    """The deliveries of one consumer, from a reset to the end of the ``with`` block.
+    """The deliveries of one consumer to one subject, to the end of the ``with`` block.
 
     Attributes: ``identity``: identity of the origin; ``stream_seq``: the last sequence before those delivered; both are
-        known after ``reset``. ``lag``: number of messages not delivered yet.
+        known after ``open``. ``lag``: number of messages not delivered yet.
     """
 
-    def __init__(self, bus: Bus, given: StreamSource, *, mirror: bool) -> None:
-        consumer = given.consumer
-        assert consumer is not None
+    SILENCE_SECONDS: ClassVar[float] = 10.0
+    KEEPS_EXPECTATIONS: ClassVar[bool] = False
+    """Whether headers that are meant only for the origin are kept."""
+
+    ACKS: ClassVar[bool] = False
+    """Whether answers to flow control requests ack messages, which then have to be persisted first."""
+
+    def __init__(self, link: Link, to: bytes) -> None:
         self.identity = ""
         self.stream_seq = self.consumer_seq = self.lag = 0
-        self._bus, self._given, self._mirror = bus, given, mirror
-        self._to, self._names = consumer.deliver_subject.encode(), (given.name.encode(), consumer.name.encode())
+        self._link = link
+        self._to = to
         self._waiting: deque[Msg] = deque()
         self._bytes = 0
         self._arrived = asyncio.Event()
@@ -79,48 +86,26 @@ class Deliveries:
 
     def __exit__(self, *_: object) -> None:
         while self._subscriptions:
-            self._bus.unsubscribe(self._subscriptions.pop())
+            self._link.unsubscribe(self._subscriptions.pop())
 
-    async def reset(self) -> None:
-        """Reset the consumer, so that it begins again after its ack floor, and subscribe. Raises: ApiError."""
-        given = self._given
-        answer, block = await self._ask(f"$JS.API.CONSUMER.RESET.{given.name}.{self._names[1].decode()}".encode())
-        if (error := answer.get("error")) is not None:
-            raise ApiError(error.get("err_code", 0), err=error.get("description", ""))
-        if answer.get("config", {}).get("ack_policy") != "flow_control":
-            raise ApiError(ApiErrors.MIRROR_CONSUMER_REQUIRES_ACK_FC if self._mirror
-                           else ApiErrors.SOURCE_CONSUMER_REQUIRES_ACK_FC)
-        self.identity = (headers.get(block, b"Nats-Stream-Identity") or b"").decode("latin-1")
-        self.stream_seq = int(answer["delivered"]["stream_seq"])
-        self._subscriptions.append(self._bus.subscribe(self._to, self._queue_messages))
+    async def open(self) -> None:
+        """Subscribe, and let the consumer begin. Raises: ApiError."""
+        raise NotImplementedError
 
-    async def _ask(self, subject: bytes) -> tuple[dict[str, Any], bytes]:
-        """Send an API request; return the answer and its headers."""
-        answered: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+    def answer(self, request: FlowRequest) -> None:
+        """Answer a flow control request."""
+        raise NotImplementedError
 
-        def on_answer(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-            if not answered.done():
-                answered.set_result(ops[start])
+    def _accepts(self, source: Source | None) -> bool:
+        """Return whether a message may be a delivery, by its publisher."""
+        raise NotImplementedError
 
-        inbox = b"_INBOX." + secret_id().encode()
-        subscription = self._bus.subscribe(inbox, on_answer)
-        try:
-            block = b"NATS/1.0\r\nNats-Required-Api-Level: 4\r\nNats-Stream-Identity: \r\n\r\n"
-            self._bus.publish(subject, inbox, len(block), block)
-            async with asyncio.timeout(ANSWER_SECONDS):
-                _, _, hlen, body = await answered
-        except TimeoutError:
-            why = f"consumer {self._names[1].decode()} of stream {self._given.name} does not answer"
-            raise ApiError(ApiErrors.MIRROR_CONSUMER_SETUP_FAILED if self._mirror
-                           else ApiErrors.SOURCE_CONSUMER_SETUP_FAILED, err=why) from None
-        finally:
-            self._bus.unsubscribe(subscription)
-        answer = json.loads(body[hlen:])
-        return answer, body[:hlen]
+    def _subscribe(self) -> None:
+        self._subscriptions.append(self._link.subscribe(self._to, self._queue_messages))
 
     def _queue_messages(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        if source is not None:
-            return  # from a client: consumers deliver as the broker itself
+        if not self._accepts(source):
+            return
         if self._bytes < WAITING_BYTES_MAX:
             run = ops[start:end]
             self._waiting += run
@@ -135,7 +120,7 @@ class Deliveries:
                     return found
             self._arrived.clear()
             try:
-                async with asyncio.timeout(SILENCE_SECONDS):
+                async with asyncio.timeout(self.SILENCE_SECONDS):
                     await self._arrived.wait()
             except TimeoutError:
                 raise Lost("the consumer sends nothing") from None
@@ -161,7 +146,7 @@ class Deliveries:
             if stream_seq <= self.stream_seq:
                 continue  # stored before
             self.stream_seq = stream_seq
-            size += batch.add(stream_seq, subject, hlen, body, time_ns)
+            size += batch.add(stream_seq, subject, hlen, body, time_ns, keep=self.KEEPS_EXPECTATIONS)
         batch.end_seq = self.stream_seq + 1
         return batch if batch.seqs else None
 
@@ -178,11 +163,58 @@ class Deliveries:
         self._bytes -= len(self._waiting.popleft()[3])
 
     def _numbers(self, reply: bytes) -> list[int] | None:
-        """Return the numbers of an ack subject of this consumer, in either format; None if it is not one."""
+        """Return the numbers of an ack subject, in either format; None if it is not one of this consumer."""
         tokens = reply.split(b".")
-        names = tokens[2:4] if len(tokens) == 9 else tokens[4:6]
-        if tokens[:2] != [b"$JS", b"ACK"] or tuple(names) != self._names:
-            return None
         start = 4 if len(tokens) == 9 else 6
+        if tokens[:2] != [b"$JS", b"ACK"] or not self._is_ours(tokens[start - 2:start]):
+            return None
         numbers = [decimal(token, SEQ_MAX) for token in tokens[start:start + 5]]
         return numbers if len(numbers) == 5 and min(numbers) >= 0 else None
+
+    def _is_ours(self, names: list[bytes]) -> bool:
+        """Return whether these are the names of the stream and the consumer."""
+        return True
+
+
+class NamedDeliveries(Deliveries):
+    """The deliveries of the consumer that a mirror or source names."""
+
+    ACKS: ClassVar[bool] = True
+
+    def __init__(self, link: Link, given: StreamSource, *, mirror: bool) -> None:
+        consumer = given.consumer
+        assert consumer is not None
+        super().__init__(link, consumer.deliver_subject.encode())
+        self._mirror = mirror
+        self._names = [given.name.encode(), consumer.name.encode()]
+
+    async def open(self) -> None:
+        """Reset the consumer, so that it begins again after its ack floor, and subscribe. Raises: ApiError."""
+        subject = b"$JS.API.CONSUMER.RESET." + b".".join(self._names)
+        block = b"NATS/1.0\r\nNats-Required-Api-Level: 4\r\nNats-Stream-Identity: \r\n\r\n"
+        try:
+            answer, block = await ask(self._link, subject, block=block)
+        except NoAnswer:
+            why = f"consumer {self._names[1].decode()} of stream {self._names[0].decode()} does not answer"
+            raise ApiError(ApiErrors.MIRROR_CONSUMER_SETUP_FAILED if self._mirror
+                           else ApiErrors.SOURCE_CONSUMER_SETUP_FAILED, err=why) from None
+        if (error := answer.get("error")) is not None:
+            raise ApiError(error.get("err_code", 0), err=error.get("description", ""))
+        if answer.get("config", {}).get("ack_policy") != "flow_control":
+            raise ApiError(ApiErrors.MIRROR_CONSUMER_REQUIRES_ACK_FC if self._mirror
+                           else ApiErrors.SOURCE_CONSUMER_REQUIRES_ACK_FC)
+        self.identity = identity_in(block)
+        self.stream_seq = int(answer["delivered"]["stream_seq"])
+        self._subscribe()
+
+    def answer(self, request: FlowRequest) -> None:
+        """Ack the messages before the request."""
+        block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n" % (
+            request.consumer_seq, request.stream_seq)
+        self._link.publish(request.reply, b"", len(block), block)
+
+    def _accepts(self, source: Source | None) -> bool:
+        return source is None  # not from a client: consumers deliver as the broker itself
+
+    def _is_ours(self, names: list[bytes]) -> bool:
+        return names == self._names

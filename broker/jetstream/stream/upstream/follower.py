@@ -3,7 +3,9 @@
 Owns: the task, its waiting and its errors, and its part of stream info. Does not own: the first sequence and the
 storing of messages (``start`` and ``store`` of mirror and source).
 
-If a consumer is named, it delivers the messages instead: reset ──> deliveries ──> store, answers to flow control.
+If a consumer is named, or another server has the origin, a push consumer delivers the messages instead:
+
+    find ──> open (the consumer is reset or created) ──> deliveries ──> store, answers to flow control
 
     find ──> start ──> read ──> store ──> read ── nothing new ──> wait until the origin grows or is deleted ──> find
       └── not there: shown as error; found again when a stream is created └── store fails: retry after a pause
@@ -20,9 +22,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from broker.base.backoff import Backoff
 from broker.jetstream.stream.state.decision import Stuck
-from broker.jetstream.stream.upstream.deliveries import Deliveries, Lost
+from broker.jetstream.stream.upstream.deliveries import Deliveries, Lost, NamedDeliveries
 from broker.jetstream.stream.upstream.follower_parts import FollowerParts
+from broker.jetstream.stream.upstream.link import Remote
 from broker.jetstream.stream.upstream.origin import Batch, Origin, OriginReader, identity_of
+from broker.jetstream.stream.upstream.remote import RemoteDeliveries
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject_shapes import FirstMatch
@@ -36,7 +40,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.publish.copies import Copies
     from broker.jetstream.stream.upstream.positions import Positions
 
-__all__ = ["Follower", "FollowerParts", "Target"]
+__all__ = ["Follower", "FollowerParts", "Target", "behind"]
 
 _log = logging.getLogger(__name__)
 
@@ -146,6 +150,13 @@ class Follower(ABC):
         """Return the origin's sequence to read from. Raises: StoreError, FormatError, ApiError."""
 
     @abstractmethod
+    def begin(self, identity: str, last_seq: int) -> int:
+        """Return the sequence to copy another server's stream from; 0: from where the configuration says.
+
+        Args: the stream's identity and last sequence. Raises: ApiError: the stream is not the one copied before.
+        """
+
+    @abstractmethod
     def reached(self, deliveries: Deliveries) -> int:
         """Return the last of the origin's sequences that need not be stored when a consumer delivers them."""
 
@@ -174,11 +185,15 @@ class Follower(ABC):
             self._woken.clear()
             try:
                 if self.given.consumer is not None:
-                    await self._receive()
+                    await self._receive(NamedDeliveries(self._parts.bus, self.given, mirror=self.MIRRORS))
                     continue
                 reader = await self._attach()
                 if reader is None:
                     await self._wait_for_change()
+                    continue
+                if isinstance(reader, Remote):
+                    await self._receive(RemoteDeliveries(reader, self.given, self.filters, self.begin,
+                                                         mirror=self.MIRRORS))
                     continue
                 if await self._copy(reader):
                     backoff.reset()
@@ -204,14 +219,17 @@ class Follower(ABC):
         if len(self._transforms) > _TRIED_MAX:
             self._first = FirstMatch([one.src for one in self._transforms])
 
-    async def _attach(self) -> OriginReader | None:
-        """Return a reader of the current origin; None while there is no origin."""
+    async def _attach(self) -> OriginReader | Remote | None:
+        """Return a reader of the current origin, or the way to it; None while there is no origin."""
         try:
             origin = self._parts.find(self.given, self.MIRRORS)
         except ApiError as error:
             self.error = error
             self._detach()
             return None
+        if isinstance(origin, Remote):
+            self._detach()
+            return origin
         self.error = None
         reader = self._reader
         if reader is None or reader.origin is not origin:
@@ -245,12 +263,12 @@ class Follower(ABC):
         await asyncio.sleep(0)  # let other work run between two batches
         return True
 
-    async def _receive(self) -> None:
-        """Store the deliveries of the consumer until it must be reset. Raises: Lost, and errors that stop copying."""
-        parts = self._parts
-        with Deliveries(parts.bus, self.given, mirror=self.MIRRORS) as deliveries:
+    async def _receive(self, consumer: Deliveries) -> None:
+        """Store the deliveries of the consumer until it is lost. Raises: Lost, and errors that stop copying."""
+        with consumer as deliveries:
             try:
-                await deliveries.reset()
+                async with self._parts.opening:
+                    await deliveries.open()
                 self.error = None
             except ApiError as error:
                 self.error = error
@@ -267,10 +285,9 @@ class Follower(ABC):
                             raise refused
                         self._logged, self._received = "", True
                     else:
-                        await self._target.copies.persisted()
-                        block = b"NATS/1.0\r\nNats-Last-Consumer: %d\r\nNats-Last-Stream: %d\r\n\r\n" % (
-                            found.consumer_seq, found.stream_seq)
-                        parts.bus.publish(found.reply, b"", len(block), block)
+                        if deliveries.ACKS:
+                            await self._target.copies.persisted()
+                        deliveries.answer(found)
             finally:
                 self._deliveries = None
 
@@ -287,3 +304,9 @@ class Follower(ABC):
         if (text := str(error)) != self._logged:
             self._logged = text
             _log.warning("stream %s waits before it copies more of %s: %s", self._target.name, self.given.name, text)
+
+
+def behind(name: str, last_seq: int, copied_seq: int) -> str:
+    """Return the reason why an origin that ends before the last copied message is not copied."""
+    return (f"stream {name} ends at sequence {last_seq} at the origin, but was copied up to {copied_seq}: it has been "
+            f"restored from an older state; copy it under another name")

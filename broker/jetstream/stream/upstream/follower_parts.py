@@ -3,6 +3,7 @@ followers."""
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,3 +22,5 @@ class FollowerParts(NamedTuple):
     clock: Clock
     bus: Bus
     rng: random.Random
+    opening: asyncio.Semaphore
+    """Bounds the consumers that are reset or created at the same time."""

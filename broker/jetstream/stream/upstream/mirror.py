@@ -12,14 +12,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.publish.copies import Run
-from broker.jetstream.stream.upstream.follower import Follower
+from broker.jetstream.stream.upstream.follower import Follower, behind
 from broker.jetstream.stream.upstream.origin import Batch, Origin
+from broker.jetstream.stream.upstream.positions import Position
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.upstream.deliveries import Deliveries
 
 __all__ = ["Mirror"]
+
+_NAME = ""
+"""The name under which the identity of the origin is stored, beside the positions of sources."""
 
 
 class Mirror(Follower):
@@ -43,6 +48,16 @@ class Mirror(Follower):
             self._target.copies.skip_to(seq - 1)
         return max(seq, self._target.last_seq + 1)
 
+    def begin(self, identity: str, last_seq: int) -> int:
+        """Return the sequence after the last one here. Raises: ApiError if the origin is another stream now."""
+        reached, before = self._target.last_seq, self._target.positions.get(_NAME).identity
+        if before and before != identity:
+            raise _failed(f"stream {self.given.name} was deleted and made again at the origin, so this mirror, which "
+                          f"has messages of the stream before it, stops: mirror the new stream under another name")
+        if reached > last_seq:
+            raise _failed(behind(self.given.name, last_seq, reached))
+        return reached and reached + 1
+
     def reached(self, deliveries: Deliveries) -> int:
         if deliveries.stream_seq > self._target.last_seq:
             self._target.copies.skip_to(deliveries.stream_seq)
@@ -50,6 +65,11 @@ class Mirror(Follower):
 
     async def store(self, identity: str, batch: Batch) -> ApiError | None:
         """Store a batch as runs; a run has consecutive sequences in the origin and one time."""
+        def stored(count: int) -> None:
+            if count and outside and positions.get(_NAME).identity != identity:
+                positions.move(_NAME, Position(0, identity))
+
+        positions, outside = self._target.positions, self.given.external is not None
         runs: list[Run] = []
         seqs, times_ns = batch.seqs, batch.times_ns
         msgs = [(self.subject(subject), b"", hlen, body)
@@ -59,7 +79,11 @@ class Mirror(Follower):
             if at == count or seqs[at] != seqs[at - 1] + 1 or times_ns[at] != times_ns[start]:
                 runs.append(Run(seqs[start], times_ns[start], msgs[start:at]))
                 start = at
-        return await self._target.copies.store(runs, lambda done: None)
+        return await self._target.copies.store(runs, stored)
 
     def next_seq(self, batch: Batch) -> int:
         return max(batch.end_seq, self._target.last_seq + 1)
+
+
+def _failed(why: str) -> ApiError:
+    return ApiError(ApiErrors.MIRROR_CONSUMER_SETUP_FAILED, err=why)

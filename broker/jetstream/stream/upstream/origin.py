@@ -4,7 +4,7 @@ Owns: reading the persisted messages of the origin from a sequence on, through f
 origin (``Find``, provided by the account), the first sequence to read, and storing the messages (mirror, source).
 
 An origin in this process is read directly: no consumer is created, nothing is acked, and a slow reader costs the origin
-nothing. A stream of another server would be another ``Origin``; nothing else here depends on where an origin is.
+nothing. Streams of other servers are read by deliveries (``remote``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.shared.chunks import Loading
     from broker.jetstream.stream.shared.listeners import Listeners
     from broker.jetstream.stream.state.block import LiveBlock
+    from broker.jetstream.stream.upstream.link import Remote
 
-__all__ = ["Batch", "Find", "Origin", "OriginReader", "identity_of"]
+__all__ = ["Batch", "Find", "Origin", "OriginReader", "identity_at", "identity_of"]
 
 MSGS_AT_ONCE = 256
 BYTES_AT_ONCE = 1 << 20
@@ -60,11 +61,16 @@ def identity_of(origin: Origin) -> str:
 
     The API also returns it to creators of consumers for sources.
     """
-    return short_hash(format_time(origin.created_ns))
+    return identity_at(origin.created_ns)
 
 
-Find = Callable[[StreamSource, bool], Origin]
-"""Returns the stream that a mirror (True) or source names.
+def identity_at(created_ns: int) -> str:
+    """Return the identity of a stream that was created at this time."""
+    return short_hash(format_time(created_ns))
+
+
+Find = Callable[[StreamSource, bool], "Origin | Remote"]
+"""Returns the stream that a mirror (True) or source names, or the way to it if another server has it.
 
 Raises: ApiError, the same as the origin's API, if none exists.
 """
@@ -83,9 +89,9 @@ class Batch:
         self.times_ns: list[int] = []
         self.end_seq = 0
 
-    def add(self, seq: int, subject: bytes, hlen: int, body: bytes, time_ns: int) -> int:
-        """Add a message without the headers that are meant only for its origin; return its size."""
-        if hlen and _EXPECTATIONS.search(body, 0, hlen):
+    def add(self, seq: int, subject: bytes, hlen: int, body: bytes, time_ns: int, *, keep: bool = False) -> int:
+        """Add a message; return its size. Headers that are meant only for its origin are removed, unless ``keep``."""
+        if hlen and not keep and _EXPECTATIONS.search(body, 0, hlen):
             hlen, body = _without_expectations(hlen, body)
         self.seqs.append(seq)
         self.subjects.append(subject)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from broker.jetstream.config.upstream_rules import source_name
 from broker.jetstream.stream.publish.copies import Run
 from broker.jetstream.stream.publish.sources import SOURCE
-from broker.jetstream.stream.upstream.follower import Follower, FollowerParts, Target
+from broker.jetstream.stream.upstream.follower import Follower, FollowerParts, Target, behind
 from broker.jetstream.stream.upstream.origin import Batch, Origin, identity_of
 from broker.jetstream.stream.upstream.positions import Position
+from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol import headers
 
@@ -49,6 +50,14 @@ class Source(Follower):
         if given.opt_start_time is not None:
             return await origin.seq_at(given.opt_start_time)
         return max(origin.first_seq, 1)
+
+    def begin(self, identity: str, last_seq: int) -> int:
+        """Return the sequence after the last message copied from this same origin. Another origin of the same name is
+        copied from the beginning."""
+        seq = self._target.positions.get(self.name).seq_in(identity)
+        if seq > last_seq:
+            raise ApiError(ApiErrors.SOURCE_CONSUMER_SETUP_FAILED, err=behind(self.given.name, last_seq, seq))
+        return seq and seq + 1
 
     def reached(self, deliveries: Deliveries) -> int:
         position = self._target.positions.get(self.name)
