@@ -32,18 +32,19 @@ MAY: dict[str, set[str]] = {
     "config.callout": {"base"},
     "config.leafnodes": {"access", "base"},
     "config.operator": {"base"},
+    "config.upstreams": {"access", "base", "config.leafnodes"},
     "config.section": {"base", "config.kinds"},
     "config.settings": {
         "access", "base", "config.callout", "config.kinds", "config.leafnodes", "config.operator", "config.section",
-        "config.streaming", "protocol"},
+        "config.streaming", "config.upstreams", "protocol"},
     "config.streaming": {"base", "config.kinds", "config.section", "protocol"},
     "config.syntax": set(),
     "config.reading": {
         "access", "base", "config.callout", "config.kinds", "config.leafnodes", "config.operator", "config.settings",
-        "config.streaming", "config.syntax", "jwt", "protocol", "version"},
+        "config.streaming", "config.syntax", "config.upstreams", "jwt", "protocol", "version"},
     "config": {
         "access", "base", "config.callout", "config.kinds", "config.leafnodes", "config.operator", "config.reading",
-        "config.settings", "config.streaming", "config.syntax", "jwt", "protocol", "version"},
+        "config.settings", "config.streaming", "config.syntax", "config.upstreams", "jwt", "protocol", "version"},
     # Stored bytes, and their ownership.
     "storage.format": set(),
     "storage.paths": {"storage.format"},
@@ -133,9 +134,8 @@ MAY: dict[str, set[str]] = {
     "jetstream.engine": {
         "access", "base", "config.settings", "jetstream.account", "jetstream.api", "jetstream.bus", "jetstream.config",
         "jetstream.consumer.delivery", "jetstream.inbox", "jetstream.inflight", "jetstream.shard_streams",
-        "jetstream.stream", "jetstream.stream.shared", "jetstream.usage", "jetstream.wire", "storage.format",
-        "storage.log", "storage.read",
-        "storage.staging", "storage.state"},
+        "jetstream.stream", "jetstream.stream.shared", "jetstream.stream.upstream", "jetstream.usage",
+        "jetstream.wire", "storage.format", "storage.log", "storage.read", "storage.staging", "storage.state"},
     "jetstream.overview": {"base", "jetstream.account", "jetstream.consumer", "jetstream.stream"},
     # NATS Streaming.
     "streaming": {
@@ -161,6 +161,11 @@ MAY: dict[str, set[str]] = {
     "server": {
         "access", "base", "config.settings", "server.accounts", "server.auth", "server.connection", "server.leaf",
         "server.listeners", "server.operator", "server.routing", "server.sharing", "server.system", "version"},
+    # Connections of this broker and its commands to other servers, as their client.
+    "client": {"base"},
+    "upstreams": {
+        "base", "client", "config.leafnodes", "config.upstreams", "jetstream.bus", "jetstream.stream.upstream",
+        "protocol"},
     # Pages and tools.
     "monitor": {"base", "protocol"},
     "inspect": {
@@ -181,7 +186,7 @@ MAY: dict[str, set[str]] = {
     "pipeline.read": {
         "pipeline.errors", "pipeline.plan", "pipeline.store", "protocol", "storage.format", "storage.state"},
     "pipeline.write": {
-        "base", "migration", "pipeline.errors", "pipeline.plan", "pipeline.store", "storage.format",
+        "base", "client", "pipeline.errors", "pipeline.plan", "pipeline.store", "storage.format",
         "storage.objectstore", "storage.paths", "storage.read", "storage.staging"},
     "pipeline.spark": {
         "pipeline.errors", "pipeline.plan", "pipeline.read", "pipeline.store", "pipeline.write", "storage.format"},
@@ -204,11 +209,11 @@ MAY: dict[str, set[str]] = {
         "jetstream.inbox", "jetstream.overview", "jetstream.wire", "maintenance.scrub", "monitor", "runtime.adopt",
         "runtime.shard_owner", "runtime.store_host", "server", "server.accounts", "server.listeners", "server.operator",
         "server.routing", "server.system", "storage.log", "storage.objectstore", "storage.paths", "storage.put",
-        "storage.shard", "streaming", "version"},
+        "storage.shard", "streaming", "upstreams", "version"},
     "runtime.embedded": {"base", "config", "config.settings", "runtime"},
     "runtime.broker_thread": {"runtime.embedded"},
     "migration": {
-        "access", "base", "config.settings", "jetstream.archive", "jetstream.wire", "runtime.embedded",
+        "access", "base", "client", "config.settings", "jetstream.archive", "jetstream.wire", "runtime.embedded",
         "storage.objectstore"},
     "cli": {
         "base", "config", "config.settings", "inspect", "maintenance", "migration", "pipeline", "runtime", "version"},

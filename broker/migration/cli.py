@@ -22,9 +22,9 @@ from broker.base.output import Table, count, printable, size
 from broker.base.progress import Progress
 from broker.base.store_url import has_scheme
 from broker.base.suggest import did_you_mean
+from broker.client.connection import ConnectionFailed, Login, connect
 from broker.migration.errors import CannotMigrate
 from broker.migration.folders import FolderSource
-from broker.migration.login import Login, connect
 from broker.migration.run import PRESENT, Choice, Moved, choose_streams, move
 from broker.migration.server_source import ServerSource
 from broker.migration.store_dir_server import StoreDirServer
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         progress.clear()
         print("jetblock migrate: interrupted; run the same command again to continue", file=sys.stderr)
         return 130
-    except CannotMigrate as failed:
+    except (CannotMigrate, ConnectionFailed) as failed:
         error = str(failed)
     progress.clear()
     if options.json:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from broker.migration.login import Connection
+from broker.client.connection import Connection
 
 __all__ = ["Infos", "advanced_consumers", "consumer_infos"]
 
@@ -13,7 +13,7 @@ Infos = dict[str, dict[str, Any]]
 
 
 async def consumer_infos(connection: Connection, stream: str) -> Infos:
-    """List the infos of all consumers of a stream. Raises: ApiRefusal; CannotMigrate."""
+    """List the infos of all consumers of a stream. Raises: ApiRefusal; ConnectionFailed."""
     found: Infos = {}
     while True:
         page = await connection.api(f"CONSUMER.LIST.{stream}", {"offset": len(found)})

@@ -15,9 +15,9 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
+from broker.client.connection import ApiRefusal, Connection
 from broker.migration.consumers import Infos, consumer_infos
 from broker.migration.errors import CannotMigrate, GaveUp, StreamFailed
-from broker.migration.login import ApiRefusal, Connection
 from broker.migration.streams import Numbers, StreamToMove
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from nats.aio.transport import TcpTransport
 
 from broker.access.accounts import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
 from broker.base.errors import StartError, StoreInUse
+from broker.client.connection import Connection, Login, connect
 from broker.config.settings import ConfigError
 from broker.migration.errors import CannotMigrate
-from broker.migration.login import Connection, Login, connect
 from broker.runtime.embedded import Broker
 from broker.storage.objectstore import StoreError
 

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
+from broker.client.connection import ApiRefusal, Connection, NobodyAnswers
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.migration.consumers import Infos, consumer_infos
 from broker.migration.errors import GaveUp, StreamFailed
-from broker.migration.login import ApiRefusal, Connection, NobodyAnswers
 from broker.migration.streams import Numbers, StreamToMove
 
 __all__ = ["Target"]
@@ -38,7 +38,7 @@ class Target:
         self._chunk_bytes = min(_CHUNK_BYTES_MAX, int(info.get("max_payload", _CHUNK_BYTES_MAX)))
 
     async def find(self, name: str) -> dict[str, Any] | None:
-        """Return the stream's info; None if there is no such stream. Raises: StreamFailed; CannotMigrate."""
+        """Return the stream's info; None if there is no such stream. Raises: StreamFailed; ConnectionFailed."""
         try:
             return await self.connection.api(f"STREAM.INFO.{name}")
         except ApiRefusal as error:
@@ -47,14 +47,14 @@ class Target:
             raise StreamFailed(f"the target does not answer whether it has this stream: {error}") from None
 
     async def consumers(self, name: str) -> Infos:
-        """Return the infos of the stream's consumers. Raises: StreamFailed; CannotMigrate."""
+        """Return the infos of the stream's consumers. Raises: StreamFailed; ConnectionFailed."""
         try:
             return await consumer_infos(self.connection, name)
         except ApiRefusal as error:
             raise StreamFailed(f"the target does not list its consumers: {error}") from None
 
     async def delete(self, name: str) -> None:
-        """Delete the stream. Raises: StreamFailed; CannotMigrate."""
+        """Delete the stream. Raises: StreamFailed; ConnectionFailed."""
         try:
             await self.connection.api(f"STREAM.DELETE.{name}")
         except ApiRefusal as error:
@@ -65,7 +65,7 @@ class Target:
         """Create the stream from its archive, and return its figures afterwards.
 
         Args: any_origin: all origins of the stream are restored by this run. sent(bytes) is called after each chunk.
-        Raises: StreamFailed, and the target has no such stream then; CannotMigrate.
+        Raises: StreamFailed, and the target has no such stream then; ConnectionFailed.
         """
         chunks = _rechunk(archive, self._chunk_bytes)
         try:

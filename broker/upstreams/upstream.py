@@ -15,11 +15,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from broker.base.backoff import Backoff
+from broker.client.connection import Connection, ConnectionFailed, Login, connect
 from broker.config.leafnodes import LeafTls
 from broker.config.upstreams import UpstreamSettings
 from broker.jetstream.stream.upstream.link import Remote
-from broker.migration.errors import CannotMigrate
-from broker.migration.login import Connection, Login, connect
 from broker.upstreams.connection import RawClient, UpstreamConnection
 
 __all__ = ["Upstream"]
@@ -64,7 +63,7 @@ class Upstream:
             try:
                 connection = await connect(self._login(url), client=client, name=f"jetblock upstream "
                                            f"{self.settings.name}", on_error=self._note)
-            except CannotMigrate as error:
+            except ConnectionFailed as error:
                 self._fail(str(error))
                 self._urls.append(self._urls.pop(0))
                 await asyncio.sleep(backoff.next())

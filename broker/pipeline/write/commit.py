@@ -19,8 +19,7 @@ from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
 
 from broker.base.gotime import format_duration
-from broker.migration.errors import CannotMigrate
-from broker.migration.login import ApiRefusal, Connection, Login, connect
+from broker.client.connection import ApiRefusal, Connection, ConnectionFailed, Login, connect
 from broker.pipeline.errors import NoStream, PipelineError, Unreachable
 from broker.pipeline.plan.follow import Follower
 from broker.pipeline.plan.snapshot import read_store, run_steps
@@ -290,5 +289,5 @@ async def _with_connection(options: WriteOptions, work: Callable[[Connection], A
             return await work(connection)
         finally:
             await connection.close()
-    except CannotMigrate as error:
+    except ConnectionFailed as error:
         raise Unreachable(f"option nats: {error}") from None

@@ -101,17 +101,22 @@ async def test_the_plain_api_stays_at_home(tmp_path: Path, hub: str, spoke: str)
             await client.close()
 
 
-@pytest.mark.parametrize(("hub", "spoke"), COMBINATIONS[:2])
-async def test_the_hub_mirrors_a_stream_of_the_spoke(tmp_path: Path, hub: str, spoke: str) -> None:
-    """A mirror on the hub names the spoke's domain in ``external``, and gets all messages, earlier and later ones."""
+@pytest.mark.shows("copy.external")
+@pytest.mark.parametrize("copying_side", ["hub", "spoke"])
+@pytest.mark.parametrize(("hub", "spoke"), COMBINATIONS)
+async def test_one_side_mirrors_a_stream_of_the_other(tmp_path: Path, hub: str, spoke: str, copying_side: str) -> None:
+    """A mirror names the other's domain in ``external``, and gets all messages, earlier and later ones."""
     async with pair(tmp_path, hub, spoke) as servers:
         origin, copying = await connect(servers.spoke), await connect(servers.hub)
+        domain = "bucket"
+        if copying_side == "spoke":
+            origin, copying, domain = copying, origin, "hub"
         await origin.jetstream().add_stream(name="ORIGIN", subjects=["from.*"])
         for i in range(20):
             await origin.jetstream().publish(f"from.{i}", b"%d" % i)
         await crossed(origin, copying)
         config = {"name": "COPY", "mirror": {
-            "name": "ORIGIN", "external": {"api": "$JS.bucket.API", "deliver": "deliver.hub"}}}
+            "name": "ORIGIN", "external": {"api": f"$JS.{domain}.API", "deliver": "deliver.copy"}}}
         answer = await copying.request("$JS.API.STREAM.CREATE.COPY", json.dumps(config).encode(), timeout=10)
         assert "error" not in json.loads(answer.data), answer.data
         for i in range(20, 40):

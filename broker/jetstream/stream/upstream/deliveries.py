@@ -66,10 +66,10 @@ class Deliveries:
 
     SILENCE_SECONDS: ClassVar[float] = 10.0
     KEEPS_EXPECTATIONS: ClassVar[bool] = False
-    """Whether headers that are meant only for the origin are kept."""
+    """Keep headers that are meant only for the origin."""
 
     ACKS: ClassVar[bool] = False
-    """Whether answers to flow control requests ack messages, which then have to be persisted first."""
+    """Answers to flow control requests ack messages, which then have to be persisted first."""
 
     def __init__(self, link: Link, to: bytes) -> None:
         self.identity = ""

@@ -1,7 +1,7 @@
-"""Logins, and the connections that they get: clients of nats-py, which do not reconnect.
+"""Logins at NATS servers, and the connections that they get: clients of nats-py, which do not reconnect.
 
-A broken connection ends the run with a clear error, since a stream's archive cannot continue in the middle. The same
-command again continues with the missing streams.
+Whoever uses a connection that breaks decides whether to begin again: the commands end with a clear error, and an
+upstream connects to the next server.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from broker.base.nkeys import KeyPair, split_credentials
-from broker.migration.errors import CannotMigrate
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.transport import Transport
 
-__all__ = ["ApiRefusal", "Connection", "Login", "NobodyAnswers", "connect"]
+__all__ = ["ApiRefusal", "Connection", "ConnectionFailed", "Login", "NobodyAnswers", "connect"]
 
 _CONNECT_SECONDS = 10
 
@@ -59,6 +58,10 @@ class Login:
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
+class ConnectionFailed(Exception):
+    """A server cannot be reached, or gives no answer; ``str()`` gives the reason and the remedy."""
+
+
 class ApiRefusal(Exception):
     """The API refused a request; made of the ``error`` member of its answer."""
 
@@ -70,7 +73,7 @@ class ApiRefusal(Exception):
         """The kind of the error, as an HTTP status."""
 
 
-class NobodyAnswers(CannotMigrate):
+class NobodyAnswers(ConnectionFailed):
     """Nobody subscribes to the subject."""
 
 
@@ -83,25 +86,25 @@ class Connection:
         self.lost = lost
 
     async def api(self, subject: str, body: Any = None, *, seconds: float = 30.0) -> dict[str, Any]:
-        """Send a request below ``$JS.API``, and return its answer. Raises: ApiRefusal; CannotMigrate."""
+        """Send a request below ``$JS.API``, and return its answer. Raises: ApiRefusal; ConnectionFailed."""
         data = b"" if body is None else json.dumps(body).encode()
         return self.decode(await self.request(f"$JS.API.{subject}", data, seconds))
 
     @staticmethod
     def decode(data: bytes) -> dict[str, Any]:
-        """Decode the API's answer. Raises: ApiRefusal; CannotMigrate."""
+        """Decode the API's answer. Raises: ApiRefusal; ConnectionFailed."""
         try:
             value = json.loads(data)
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            raise CannotMigrate("an answer that is no JSON object")
+            raise ConnectionFailed("an answer that is no JSON object")
         if isinstance(error := value.get("error"), dict):
             raise ApiRefusal(error)
         return value
 
     async def request(self, subject: str, data: bytes, seconds: float) -> bytes:
-        """Send a request, and return its response. Raises: CannotMigrate; NobodyAnswers."""
+        """Send a request, and return its response. Raises: ConnectionFailed; NobodyAnswers."""
         from nats.errors import Error, NoRespondersError
 
         answer = asyncio.ensure_future(self.client.request(subject, data, timeout=seconds))
@@ -109,16 +112,16 @@ class Connection:
         try:
             await asyncio.wait((answer, lost), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                raise CannotMigrate(f"{self.shown}: the connection was lost; run the same command again to continue")
+                raise ConnectionFailed(f"{self.shown}: the connection was lost; run the same command again to continue")
             return bytes(answer.result().data)
         except NoRespondersError:
             raise NobodyAnswers(f"{self.shown}: nobody answers {subject}: JetStream is off there, or in this "
                                 f"account") from None
         except TimeoutError:
-            raise CannotMigrate(f"{self.shown}: no answer to {subject} within {seconds:g} s") from None
+            raise ConnectionFailed(f"{self.shown}: no answer to {subject} within {seconds:g} s") from None
         except (Error, OSError) as error:
-            raise CannotMigrate(f"{self.shown}: the connection was lost ({_reason(error)}); run the same command again "
-                                f"to continue") from None
+            raise ConnectionFailed(f"{self.shown}: the connection was lost ({_reason(error)}); run the same command "
+                                   f"again to continue") from None
         finally:
             answer.cancel()
             lost.cancel()
@@ -130,7 +133,7 @@ class Connection:
 
 async def connect(login: Login, transport: Transport | None = None, *, client: Client | None = None,
                   name: str = "jetblock migrate", on_error: Callable[[Exception], object] | None = None) -> Connection:
-    """Connect and log in. Raises: CannotMigrate.
+    """Connect and log in. Raises: ConnectionFailed.
 
     Args: ``client`` is new; ``on_error`` is called with each error that the server sends on the connection.
     """
@@ -138,7 +141,7 @@ async def connect(login: Login, transport: Transport | None = None, *, client: C
         from nats.aio.client import Client
         from nats.errors import Error
     except ImportError:
-        raise CannotMigrate("the NATS client is not installed: pip install nats-py") from None
+        raise ConnectionFailed("the NATS client is not installed: pip install nats-py") from None
 
     client, lost, problems = client or Client(), asyncio.Event(), list[Exception]()
     connected = False
@@ -173,8 +176,8 @@ async def connect(login: Login, transport: Transport | None = None, *, client: C
                                  connect_timeout=_CONNECT_SECONDS, name=name, **options)
     except (Error, OSError, ValueError, TimeoutError) as error:
         reason = _reason(problems[-1] if problems else error)
-        raise CannotMigrate(f"{login.shown}: cannot connect: {reason}; check the address, that the server is up, and "
-                            f"the credentials") from None
+        raise ConnectionFailed(f"{login.shown}: cannot connect: {reason}; check the address, that the server is up, "
+                               f"and the credentials") from None
     connected = True
     return Connection(client, login.shown, lost)
 
@@ -196,7 +199,7 @@ def _tls(login: Login) -> ssl.SSLContext:
         if login.tls_insecure:
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     except (OSError, ssl.SSLError) as error:
-        raise CannotMigrate(f"{login.shown}: TLS: {_reason(error)}; check the files") from None
+        raise ConnectionFailed(f"{login.shown}: TLS: {_reason(error)}; check the files") from None
     return context
 
 
@@ -204,7 +207,7 @@ def _read(path: str) -> str:
     try:
         return Path(path).read_text()
     except (OSError, UnicodeError) as error:
-        raise CannotMigrate(f"{path}: cannot be read: {_reason(error)}") from None
+        raise ConnectionFailed(f"{path}: cannot be read: {_reason(error)}") from None
 
 
 def _credentials(path: str) -> tuple[str, KeyPair]:
@@ -212,7 +215,7 @@ def _credentials(path: str) -> tuple[str, KeyPair]:
     try:
         token, seed = split_credentials(text)
     except ValueError as error:
-        raise CannotMigrate(f"{path}: {error}") from None
+        raise ConnectionFailed(f"{path}: {error}") from None
     return token, _pair(seed, path)
 
 
@@ -220,7 +223,7 @@ def _pair(seed: str, path: str) -> KeyPair:
     try:
         return KeyPair.of_seed(seed)
     except ValueError:
-        raise CannotMigrate(f"{path}: the seed in it is not valid") from None
+        raise ConnectionFailed(f"{path}: the seed in it is not valid") from None
 
 
 def _signer(pair: KeyPair) -> Callable[[str], bytes]:
