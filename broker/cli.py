@@ -84,6 +84,10 @@ def _run(arguments: Sequence[str]) -> int:
         from broker.migration.cli import main as migrate
 
         return migrate(list(arguments[1:]))
+    if arguments[:1] == ["archive"]:
+        from broker.archive.cli import main as archive
+
+        return archive(list(arguments[1:]))
     if arguments[:1] == ["cost"]:
         from broker.maintenance.cost_cli import main as cost
 
@@ -127,9 +131,8 @@ def _word(word: str) -> int:
     if word.lower() == "help":
         print(USAGE)
         return 0
-    near = did_you_mean(word, ("inspect", "fsck", "adopt", "cost", "copy", "backup", "restore", "migrate", "pipeline",
-                               "version",
-                               "help"))
+    near = did_you_mean(word, ("inspect", "fsck", "adopt", "archive", "cost", "copy", "backup", "restore", "migrate",
+                               "pipeline", "version", "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 

@@ -212,11 +212,12 @@ MAY: dict[str, set[str]] = {
         "storage.shard", "streaming", "upstreams", "version"},
     "runtime.embedded": {"base", "config", "config.settings", "runtime"},
     "runtime.broker_thread": {"runtime.embedded"},
-    "migration": {
-        "access", "base", "client", "config.settings", "jetstream.archive", "jetstream.wire", "runtime.embedded",
-        "storage.objectstore"},
+    "runtime.inside": {"access", "base", "client", "config.settings", "runtime.embedded", "storage.objectstore"},
+    "archive": {"base", "client", "config.leafnodes", "config.upstreams", "runtime.inside"},
+    "migration": {"access", "base", "client", "jetstream.archive", "jetstream.wire", "runtime.inside"},
     "cli": {
-        "base", "config", "config.settings", "inspect", "maintenance", "migration", "pipeline", "runtime", "version"},
+        "archive", "base", "config", "config.settings", "inspect", "maintenance", "migration", "pipeline", "runtime",
+        "version"},
     "__main__": {"cli"},
 }
 """The rooms that each room may import. It imports all of them: an entry that no module needs is removed."""

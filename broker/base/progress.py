@@ -38,14 +38,14 @@ class Progress:
         """Begin a new piece of work: rates count from here."""
         self._began = self._now()
 
-    def show(self, what: str, done: int, of: int) -> None:
+    def show(self, what: str, done: int, of: int) -> bool:
         """Show that ``done`` of ``of`` is done; ``of`` 0: the total is not known. ``what`` begins the line.
 
-        A total that was estimated too low grows with what is done.
+        A total that was estimated too low grows with what is done. Returns: False if it is too early for another line.
         """
         now = self._now()
         if now < self._next:
-            return
+            return False
         self._next = now + self._every
         of = max(of, done) if of else 0
         share = done / of if of else 0.0
@@ -54,13 +54,14 @@ class Progress:
         text = f"{printable(what)}, {self._amount(done)}{total}, {self._amount(int(rate))}/s"
         if not self._terminal:
             print(text, file=self._out, flush=True)
-            return
+            return True
         filled = round(share * _BAR_CELLS)
         bar = f"[{'#' * filled}{'.' * (_BAR_CELLS - filled)}] {share:4.0%} " if of else ""
         width = shutil.get_terminal_size().columns - 1
         self._out.write(f"\r\x1b[K{(bar + text)[:width]}")
         self._out.flush()
         self._drawn = True
+        return True
 
     def objects(self, objects: int, of_objects: int, done: int, of: int) -> None:
         """Show that ``objects`` of ``of_objects`` are done, and how many of their bytes; 0: the total is not known."""

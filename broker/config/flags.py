@@ -23,6 +23,7 @@ Usage: jetblock [options]
        jetblock cost [options]       what a load costs on S3
        jetblock copy | backup | restore [options]    copy a store; a broker may run on it
        jetblock migrate [options]    move streams here from a nats-server, or from its backups
+       jetblock archive [options]    mirror streams of another NATS system in a store
        jetblock pipeline [options]   what Spark needs to read a store
 
 Server Options:

@@ -240,9 +240,10 @@ async def _move_all(options: argparse.Namespace, source: str, work: list[_Work],
     async with AsyncExitStack() as stack:
         store = None
         if lasting:
-            from broker.migration.store_target import StoreTarget
+            from broker.runtime.inside import InsideBroker
 
-            store = StoreTarget(options.target, [one.target.account for one in work])
+            store = InsideBroker(options.target, [one.target.account for one in work], "jetblock-migrate",
+                                 remedy="stop it, or give its URL (nats://…) as the target")
         # Sources are connected first, because a wrong password there must not leave a new store here.
         origins = []
         for one in work:

@@ -124,7 +124,7 @@ def test_the_command_runs_in_a_folder_with_a_package_broker(installed: Installed
     with their own modules."""
     for command in ([installed.bin / "jetblock"], [installed.bin / "python", "-m", "jetblock"]):
         assert installed.run(*command, "--version").startswith("nats-server: v")
-        for name in ("inspect", "fsck", "copy", "migrate", "adopt", "cost", "pipeline"):
+        for name in ("inspect", "fsck", "copy", "migrate", "archive", "adopt", "cost", "pipeline"):
             assert "usage" in installed.run(*command, name, "--help").lower()
 
 

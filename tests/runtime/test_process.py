@@ -270,7 +270,8 @@ def test_a_directory_named_twice(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("command", "module"), [
     ("backup", "broker.maintenance.copy_cli"), ("fsck", "broker.maintenance.fsck_cli"),
     ("inspect", "broker.inspect.cli"),
-    ("migrate", "broker.migration.cli"), ("cost", "broker.maintenance.cost_cli"), ("adopt", "broker.runtime.adopt_cli"),
+    ("migrate", "broker.migration.cli"), ("archive", "broker.archive.cli"), ("cost", "broker.maintenance.cost_cli"),
+    ("adopt", "broker.runtime.adopt_cli"),
     ("pipeline", "broker.pipeline.cli")])
 def test_a_command_interrupted_while_it_is_imported(command: str, module: str, tmp_path: Path) -> None:
     """Ctrl-C before the command handles it ends the command with a line, not with a traceback."""

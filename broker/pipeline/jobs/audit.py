@@ -51,7 +51,7 @@ _WIDTHS_S: Final = (1, 10, 60, 600, 3600, 6 * 3600, 86_400, 7 * 86_400, 30 * 86_
 """Widths of an interval of the rates; the first one that gives at most _INTERVALS of them."""
 _STEPS: Final = 2 + len(TABLES)
 
-Report = Callable[[int, int], None]
+Report = Callable[[int, int], object]
 """Receives the number of steps done, and their number in all."""
 
 

@@ -38,7 +38,7 @@ _POLL_SECONDS: Final = 1
 _MAX_BYTES: Final = "2g"
 """Bytes of messages in one batch, about. A run that is interrupted repeats one batch at most."""
 
-Report = Callable[[int, int], None]
+Report = Callable[[int, int], object]
 """Receives the number of sequences done, and their number in all."""
 
 

@@ -40,7 +40,7 @@ _NEVER_TOO_OLD: Final = "36500d"
 _DONE: Final = "imported"
 _INFERENCE: Final = "spark.sql.streaming.schemaInference"
 
-Report = Callable[[int, int], None]
+Report = Callable[[int, int], object]
 """Receives the number of rows done; the total is not known and 0."""
 
 

@@ -1,4 +1,4 @@
-"""A store as the target: a broker inside this process owns it during the run, and has no port.
+"""A broker inside this process that owns a store for the time of a command, and has no port.
 
 It does what every broker does on a store: it takes a claim, waits for an owner that was killed, stores, compacts, and
 seals at the end.
@@ -7,20 +7,19 @@ seals at the end.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nats.aio.transport import TcpTransport
 
 from broker.access.accounts import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
 from broker.base.errors import StartError, StoreInUse
-from broker.client.connection import Connection, Login, connect
+from broker.client.connection import Connection, ConnectionFailed, Login, connect
 from broker.config.settings import ConfigError
-from broker.migration.errors import CannotMigrate
 from broker.runtime.embedded import Broker
 from broker.storage.objectstore import StoreError
 
-__all__ = ["StoreTarget"]
+__all__ = ["InsideBroker"]
 
 
 class _Inside(TcpTransport):
@@ -39,33 +38,39 @@ class _Inside(TcpTransport):
         self._io_reader, self._io_writer = self._bare_io_reader, self._bare_io_writer
 
 
-class StoreTarget:
-    """The broker on the store ``url``, with the default account and ``accounts``. Raises: CannotMigrate."""
+class InsideBroker:
+    """The broker on the store ``url``, with the default account and ``accounts``.
 
-    def __init__(self, url: str, accounts: Iterable[str]) -> None:
-        self._url = url
+    Args: ``name`` is the server's name, ``settings`` are others (``Broker``), and ``remedy`` says what to do if another
+        broker has the store.
+    Raises: ConnectionFailed.
+    """
+
+    def __init__(self, url: str, accounts: Iterable[str], name: str, *, settings: Mapping[str, Any] | None = None,
+                 remedy: str = "stop it") -> None:
+        self._url, self._remedy = url, remedy
         self._password = secrets.token_hex(16)
         names = sorted({*accounts} - {DEFAULT_ACCOUNT, ""})
-        users = tuple(User(name, self._password, name) for name in (DEFAULT_ACCOUNT, *names))
-        accounts_settings = tuple(AccountSettings(name, NO_LIMITS) for name in (DEFAULT_ACCOUNT, *names))
+        users = tuple(User(one, self._password, one) for one in (DEFAULT_ACCOUNT, *names))
+        accounts_settings = tuple(AccountSettings(one, NO_LIMITS) for one in (DEFAULT_ACCOUNT, *names))
         try:
             self._broker = Broker(url, port=None, settings={
-                "auth.users": users, "accounts.configured": accounts_settings, "server_name": "jetblock-migrate"})
+                "auth.users": users, "accounts.configured": accounts_settings, "server_name": name,
+                **(settings or {})})
         except ConfigError as error:
-            raise CannotMigrate(str(error)) from None
+            raise ConnectionFailed(str(error)) from None
 
     async def start(self) -> None:
-        """Take the store. Raises: CannotMigrate."""
+        """Take the store. Raises: ConnectionFailed."""
         try:
             await self._broker.start()
         except StoreInUse:
-            raise CannotMigrate(f"{self._url}: a broker runs on this store: stop it, or give its URL (nats://…) as the "
-                                f"target") from None
+            raise ConnectionFailed(f"{self._url}: a broker runs on this store: {self._remedy}") from None
         except (StartError, StoreError, ValueError) as error:
-            raise CannotMigrate(f"{self._url}: {error}") from None
+            raise ConnectionFailed(f"{self._url}: {error}") from None
 
     async def connect(self, account: str) -> Connection:
-        """Connect to an account of the broker. Raises: CannotMigrate."""
+        """Connect to an account of the broker. Raises: ConnectionFailed."""
         login = Login("nats://inside", user=account or DEFAULT_ACCOUNT, password=self._password)
         connection = await connect(login, _Inside(self._broker))
         connection.shown = self._url
