@@ -85,6 +85,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     options = parser.parse_args(list(arguments))
     if not options.url.startswith(_SERVER):
         parser.error(f"URL {options.url!r} is not a server's: nats://HOST:PORT")
+    if not options.upstream or set(options.upstream) & set(". *>\t"):
+        parser.error(f"--upstream {options.upstream!r} must be one token of a subject")
     if not has_scheme(options.store) or options.store.startswith("memory:"):
         parser.error(f"STORE {options.store!r} must be file:///DIR or s3://BUCKET/PREFIX")
     return options

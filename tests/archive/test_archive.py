@@ -131,6 +131,10 @@ async def test_refusals(tmp_path: Path) -> None:
         status, out, errors = await ended(await run(server, f"file://{tmp_path}/new", "ORDERS", "--nkey", "/no/file"))
         assert (status, out) == (2, "")
         assert "/no/file: cannot be read" in errors
+        for refused in (("--upstream", "a.b"), ("--store", "memory://"), ("--store", "a/folder")):
+            status, out, errors = await ended(await run(server, f"file://{tmp_path}/new", "ORDERS", *refused))
+            assert (status, out) == (2, "")
+            assert refused[1] in errors
         assert not (tmp_path / "new").exists()
         await until(lambda: has(there, "ORDERS", 50))
         assert (await info(there, "ORDERS"))["state"]["consumer_count"] == 0
