@@ -63,7 +63,9 @@ class Upstream:
             try:
                 connection = await connect(self._login(url), client=client, name=f"jetblock upstream "
                                            f"{self.settings.name}", on_error=self._note)
-            except ConnectionFailed as error:
+            except Exception as error:  # whatever a foreign server causes in the client, the next attempt may succeed
+                if not isinstance(error, ConnectionFailed):
+                    log.exception('Upstream "%s": connecting failed', self.settings.name)
                 self._fail(str(error))
                 self._urls.append(self._urls.pop(0))
                 await asyncio.sleep(backoff.next())

@@ -23,7 +23,6 @@ from broker.pipeline.errors import BadOption
 from broker.pipeline.jobs.failures import plain_failures
 from broker.pipeline.jobs.mapping import Shaped, shaped
 from broker.pipeline.jobs.target import Target
-from broker.pipeline.write.options import WriteOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -80,6 +79,8 @@ def import_messages(spark: SparkSession, *, store: str, stream: str, source: str
     Raises: PipelineError if the source or stream differs from that of the first run, if another import with this state
         runs, or if rows cannot be stored; pyspark's errors if the source cannot be read.
     """
+    from broker.pipeline.write.options import WriteOptions  # the writer of staged runs, which jetblock.spark may not need
+
     began = time.monotonic()
     place = Target(state)
     wanted = {"store": store, "stream": stream, "account": account}
