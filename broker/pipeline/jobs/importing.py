@@ -79,7 +79,7 @@ def import_messages(spark: SparkSession, *, store: str, stream: str, source: str
     Raises: PipelineError if the source or stream differs from that of the first run, if another import with this state
         runs, or if rows cannot be stored; pyspark's errors if the source cannot be read.
     """
-    from broker.pipeline.write.options import WriteOptions  # the writer of staged runs, which jetblock.spark may not need
+    from broker.pipeline.write.options import WriteOptions
 
     began = time.monotonic()
     place = Target(state)
