@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from nats.aio.client import Client
 
 from tests.harness import BrokerProcess, NatsServerProcess
+from tests.real.s3 import S3Server
 from tests.upstreams.test_upstreams import USERS, equal, has, info, make, until
 
 pytestmark = pytest.mark.shows("operation.archive")
@@ -38,11 +39,12 @@ async def origin(tmp_path: Path) -> AsyncIterator[tuple[NatsServerProcess, Clien
         await client.close()
 
 
-async def run(server: NatsServerProcess, store: str, *arguments: str) -> asyncio.subprocess.Process:
+async def run(server: NatsServerProcess, store: str, *arguments: str,
+              environ: Mapping[str, str] | None = None) -> asyncio.subprocess.Process:
     url = server.url.replace("nats://", "nats://archive:secret@")
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "broker", "archive", url, "--store", store, *arguments, stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE, env={**os.environ, "JETBLOCK_RESERVE": "256kb"})
+        stderr=asyncio.subprocess.PIPE, env={**os.environ, "JETBLOCK_RESERVE": "256kb", **(environ or {})})
 
 
 async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
@@ -51,30 +53,31 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, str, s
     return process.returncode, out.decode(), errors.decode()
 
 
-async def report(server: NatsServerProcess, store: str, *arguments: str) -> tuple[int | None, dict[str, Any]]:
+async def report(server: NatsServerProcess, store: str, *arguments: str,
+                 environ: Mapping[str, str] | None = None) -> tuple[int | None, dict[str, Any]]:
     """Run to the end; return the status, and the streams of the JSON report by name."""
-    status, out, errors = await ended(await run(server, store, "--once", "--json", *arguments))
+    status, out, errors = await ended(await run(server, store, "--once", "--json", *arguments, environ=environ))
     assert out, errors
     return status, {one["stream"]: one for one in json.loads(out)["streams"]}
 
 
-async def test_once_and_again(tmp_path: Path) -> None:
+async def test_once_and_again_on_s3(tmp_path: Path, minio: S3Server) -> None:
     """Streams that match are archived with their sequences and times; the next run adds what is new."""
-    store = f"file://{tmp_path}/archive"
+    store = minio.new_url()
     async with origin(tmp_path) as (server, there):
         await there.jetstream().delete_msg("ORDERS", 50)
-        status, streams = await report(server, store, "ORDERS", "EVENTS_*")
+        status, streams = await report(server, store, "ORDERS", "EVENTS_*", environ=minio.env)
         assert status == 0
         assert {name: (one["messages"], one["error"]) for name, one in streams.items()} == {
             "ORDERS": (49, ""), "EVENTS_EU": (50, ""), "EVENTS_US": (50, "")}
         await make(there, "EVENTS_ASIA", subjects=["EVENTS_ASIA.>"])
         await there.jetstream().publish("EVENTS_ASIA.1", b"new")
         await there.jetstream().publish("ORDERS.1", b"new")
-        status, streams = await report(server, store, "ORDERS", "EVENTS_*")
+        status, streams = await report(server, store, "ORDERS", "EVENTS_*", environ=minio.env)
         assert status == 0
         assert {name: one["messages"] for name, one in streams.items()} == {
             "ORDERS": 50, "EVENTS_EU": 50, "EVENTS_US": 50, "EVENTS_ASIA": 1}
-        async with BrokerProcess("--store", store) as broker:
+        async with BrokerProcess("--store", store, environ=minio.env) as broker:
             here = await nats.connect(broker.url)
             for name in streams:
                 await equal(there, name, here, name)
