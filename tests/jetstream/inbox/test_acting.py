@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 
 import pytest
 import pytest_asyncio
+from nats.js.errors import NotFoundError
 
 from broker.protocol import headers as header_block
 from broker.storage.staging.writer import Acting, RowRefused, RunWriter, request_id_of
@@ -42,17 +44,19 @@ async def adopt(broker: Inside, stream: str, messages: Iterable[Message], name: 
 
 
 async def contents(broker: Inside, stream: str) -> list[tuple[int, str, bytes]]:
-    """Return the messages that the stream has."""
+    """Return the messages that the stream has at one time."""
     js = broker.client.jetstream()
-    state = (await js.stream_info(stream)).state
-    found = []
-    at = 0
-    for _ in range(state.messages):
-        msg = await js._jsm.get_msg(stream, seq=at + 1, next=True, subject=">")
-        at = msg.seq or 0
-        found.append((at, msg.subject or "", msg.data or b""))
-    assert (not found and not state.messages) or found[-1][0] == state.last_seq
-    return found
+    while True:
+        before = (await js.stream_info(stream)).state
+        found: list[tuple[int, str, bytes]] = []
+        with suppress(NotFoundError):
+            while True:
+                msg = await js._jsm.get_msg(stream, seq=found[-1][0] + 1 if found else 1, next=True, subject=">")
+                found.append((msg.seq or 0, msg.subject or "", msg.data or b""))
+        if (await js.stream_info(stream)).state == before:  # nothing has expired meanwhile
+            assert len(found) == before.messages
+            assert not found or found[-1][0] == before.last_seq
+            return found
 
 
 @pytest.mark.parametrize("block_messages", [100, 2, 1])

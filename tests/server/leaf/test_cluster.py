@@ -36,7 +36,8 @@ NAMES = ("prod1", "prod2", "prod3")
 
 
 @asynccontextmanager
-async def cluster(directory: Path) -> AsyncIterator[tuple[list[NatsServerProcess], list[str]]]:
+async def cluster(directory: Path, *,
+                  jetstream: bool = False) -> AsyncIterator[tuple[list[NatsServerProcess], list[str]]]:
     """Run three real servers as a cluster. Yields: the servers, and the URLs of their ports for leaf nodes."""
     routes = {name: free_port() for name in NAMES}
     leafs = {name: free_port() for name in NAMES}
@@ -44,8 +45,10 @@ async def cluster(directory: Path) -> AsyncIterator[tuple[list[NatsServerProcess
     async with AsyncExitStack() as stack:
         servers = []
         for name in NAMES:
+            storing = f'jetstream {{ store_dir: "{directory}/{name}" }}' if jetstream else ""
             path = write(directory / f"{name}.conf", f"""
                 server_name: {name}
+                {storing}
                 cluster {{ name: prod, host: 127.0.0.1, port: {routes[name]}, routes: [{others}] }}
                 leafnodes {{ host: 127.0.0.1, port: {leafs[name]} }}""")
             servers.append(await stack.enter_async_context(NatsServerProcess("-c", path)))
