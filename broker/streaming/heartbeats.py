@@ -69,8 +69,9 @@ class Heartbeats:
 
     def hasten(self, client: Client) -> None:
         """Send the next heartbeat now: the client has failed to answer, and seems to be back."""
-        if not client.asked and self._clients.get(client.id) is client:
-            self._push(client, self._clock.monotonic_ns())
+        now_ns = self._clock.monotonic_ns()
+        if not client.asked and client.due_ns > now_ns and self._clients.get(client.id) is client:
+            self._push(client, now_ns)
 
     async def answers(self, client: Client, timeout_ns: int) -> bool:
         """Return whether the client answers a request on its heartbeat inbox within ``timeout_ns``."""
@@ -128,9 +129,9 @@ class Heartbeats:
         now_ns = self._clock.monotonic_ns()
         left = _AT_ONCE
         while left and self._heap and self._heap[0][0] <= now_ns:
+            left -= 1
             due_ns, _, client = heapq.heappop(self._heap)
             if client.due_ns == due_ns and self._clients.get(client.id) is client:
-                left -= 1
                 self._handle(client, now_ns)
         self._arm()
 

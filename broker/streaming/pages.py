@@ -1,4 +1,4 @@
-"""The monitoring pages of NATS Streaming, as JSON values: /streaming/serverz, storez, clientsz and channelsz.
+"""The monitoring pages of NATS Streaming, as JSON values: /streaming/serverz, storez, clientsz, channelsz, isFTActive.
 
 A page is made in steps, because a gateway may have a million subscriptions.
 
@@ -44,6 +44,8 @@ class StreamingPages:
         match path:
             case "/streaming":
                 return self._index()
+            case "/streaming/isFTActive":
+                return self._is_active()
             case "/streaming/serverz":
                 return self._serverz()
             case "/streaming/storez":
@@ -60,6 +62,11 @@ class StreamingPages:
             "server", "store", "clients", "channels"))
         yield
         return 200, f"<!doctype html>\n<title>NATS Streaming</title>\n<h1>NATS Streaming</h1>\n{links}"
+
+    def _is_active(self) -> Page:
+        """Answer as a server of a fault-tolerant group: without content while another one is active."""
+        yield
+        return 200 if self._gateway.serving else 204, ""
 
     def _head(self) -> dict[str, Any]:
         return {"cluster_id": self._gateway.settings.cluster_id, "server_id": self._gateway.server_id,

@@ -13,13 +13,16 @@ Source: nats-streaming-server, server/partitions.go; util/channels.go.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import DecodeError
 
 from broker.jetstream.wire.ids import secret_id
-from broker.protocol.subject import collide, is_literal, subset
+from broker.protocol.subject import is_literal, subset
+from broker.protocol.subject_tree import SubjectTree
 from broker.streaming.wire.stan_pb2 import CtrlMsg
 
 if TYPE_CHECKING:
@@ -30,9 +33,13 @@ __all__ = ["Partition", "decoded", "encoded"]
 _PARTITIONING = 4
 _ANSWERS_SECONDS = 1.0
 """Time without an answer after which the check is over: nobody knows how many servers there are."""
+_CHECK_SECONDS = 10.0
+"""Time after which the check is over, whatever else is answered."""
 _LIST_BYTES = 500_000
 """The most bytes of one list; a longer one is sent in parts."""
-_COMPARED_AT_ONCE = 2000
+_LISTS_MAX = 64
+"""Lists of other servers, and answers, that wait at once; more are dropped, as by a server that is too slow."""
+_COMPARED_AT_ONCE = 1000
 
 
 class Partition:
@@ -49,6 +56,12 @@ class Partition:
         self._channels = [channel.encode() for channel in channels]
         self._literals = {channel for channel in self._channels if is_literal(channel)}
         self._patterns = [channel for channel in self._channels if channel not in self._literals]
+        self._tree: SubjectTree[bytes] = SubjectTree()
+        for channel in self._channels:
+            self._tree.add(channel, channel)
+        self._waiting: deque[tuple[bytes, bytes]] = deque()
+        """The lists of other servers that are not answered yet, each with the subject for the answer."""
+        self._answering = False
         self._subject = f"_STAN.part.{cluster_id}".encode()
         self._subscription = bus.subscribe(self._subject, self._on_lists)
 
@@ -64,11 +77,12 @@ class Partition:
 
     async def conflict(self) -> str:
         """Ask the other servers of the cluster ID; return the error, if one of them has one of these channels."""
-        answers: asyncio.Queue[bytes] = asyncio.Queue()
+        answers: asyncio.Queue[bytes] = asyncio.Queue(_LISTS_MAX)
 
         def on_answers(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-            for _, _, hlen, body in ops[start:end]:
-                answers.put_nowait(body[hlen:])
+            with suppress(asyncio.QueueFull):
+                for _, _, hlen, body in ops[start:end]:
+                    answers.put_nowait(body[hlen:])
 
         inbox = f"_INBOX.{secret_id()}".encode()
         subscription = self._bus.subscribe(inbox, on_answers)
@@ -76,12 +90,13 @@ class Partition:
             for part in encoded(self._channels):
                 request = CtrlMsg(MsgType=_PARTITIONING, ServerID=self._server_id, Data=part)
                 self._bus.publish(self._subject, inbox, 0, request.SerializeToString())
-            while True:
-                async with asyncio.timeout(_ANSWERS_SECONDS):
-                    answer = CtrlMsg.FromString(await answers.get())
-                if answer.Data:
-                    return (f'channel "{answer.Data.decode(errors="replace")}" causes conflict with channels on server '
-                            f'"{answer.ServerID}"')
+            async with asyncio.timeout(_CHECK_SECONDS):
+                while True:
+                    async with asyncio.timeout(_ANSWERS_SECONDS):
+                        answer = CtrlMsg.FromString(await answers.get())
+                    if answer.Data:
+                        return (f'channel "{answer.Data.decode(errors="replace")}" causes conflict with channels on '
+                                f'server "{answer.ServerID}"')
         except TimeoutError:
             return ""
         except DecodeError as error:
@@ -97,29 +112,32 @@ class Partition:
         for _, reply, hlen, body in ops[start:end]:
             try:
                 request = CtrlMsg.FromString(body[hlen:])
-                channels = decoded(request.Data)
-            except (DecodeError, ValueError):
+            except DecodeError:
                 continue
-            if reply and request.ServerID != self._server_id:
-                self._start(self._answer(channels, reply), "partitioning request")
+            if reply and request.ServerID != self._server_id and len(self._waiting) < _LISTS_MAX:
+                self._waiting.append((reply, request.Data))
+        if self._waiting and not self._answering:
+            self._answering = True
+            self._start(self._answer_all(), "partitioning requests")
 
-    async def _answer(self, channels: Sequence[bytes], reply: bytes) -> None:
-        answer = CtrlMsg(MsgType=_PARTITIONING, ServerID=self._server_id, Data=await self._common(channels))
-        self._bus.publish(reply, b"", 0, answer.SerializeToString())
+    async def _answer_all(self) -> None:
+        """Answer the lists that wait, one after the other; one that ends within a name gets no answer."""
+        try:
+            while self._waiting:
+                reply, channels = self._waiting.popleft()
+                with suppress(ValueError):
+                    answer = CtrlMsg(MsgType=_PARTITIONING, ServerID=self._server_id, Data=await self._common(channels))
+                    self._bus.publish(reply, b"", 0, answer.SerializeToString())
+        finally:
+            self._answering = False
 
-    async def _common(self, channels: Sequence[bytes]) -> bytes:
-        """Return a channel that another server has, too; b"" if there is none."""
-        compared = 0
-        for channel in channels:
-            if channel in self._literals:
-                return channel
-            # A pattern of the other server may have a channel of this one in it; a channel only a pattern.
-            for own in self._patterns if is_literal(channel) else self._channels:
-                if collide(channel, own):
-                    return own if subset(own, channel) and own in self._literals else channel
-                compared += 1
-                if compared % _COMPARED_AT_ONCE == 0:
-                    await asyncio.sleep(0)
+    async def _common(self, channels: bytes) -> bytes:
+        """Return a channel of a list that this server has, too; b"" if there is none. Raises: ValueError."""
+        for compared, channel in enumerate(decoded(channels), 1):
+            if compared % _COMPARED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            for own in self._tree.overlapping(channel):
+                return own if own in self._literals and subset(own, channel) else channel
         return b""
 
 
@@ -135,13 +153,12 @@ def encoded(channels: Iterable[bytes]) -> Iterator[bytes]:
         yield bytes(part)
 
 
-def decoded(data: bytes) -> list[bytes]:
-    """Return the channels of a list. Raises: ValueError, if it ends within a name."""
-    channels, at = [], 0
+def decoded(data: bytes) -> Iterator[bytes]:
+    """Yield the channels of a list. Raises: ValueError, if it ends within a name."""
+    at = 0
     while at < len(data):
         end = at + 2 + int.from_bytes(data[at:at + 2], "little")
         if end > len(data):
             raise ValueError(f"the list of channels ends within the name at byte {at}")
-        channels.append(data[at + 2:end])
+        yield data[at + 2:end]
         at = end
-    return channels

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 from broker.streaming.partitions import decoded, encoded
+from broker.streaming.wire.stan_pb2 import CtrlMsg
 from tests.harness import BrokerProcess, NatsServerProcess, NatsStreamingProcess, ServerProcess, fetch, free_port
 from tests.streaming.stan_client import FIRST, StanClient
 
@@ -114,7 +117,52 @@ def test_lists_of_channels() -> None:
     parts = list(encoded(channels))
     assert len(parts) == 2
     assert [name for part in parts for name in decoded(part)] == channels
-    assert decoded(b"\x01\x00a") == [b"a"]
+    assert list(decoded(b"\x01\x00a")) == [b"a"]
     for damaged in (b"\x01", b"\x02\x00a"):
         with pytest.raises(ValueError, match="ends within the name"):
-            decoded(damaged)
+            list(decoded(damaged))
+
+
+async def test_forged_lists_are_answered_in_slices(tmp_path: Path) -> None:
+    """Lists of 300 000 names, damaged ones and floods of them: the broker answers pings between, and true lists after.
+
+    A flood of empty answers does not hold up the check of another broker.
+    """
+    async with AsyncExitStack() as stack:
+        system = System(tmp_path, stack)
+        hub = await system.hub()
+        good = await system.broker("good", "new.>", "x.y")
+        await connected(hub, 1)
+        attacker = await nats.connect(good.url)
+
+        def request(names: Iterable[bytes]) -> bytes:
+            listed = b"".join(len(name).to_bytes(2, "little") + name for name in names)
+            return CtrlMsg(MsgType=4, ServerID="other", Data=listed).SerializeToString()
+
+        async def ask(data: bytes) -> bytes:
+            answer = await attacker.request("_STAN.part.test-cluster", data, timeout=60)
+            return bytes(CtrlMsg.FromString(answer.data).Data)
+
+        large = request(300_000 * [b"a"])
+        for _ in range(10):
+            await attacker.publish("_STAN.part.test-cluster", large, reply="nobody")
+        await attacker.publish("_STAN.part.test-cluster", CtrlMsg(ServerID="other", Data=b"\x05\x00a")
+                               .SerializeToString(), reply="nobody")
+        assert await ask(request([b"z", b"x.*"])) == b"x.y"
+        assert await ask(large) == b""
+        assert await ask(request(1000 * [b"a.*"] + [b">"])) == b">"
+
+        flooding = True
+
+        async def flood(msg: Msg) -> None:
+            while flooding:
+                for _ in range(20):
+                    await attacker.publish(msg.reply, CtrlMsg(MsgType=4, ServerID="forged").SerializeToString())
+                await asyncio.sleep(0.05)
+
+        await attacker.subscribe("_STAN.part.test-cluster", cb=flood)
+        await attacker.flush()
+        late = await system.broker("late", "other")
+        assert late.running
+        flooding = False
+        await attacker.close()

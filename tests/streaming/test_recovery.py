@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import BrokerProcess
+from tests.harness import BrokerProcess, fetch
 from tests.real.s3 import S3Server
 from tests.streaming.stan_client import FIRST, NEW, StanClient
 
@@ -88,6 +88,8 @@ async def test_a_standby_continues(tmp_path: Path) -> None:
         await standby.start(ready=False)
         stack.push_async_callback(standby.close)
         await standby.wait_line("standby: another broker holds")
+        pages = [f"http://127.0.0.1:{one.http_port}/streaming/" for one in (owner, standby)]
+        assert [(await fetch(page + "isFTActive"))[0] for page in pages] == [200, 204]
         client = await StanClient.open([owner.url, f"nats://127.0.0.1:{standby.port}"], "me")
         await client.publish_all("orders", b"1", b"2", b"3")
         sub = await client.subscribe("orders", FIRST, durable="d")
@@ -97,6 +99,7 @@ async def test_a_standby_continues(tmp_path: Path) -> None:
         assert (await sub.next()).seq == 4
         await owner.kill()
         await standby.wait_ready()
+        assert (await fetch(pages[1] + "isFTActive"))[0] == 200
         # The delivery of 4 may not be stored yet: then it counts as the first one.
         third, fourth = await sub.take(2)
         assert (third.seq, third.redelivered > 0, fourth.seq) == (3, True, 4)
