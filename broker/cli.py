@@ -96,6 +96,10 @@ def _run(arguments: Sequence[str]) -> int:
         from broker.runtime.adopt_cli import main as adopt
 
         return adopt(list(arguments[1:]))
+    if arguments[:1] == ["console"]:
+        from broker.console.cli import main as console
+
+        return console(list(arguments[1:]))
     if arguments[:1] == ["pipeline"]:
         from broker.pipeline.cli import main as pipeline
 
@@ -132,7 +136,7 @@ def _word(word: str) -> int:
         print(USAGE)
         return 0
     near = did_you_mean(word, ("inspect", "fsck", "adopt", "archive", "cost", "copy", "backup", "restore", "migrate",
-                               "pipeline", "version", "help"))
+                               "pipeline", "console", "version", "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 

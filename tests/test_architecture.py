@@ -215,9 +215,11 @@ MAY: dict[str, set[str]] = {
     "runtime.inside": {"access", "base", "client", "config.settings", "runtime.embedded", "storage.objectstore"},
     "archive": {"base", "client", "config.leafnodes", "config.upstreams", "runtime.inside"},
     "migration": {"access", "base", "client", "jetstream.archive", "jetstream.wire", "runtime.inside"},
+    "console": {
+        "base", "inspect", "jetstream.wire", "maintenance", "maintenance.cost", "protocol", "storage.objectstore"},
     "cli": {
-        "archive", "base", "config", "config.settings", "inspect", "maintenance", "migration", "pipeline", "runtime",
-        "version"},
+        "archive", "base", "config", "config.settings", "console", "inspect", "maintenance", "migration", "pipeline",
+        "runtime", "version"},
     "__main__": {"cli"},
 }
 """The rooms that each room may import. It imports all of them: an entry that no module needs is removed."""

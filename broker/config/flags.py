@@ -24,6 +24,7 @@ Usage: jetblock [options]
        jetblock copy | backup | restore [options]    copy a store; a broker may run on it
        jetblock migrate [options]    move streams here from a nats-server, or from its backups
        jetblock archive [options]    mirror streams of another NATS system in a store
+       jetblock console [options]    serve pages in the browser for a NATS server
        jetblock pipeline [options]   what Spark needs to read a store
 
 Server Options:
