@@ -26,6 +26,8 @@ __all__ = ["Refused", "Server"]
 
 _CONNECT_SECONDS = 5
 _REQUEST_SECONDS = 10.0
+_ATTEMPTS = 5
+"""Attempts to connect, as long as the server resets the connection."""
 _READING = ("INFO", "STREAM.LIST", "STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.LIST.", "CONSUMER.INFO.")
 """Requests that change nothing."""
 _READ_ONLY = "The console was started with --read-only, so it changes nothing."
@@ -59,7 +61,6 @@ class Server:
         self._refused: set[str] = set()
         """Subjects, in lower case, that the server has refused this user."""
         self._may: tuple[list[bytes], list[bytes]] = ([b">"], [])
-        self._problems: list[BaseException] = []
         self.user = ""
         self.account = ""
         self.api_prefix = f"$JS.{login.domain}.API" if login.domain else "$JS.API"
@@ -68,22 +69,29 @@ class Server:
     async def connect(cls, login: Login, *, read_only: bool = False) -> Server:
         """Connect and log in. Raises: BadLogin."""
         server = cls(login, read_only=read_only)
-        client = server.client
-        options = login.options()
-        if (public := login.public_nkey) is not None:
-            client._public_nkey = public
-        try:
-            # nats-py tries for ever if reconnects are not limited: the first connect has a limit of its own.
-            async with asyncio.timeout(_CONNECT_SECONDS + 1):
-                await client.connect(
-                    **options, name="jetblock console", connect_timeout=_CONNECT_SECONDS, max_reconnect_attempts=-1,
-                    reconnect_time_wait=1, ping_interval=10, max_outstanding_pings=2, error_cb=server._on_error)
-        except (Error, OSError, ValueError, TimeoutError) as error:
-            await server.close()
-            raise BadLogin(f"{login.shown} cannot be used: "
-                           f"{_reason((server._problems or [error])[-1])}.") from None
+        for attempt in range(_ATTEMPTS):
+            try:
+                await server._connect()
+                break
+            except (Error, OSError, ValueError, TimeoutError) as error:
+                await server.close()
+                # A server that refuses a login closes the connection at once; that can discard the reason it has sent.
+                if not isinstance(error, ConnectionResetError | BrokenPipeError) or attempt + 1 == _ATTEMPTS:
+                    raise BadLogin(f"{login.shown} cannot be used: {_reason(error)}.") from None
+        server.client.options["allow_reconnect"] = True
         await server._learn_permissions()
         return server
+
+    async def _connect(self) -> None:
+        """Connect once: nats-py would try again for ever, also with a wrong password."""
+        self.client = client = Client()
+        if (public := self.login.public_nkey) is not None:
+            client._public_nkey = public
+        async with asyncio.timeout(_CONNECT_SECONDS + 1):
+            await client.connect(
+                **self.login.options(), name="jetblock console", connect_timeout=_CONNECT_SECONDS,
+                allow_reconnect=False, max_reconnect_attempts=-1, reconnect_time_wait=1, ping_interval=10,
+                max_outstanding_pings=2, error_cb=self._on_error)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -197,8 +205,6 @@ class Server:
                 self._waiting.pop(subject.lower(), None)
 
     async def _on_error(self, error: BaseException) -> None:
-        self._problems.append(error)
-        del self._problems[:-10]
         if found := _DENIED.search(str(error).lower()):
             self._refused.add(found[1])
             for waiting in self._waiting.get(found[1], ()):
