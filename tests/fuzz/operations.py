@@ -29,6 +29,9 @@ STUCK_SECONDS = 0.4
 TIMEOUT_SECONDS = 30.0
 QUIET_SECONDS = 0.02
 """Time without a message after which JetStream has sent its last answer."""
+REFUSALS = 100
+"""Number of attempts to connect while the server may still count connections that have ended."""
+
 _FENCED = ("_FENCE.", "$SYS.REQ.USER.INFO")
 
 
@@ -87,7 +90,7 @@ class _Player:
                 await self._connect_fence(config)
         else:
             if name not in self._connections:
-                self._connections[name] = await self._stack.enter_async_context(Connection(self._server.port))
+                self._connections[name] = await self._open()
             connection = self._connections[name]
             if verb == "leave":
                 await connection.leave()
@@ -106,6 +109,18 @@ class _Player:
             received = {name: sorted(frames, key=lambda frame: (frame == "closed", json.dumps(frame)))
                         for name, frames in received.items()}
         return {**received, **extra}
+
+    async def _open(self) -> Connection:
+        """Connect, again if refused after another connection ended: nats-server closes a socket before it stops
+        counting the client against ``max_connections``."""
+        connection = await self._stack.enter_async_context(Connection(self._server.port))
+        if any(other.closed for other in self._connections.values()):
+            for _ in range(REFUSALS):
+                if connection.info or not connection.closed:
+                    break
+                await asyncio.sleep(0.001)
+                connection = await self._stack.enter_async_context(Connection(self._server.port))
+        return connection
 
     async def _received(self, first: str, *, raw: bool) -> dict[str, Any]:
         if first in self._connections and not await self._ping(first):
@@ -162,7 +177,7 @@ class _Player:
         return await self._connections[name].ping(STUCK_SECONDS * self._slowness)
 
     async def _connect_fence(self, config: Config) -> None:
-        self._fence = await self._stack.enter_async_context(Connection(self._server.port))
+        self._fence = await self._open()
         given = config.get("authorization", {})
         fields = {"verbose": False, "user": FENCE, "pass": FENCE}
         if "user" in given:

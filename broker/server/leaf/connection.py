@@ -129,6 +129,9 @@ class LeafConnection(Connection):
         self.registered = False
         """Flag: the handshake is complete."""
 
+        self._early: list[Interest] | None = None
+        """The other server's interest that waits until it knows this server's; None: it does not wait."""
+
         self.remote_name = ""
         """The other server's name."""
 
@@ -150,13 +153,29 @@ class LeafConnection(Connection):
         return ""
 
     def register(self, passage: Passage) -> None:
-        """Complete the handshake: join the account, and serve the other server's interest from now on."""
+        """Complete the handshake: join the account, and serve the other server's interest after ``informed``.
+
+        A request that followed the other server's interest before it knows the reply's inbox would get no reply.
+        """
         self.passage = passage
         self._publishing.rules = passage.receives
         self.group = self.group or f"\0{self.cid}"
         self.registered = True
         self.account.join(self, leaf=True)
+        self._early = []
+        self._reading.hold()
         self._nodes.connected(self)
+
+    def informed(self) -> None:
+        """Serve the other server's interest from now on: this server's has been sent."""
+        early, self._early = self._early, None
+        if early is None:
+            return
+        for op in early:
+            if self.closed:
+                return
+            self._change_interest(op)
+        self._reading.release()
 
     def change_passage(self, passage: Passage) -> None:
         """Apply other permissions to a connection that is in use."""
@@ -210,6 +229,9 @@ class LeafConnection(Connection):
 
     def _change_interest(self, op: Interest) -> None:
         """Insert, change or remove a subscription of the other server."""
+        if self._early is not None:
+            self._early.append(op)
+            return
         subject, queue, weight = op
         sub = self.subs.get((subject, queue))
         if not weight:

@@ -131,6 +131,7 @@ class LeafNodes:
             self._interest[leaf.account.name] = interest, counting
         await asyncio.shield(counting)
         await interest.inform(leaf)
+        leaf.informed()
         for remote in self.remotes:
             if remote.connection is leaf:
                 remote.settled.set()

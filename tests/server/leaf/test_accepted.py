@@ -267,3 +267,38 @@ async def test_a_real_spoke_reconnects(tmp_path: Path) -> None:
         assert (ack.domain, ack.seq) == ("hub", 1)
         await here.close()
         await there.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_spoke_knows_the_inbox_before_it_gets_a_request(tmp_path: Path, kind: str) -> None:
+    """A request that is sent as soon as the spoke's responder is known gets its reply, also while the spoke is still
+    being informed about many other subscriptions."""
+    async with hub(tmp_path, kind) as (server, port):
+        client = await connect(server)
+        for number in range(20_000):
+            await client.subscribe(f"other.{number}")
+        await client.flush()
+        with pytest.raises(NoRespondersError):
+            await client.request("probe", timeout=10)  # this subscribes to the inbox, after all others
+        raw, _ = await Raw.open(port)
+        raw.send(login() + b"LS+ probe\r\n")
+
+        async def answer() -> bool:
+            informed = False
+            while line := await raw.line():
+                informed = informed or line.startswith(b"LS+ _INBOX.")
+                if line.startswith(b"LMSG probe "):
+                    raw.send(b"LMSG %b 0\r\n\r\n" % line.split()[2])
+                    return informed
+            return False
+
+        answering = asyncio.create_task(answer())
+        while True:
+            try:
+                await client.request("probe", timeout=30)
+                break
+            except NoRespondersError:
+                await asyncio.sleep(0)
+        assert await answering
+        raw.close()
+        await client.close()
