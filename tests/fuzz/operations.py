@@ -29,7 +29,7 @@ STUCK_SECONDS = 0.4
 TIMEOUT_SECONDS = 30.0
 QUIET_SECONDS = 0.02
 """Time without a message after which JetStream has sent its last answer."""
-REFUSALS = 100
+ATTEMPTS = 100
 """Number of attempts to connect while the server may still count connections that have ended."""
 
 _FENCED = ("_FENCE.", "$SYS.REQ.USER.INFO")
@@ -113,14 +113,13 @@ class _Player:
     async def _open(self) -> Connection:
         """Connect, again if refused after another connection ended: nats-server closes a socket before it stops
         counting the client against ``max_connections``."""
-        connection = await self._stack.enter_async_context(Connection(self._server.port))
-        if any(other.closed for other in self._connections.values()):
-            for _ in range(REFUSALS):
-                if connection.info or not connection.closed:
-                    break
-                await asyncio.sleep(0.001)
-                connection = await self._stack.enter_async_context(Connection(self._server.port))
-        return connection
+        attempts = ATTEMPTS if any(other.closed for other in self._connections.values()) else 1
+        while True:
+            connection = await self._stack.enter_async_context(Connection(self._server.port))
+            attempts -= 1
+            if connection.info or not attempts:
+                return connection
+            await asyncio.sleep(0.001)
 
     async def _received(self, first: str, *, raw: bool) -> dict[str, Any]:
         if first in self._connections and not await self._ping(first):
