@@ -30,7 +30,7 @@ MAY: dict[str, set[str]] = {
     "config.arguments": {"config.kinds"},
     "config.kinds": {"base"},
     "config.callout": {"base"},
-    "config.leafnodes": {"access", "base"},
+    "config.leafnodes": {"access", "base", "config.kinds"},
     "config.operator": {"base"},
     "config.upstreams": {"access", "base", "config.leafnodes"},
     "config.section": {"base", "config.kinds"},

@@ -17,6 +17,9 @@ __all__ = ["DEFAULT_MAX_CONSUMERS", "SYNC_INTERVAL_NS", "Kind", "boolean", "boun
            "duration_ns", "fingerprints", "handshake_first", "header_fields", "integer", "limit", "name", "names",
            "origins", "parse_duration_ns", "parse_size", "port", "size", "sync_interval", "text"]
 
+MASK = "[REDACTED]"
+"""The text that replaces a secret wherever settings are shown. It is refused as a value: everybody would know it."""
+
 Kind = Callable[[Any], Any]
 """Converts a configured value to the setting's value. Raises: ValueError with a description of valid values."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import Final, NamedTuple
+from urllib.parse import quote
 
 from broker.access.accounts import DEFAULT_ACCOUNT
 from broker.base.value import Value
+from broker.config.kinds import MASK
 
 __all__ = ["LEAF_PORT", "LeafRemote", "LeafTls", "LeafUrl"]
 
@@ -14,7 +16,7 @@ LEAF_PORT: Final = 7422
 
 
 class LeafUrl(NamedTuple):
-    """The address of another server; ``shown`` is the URL without its password."""
+    """The address of another server."""
 
     host: str
     port: int
@@ -26,6 +28,12 @@ class LeafUrl(NamedTuple):
     def address(self) -> str:
         """The host and port as log lines show them."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def shown(self) -> str:
+        """The URL without secrets; a user name without a password is a token, and as secret."""
+        user = f"{quote(self.user, safe='')}:{MASK}@" if self.password else f"{MASK}@" if self.user else ""
+        return f"{'tls' if self.tls else 'nats-leaf'}://{user}{self.address}"
 
 
 class LeafTls(Value):
@@ -56,8 +64,18 @@ class LeafRemote(Value, hidden=["urls", "nkey"]):
     deny_exports: tuple[str, ...] = ()
     no_randomize: bool = False
     ignore_discovered_servers: bool = False
+    hub: bool = False
+    """Flag: this server is the hub, and the other one its spoke."""
+
     request_isolation: bool = False
     disabled: bool = False
     first_info_timeout_ns: int = 1_000_000_000
     dial_timeout_ns: int | None = None
     """The time to connect; None: as for all remotes."""
+
+    @property
+    def shown(self) -> str:
+        """The remote as nats-server's log names it, without secrets."""
+        urls = " ".join(f'"{url.shown}"' for url in self.urls)
+        login = f', credentials="{self.credentials}"' if self.credentials else f', nkey="{MASK}"' if self.nkey else ""
+        return f'urls=[{urls}], account="{self.account}"{login}'

@@ -23,7 +23,7 @@ from broker.base.suggest import did_you_mean
 from broker.base.value import Value, fields
 from broker.config import kinds
 from broker.config.callout import CalloutSettings
-from broker.config.kinds import DEFAULT_MAX_CONSUMERS
+from broker.config.kinds import DEFAULT_MAX_CONSUMERS, MASK
 from broker.config.leafnodes import LeafRemote
 from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
@@ -40,8 +40,6 @@ __all__ = ["MASK", "MASKED", "REMOVED", "AccountsSettings", "AuthSettings", "Cer
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
 
-MASK = "[REDACTED]"
-"""The text that replaces a secret wherever settings are shown. It is refused as a value: everybody would know it."""
 
 MASKED = f'is "{MASK}", which stands for a secret in what --print-config shows: write the secret itself'
 """The error text for a setting whose value is ``MASK``."""
@@ -342,7 +340,7 @@ class LeafSettings(Section):
     tls: TlsSettings = section(TlsSettings(), "tls")
     remotes: tuple[LeafRemote, ...] = setting(
         (), kinds.text, "Other servers to connect to: [ { urls: [nats-leaf://host:7422], account: …, credentials: … } "
-        "]; from a file only.", "remotes", variable="")
+        "]; from a file only.", "remotes", variable="", reload="server", log_name="LeafNode remotes")
     reconnect_interval_ns: int = setting(
         SECOND, kinds.duration_ns(MS), "Time before a lost connection to another server is opened again.",
         "reconnect_interval", "reconnect_delay", "reconnect")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
-from urllib.parse import quote
 
 from broker import __version__
 from broker.access.accounts import DEFAULT_ACCOUNT, AccountSettings, NkeyUser, Permissions, User
@@ -15,7 +14,7 @@ from broker.access.sharing import Export, Import
 from broker.base.gotime import format_duration
 from broker.base.value import fields
 from broker.config.callout import CalloutSettings
-from broker.config.leafnodes import LeafRemote, LeafTls, LeafUrl
+from broker.config.leafnodes import LeafRemote, LeafTls
 from broker.config.operator import ResolverSettings, shown_url
 from broker.config.settings import MASK, ResolverTlsSettings, Setting, Settings, settings_table
 from broker.config.streaming import LIMIT_KEYS, ChannelLimits
@@ -122,7 +121,7 @@ def _resolver(resolver: ResolverSettings) -> str | _Block:
 
 
 def _remote(remote: LeafRemote) -> _Block:
-    shown: _Block = {"urls": _texts(_leaf_url(url) for url in remote.urls), "account": _text(remote.account)}
+    shown: _Block = {"urls": _texts(url.shown for url in remote.urls), "account": _text(remote.account)}
     if remote.credentials:
         shown["credentials"] = _text(remote.credentials)
     if remote.nkey:
@@ -132,7 +131,7 @@ def _remote(remote: LeafRemote) -> _Block:
     for name in ("deny_imports", "deny_exports"):
         if subjects := getattr(remote, name):
             shown[name] = _texts(subjects)
-    for name in ("no_randomize", "ignore_discovered_servers", "request_isolation", "disabled"):
+    for name in ("no_randomize", "ignore_discovered_servers", "hub", "request_isolation", "disabled"):
         if getattr(remote, name):
             shown[name] = "true"
     shown["first_info_timeout"] = _text(format_duration(remote.first_info_timeout_ns))
@@ -161,12 +160,6 @@ def _without_secret(url: str) -> str:
     scheme, _, rest = url.partition("://")
     user, at, address = rest.rpartition("@")
     return f"{scheme}://{MASK}@{address}" if at and ":" not in user else shown
-
-
-def _leaf_url(url: LeafUrl) -> str:
-    """Return a remote's URL; a user name without a password is a token, and as secret."""
-    user = f"{quote(url.user, safe='')}:{MASK}@" if url.password else f"{MASK}@" if url.user else ""
-    return f"{'tls' if url.tls else 'nats-leaf'}://{user}{url.address}"
 
 
 def _channel(limits: ChannelLimits) -> _Block:

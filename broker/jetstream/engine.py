@@ -42,6 +42,7 @@ from broker.jetstream.wire.errors import ApiError
 from broker.storage.log.memory_log import MemoryLog
 
 if TYPE_CHECKING:
+    from broker.jetstream.account.leafs import Leafs
     from broker.jetstream.api.disabled import DisabledApi
     from broker.jetstream.bus import Bus, Msg, Source
     from broker.jetstream.config.consumer import ConsumerConfig
@@ -79,10 +80,12 @@ class JetStream:
         ``receivers``: returns the receiver of a consumer that serves another protocol; None: there is none.
         ``upstreams``: returns the way to another NATS system, by account and API prefix (``Host.upstream``); None:
             there is none.
+        ``leaf_nodes``: returns the leaf nodes of the server, or None; None: there are none.
     """
 
     receivers: Callable[[Stream, ConsumerConfig], Receiver | None] | None = None
     upstreams: Callable[[str, str], Remote | None] | None = None
+    leaf_nodes: Callable[[], Leafs | None] | None = None
 
     def __init__(self, clock: Clock, rng: random.Random, settings: JetStreamSettings | None = None, *,
                  server_name: str = "jetblock", direct_bytes_max: int = ClientSettings().max_pending) -> None:
@@ -112,6 +115,11 @@ class JetStream:
     def available(self) -> bool:
         """True if this broker owns a shard and the proof of it is fresh."""
         return any(shard.available for shard in self.shards.values())
+
+    @property
+    def leafs(self) -> Leafs | None:
+        """The leaf nodes of the server; None if it has none."""
+        return self.leaf_nodes() if self.leaf_nodes is not None else None
 
     @property
     def streaming(self) -> set[str]:

@@ -288,6 +288,7 @@ class App:
 
             self.upstreams = Upstreams(settings.jetstream.upstreams, self.rng, self.jetstream.external.wake_all)
             self.jetstream.upstreams = self.upstreams.remote
+        self.jetstream.leaf_nodes = lambda: self.server.leafs
         self._accounts = JetStreamAccounts(self.jetstream, self.server)
         await self._accounts.start()
         self.jetstream.listen()

@@ -291,7 +291,14 @@ class Server:
             for apply_entrance in entrances:
                 apply_entrance()
             self.accounts.change(wanted)
+            if self.leafs is None and settings.leafnodes.remotes:
+                from broker.server.leaf.nodes import LeafNodes
+
+                self.leafs = LeafNodes(self)
+                if self._listener is not None:
+                    self.leafs.open_remotes()
             if self.leafs is not None:
+                self.leafs.remotes_changed()
                 self.leafs.accounts_changed()
             if self._listener is not None:
                 self._set_info()

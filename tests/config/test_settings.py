@@ -209,7 +209,6 @@ REFUSED: list[tuple[str, str]] = [
     ("leafnodes { remotes: [{url: 'nats://a', account: A}] }",
      ':1:12: cannot find local account "A" specified in leafnode remote'),
     ("leafnodes { remotes: [{url: 'nats://a'}, {url: 'nats://a:7422'}] }", ":1:12: duplicate remote a:7422"),
-    ("leafnodes { remotes: [{url: 'nats://a', hub: true}] }", '"hub" is not supported by this version of jetblock'),
     ("leafnodes { remotes: [{url: 'nats://a', proxy: {url: x}}] }", '"proxy" is not supported by this version'),
     ("leafnodes { remotes: [{url: 'nats://a', compression: s2_fast}] }", '"compression" is not supported'),
     ("leafnodes { compression: { mode: s2_auto } }", '"compression" is not supported'),

@@ -34,7 +34,6 @@ _TLS = aliases("ca_file", "cert_file", "key_file", "insecure", "min_version", "t
 _UNSUPPORTED: Final = {
     **dict.fromkeys(("ws_compression", "ws_no_masking", "proxy", "username", "password", "timeout"),
                     f"{_LATER}: it is for WebSocket remotes"),
-    "hub": f"{_LATER}: let the other server connect to this one",
     "jetstream_cluster_migrate": f"{_LATER}: there is no Raft",
     "isolate_leafnode_interest": f"{_LATER} in a remote: set it for all of leafnodes",
 }

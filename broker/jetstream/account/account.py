@@ -27,6 +27,7 @@ from broker.base.clock import Clock
 from broker.base.turns import in_turns
 from broker.config.settings import JetStreamSettings
 from broker.jetstream.account.consumers import Consumers
+from broker.jetstream.account.double_storage import DoubleStorage
 from broker.jetstream.account.external import locate
 from broker.jetstream.account.incoming import Incoming, Parts
 from broker.jetstream.account.long_work import LONG, Steps, at_once, in_thread_if_long
@@ -118,6 +119,7 @@ class Account:
                                                        self._make_stream, self.consumers.remove_stream,
                                                        self._add_restored, self.consumers.attach))
         self._quota.incoming = incoming
+        self._double_storage = DoubleStorage(name, bus, lambda: host.leafs)
 
     @property
     def available(self) -> bool:
@@ -208,6 +210,7 @@ class Account:
     def release(self) -> None:
         """Drop everything (subscriptions, timers, state) and write nothing."""
         self._restored = False
+        self._double_storage.stop()
         self.upstreams.stop_all()
         for stream in list(self.streams.values()):
             self.consumers.stop(stream)
@@ -262,6 +265,7 @@ class Account:
             self._record(stream, stream.enforcement.create_record())
         await in_turns(self._add(stream))
         self.events.stream("create", stream.name, stream.log)
+        self._double_storage.check(stream.name, config.subjects)
         return stream
 
     async def update_stream(self, stream: Stream, given: StreamConfig, *, pedantic: bool = False) -> None:
@@ -278,7 +282,8 @@ class Account:
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         self._quota.check_update(stream, config)
         self.consumers.check_limits(stream, config)
-        async with self._claimed(config, _without(config.subjects, before.subjects)):
+        added = _without(config.subjects, before.subjects)
+        async with self._claimed(config, added):
             # The claim may have taken several turns of the loop.
             if self.stream(stream.name) is not stream:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
@@ -289,6 +294,7 @@ class Account:
         limits_applied = stream.update(config)
         self._links += config.follows
         self.events.stream("modify", stream.name, stream.log)
+        self._double_storage.check(stream.name, added)
         await in_turns(self._connect(stream))
         removed = [one.encode() for one in _without(before.subjects, config.subjects)]
         await in_turns(self._subscriptions.give_back(config.name, removed))
@@ -460,7 +466,7 @@ class Account:
         """Return the stream that a mirror or source in this account names, or the way to it. Raises: ApiError."""
         if given.external is None or (self.domain and given.external.api == f"$JS.{self.domain}.API"):
             return self.stream(given.name)
-        found = locate(given, self.name, self.bus, self._host.upstream, mirror=mirror)
+        found = locate(given, self.name, self.bus, self._host.upstream, self._host.leafs, mirror=mirror)
         return found if isinstance(found, Remote) else self._host.stream(found, given.name)
 
     @staticmethod

@@ -4,7 +4,8 @@ The prefix names, in this order:
 
     1. a service that the account imports from another account of this broker
     2. the domain of a server that is connected as a leaf node, or any other responder to that prefix
-    3. an upstream of the account, by ``$JS.<name>.API``
+    3. a hub of this server whose JetStream has no domain, by ``$JS.<name>.API``, with the name of its cluster or server
+    4. an upstream of the account, by ``$JS.<name>.API``
 
     external { api: "JS.b.API", deliver: "deliver.a" }     in account A, which imports from account B
 
@@ -24,6 +25,7 @@ Source: nats-server, server/stream.go, setupMirrorConsumer, trySetupSourceConsum
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.upstream.link import Remote
@@ -32,22 +34,24 @@ from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject import is_literal, is_valid
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Bus
+    from broker.jetstream.account.leafs import Leafs
+    from broker.jetstream.bus import BatchHandler, Bus, Subscription
     from broker.jetstream.config.stream import StreamSource
     from broker.jetstream.stream.upstream.follower import Follower
 
 __all__ = ["ExternalFollowers", "locate"]
 
 _API = b"$JS.API."
+_PLAIN = "$JS.API"
 _CREATE = b"CONSUMER.CREATE."
 
 
-def locate(given: StreamSource, account: str, bus: Bus, upstream: Callable[[str, str], Remote | None], *,
-           mirror: bool) -> str | Remote:
+def locate(given: StreamSource, account: str, bus: Bus, upstream: Callable[[str, str], Remote | None],
+           leafs: Leafs | None, *, mirror: bool) -> str | Remote:
     """Return the name of the account whose stream ``given`` names, or the way to it if another server has it.
 
     Args: ``account`` is the copy's account, on ``bus``; ``upstream(account, api)`` returns the account's upstream that
-        answers below ``api``.
+        answers below ``api``; ``leafs`` are the leaf nodes, if there are any.
     Raises: ApiError 10029 (for a mirror) or 10045 if nobody is reached; 10056 if the API subject is another stream's.
     """
     external = given.external
@@ -72,6 +76,10 @@ def locate(given: StreamSource, account: str, bus: Bus, upstream: Callable[[str,
         return name
     if valid and bus.has_client_interest(request):
         return Remote(bus, external.api, _joined(external.deliver or "$JS", kind).decode())
+    prefix, _, name = external.api.removesuffix(".API").rpartition(".")
+    if valid and prefix == "$JS" and leafs is not None and leafs.reaches(account, name):
+        link = _HubLink(bus, partial(leafs.request, account, name))
+        return Remote(link, _PLAIN, _joined(external.deliver or "$JS", kind).decode())
     try:
         found = upstream(account, external.api) if valid else None
     except ConnectionError as error:
@@ -95,6 +103,24 @@ def _create_request(given: StreamSource, *, mirror: bool) -> bytes:
 
 def _joined(*parts: str) -> bytes:
     return ".".join(parts).replace("..", ".").encode()
+
+
+class _HubLink:
+    """An account's bus whose requests to ``$JS.API`` go to a hub without a domain, as no client's requests do."""
+
+    def __init__(self, bus: Bus, request: Callable[[bytes, bytes, int, bytes], int]) -> None:
+        self._bus = bus
+        self._request = request
+
+    def subscribe(self, subject: bytes, handler: BatchHandler) -> Subscription:
+        return self._bus.subscribe(subject, handler)
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        self._bus.unsubscribe(subscription)
+
+    def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+        send = self._request if subject.startswith(_API) else self._bus.publish
+        return send(subject, reply, hlen, body)
 
 
 class ExternalFollowers:

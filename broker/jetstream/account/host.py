@@ -10,6 +10,7 @@ from broker.jetstream.stream.shared.listeners import Listener
 from broker.jetstream.stream.stream import Stream
 
 if TYPE_CHECKING:
+    from broker.jetstream.account.leafs import Leafs
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
@@ -73,6 +74,10 @@ class Host(Protocol):
 
         Raises: ConnectionError: it is not connected now.
         """
+
+    @property
+    def leafs(self) -> Leafs | None:
+        """The leaf nodes of the server; None if it has none."""
 
     def receiver_of(self, stream: Stream, config: ConsumerConfig) -> Receiver | None:
         """Return the receiver of a consumer that serves another protocol than JetStream's; None for all others."""

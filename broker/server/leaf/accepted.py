@@ -132,6 +132,7 @@ class AcceptedLeaf(LeafConnection):
     """The connection of a spoke to this server."""
 
     accepted = True
+    hub = True
     entrance: LeafPort
 
     def __init__(self, server: Server, nodes: LeafNodes, port: LeafPort) -> None:
@@ -243,6 +244,7 @@ class AcceptedLeaf(LeafConnection):
         self.remote_name = _text(fields, "name") or _text(fields, "server_id")
         self.remote_account, self.remote_domain = _text(fields, "remote_account"), _text(fields, "domain")
         self.group = _text(fields, "cluster")
+        self.hub = not fields.get("is_hub")
         self.isolated = self.isolated or bool(fields.get("isolate"))
         self.parser.headers = bool(fields.get("headers")) and not self.server.settings.clients.no_header_support
         permissions = _permissions(login)

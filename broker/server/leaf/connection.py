@@ -49,6 +49,7 @@ _JETSTREAM: Final = ("$JS.API.>", "$KV.>", "$OBJ.>")
 _RAFT: Final = ("$JSC.>", "$NRG.>")
 
 _REMOVED_AT_ONCE: Final = 2000
+"""Subscriptions that are removed, or inserted again, in one turn of the loop."""
 
 
 class LeafNodes(Protocol):
@@ -113,6 +114,9 @@ class LeafConnection(Connection):
     wants_no_responders = False
     no_echo = True
     accepted: bool
+    hub: bool
+    """Flag: this server is the hub of the connection; usually the side that accepted it."""
+
     proxy_key = ""
 
     def __init__(self, server: Host, nodes: LeafNodes, entrance: Entrance) -> None:
@@ -181,9 +185,17 @@ class LeafConnection(Connection):
         """Apply other permissions to a connection that is in use."""
         self.passage = passage
         self._publishing.rules = passage.receives
-        for sub in list(self.subs.values()):
-            self._remove(sub)
-            self._insert(sub.subject, sub.queue, sub.weight)
+        self._insert_again(list(self.subs.values()))
+
+    def _insert_again(self, subs: list[Subscription]) -> None:
+        """Insert ``subs`` with the present permissions, on several turns of the loop."""
+        for _ in range(min(len(subs), _REMOVED_AT_ONCE)):
+            sub = subs.pop()
+            if self.subs.get((sub.subject, sub.queue)) is sub:
+                self._remove(sub)
+                self._insert(sub.subject, sub.queue, sub.weight)
+        if subs and not self.closed:
+            self._loop.call_soon(self._insert_again, subs)
 
     def _leave(self) -> None:
         if self.registered:

@@ -4,7 +4,7 @@
 
 A leaf is informed about the subscriptions of this server, and about those of other leafs:
 
-    to a hub      those of accepted leafs, never those that another hub sent
+    to a hub      those of spokes, never those that another hub sent
     to a spoke    all but its own and those of spokes of the same cluster
 
 Owns: the counts. Does not own: which lines a leaf may be sent (connection); the subscriptions (router).
@@ -38,7 +38,7 @@ Key = tuple[bytes, bytes]
 class Informed(Protocol):
     """A leaf connection."""
 
-    accepted: bool
+    hub: bool
     """Flag: this server is the hub of the connection."""
 
     group: str
@@ -54,22 +54,22 @@ class Informed(Protocol):
 class _Entry:
     """The counts of one key."""
 
-    __slots__ = ("accepted", "groups", "local", "solicited")
+    __slots__ = ("groups", "hubs", "local", "spokes")
 
     def __init__(self) -> None:
         self.local = 0
-        self.accepted = 0
-        self.solicited = 0
+        self.spokes = 0
+        self.hubs = 0
         self.groups: Counter[str] | None = None
-        """The accepted leafs' part by their groups."""
+        """The spokes' part by their groups."""
 
     def weight_for(self, leaf: Informed) -> int:
-        if not leaf.accepted:
-            return self.local + self.accepted
+        if not leaf.hub:
+            return self.local + self.spokes
         if leaf.isolated:
             return self.local
         own = self.groups[leaf.group] if self.groups is not None else 0
-        return self.local + self.accepted + self.solicited - own
+        return self.local + self.spokes + self.hubs - own
 
 
 class AccountInterest:
@@ -166,17 +166,17 @@ class AccountInterest:
         leaf = sub.leaf
         if leaf is None:
             entry.local += by
-        elif leaf.accepted:
-            entry.accepted += by
+        elif leaf.hub:
+            entry.spokes += by
             entry.groups = entry.groups or Counter()
             entry.groups[leaf.group] += by
         else:
-            entry.solicited += by
+            entry.hubs += by
         self._changed(key)
 
     def _changed(self, key: Key) -> None:
         entry = self._entries[key]
         for leaf in self._leafs:
             leaf.inform(key, entry.weight_for(leaf))
-        if not (entry.local or entry.accepted or entry.solicited):
+        if not (entry.local or entry.spokes or entry.hubs):
             del self._entries[key]

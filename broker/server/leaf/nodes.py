@@ -19,7 +19,7 @@ from broker.server.connection.outbound import SLOW_BYTES
 from broker.server.leaf.accepted import AcceptedLeaf, LeafPort
 from broker.server.leaf.connection import LeafConnection
 from broker.server.leaf.interest import AccountInterest
-from broker.server.leaf.solicited import Remote, Server
+from broker.server.leaf.solicited import Remote, Server, SolicitedLeaf
 
 __all__ = ["LeafNodes"]
 
@@ -48,6 +48,8 @@ class LeafNodes:
         self.port = LeafPort(leafnodes) if leafnodes.port is not None else None
         """The port for other servers; None if there is none."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._running: dict[Remote, asyncio.Task[None]] | None = None
+        """The tasks of the remotes; None unless started."""
 
     async def start(self) -> None:
         """Listen, and connect the remotes.
@@ -57,25 +59,29 @@ class LeafNodes:
         """
         if self.port is not None:
             await self.port.start(self._server, self._accept)
-        self.remotes = [Remote(remote, self._server, self) for remote in self._server.settings.leafnodes.remotes
-                        if not remote.disabled]
-        for remote in self.remotes:
-            self._run(remote.run(), f"leaf node of {remote.settings.account}")
+        self.open_remotes()
         try:
             async with asyncio.timeout(_READY_SECONDS):
                 await asyncio.gather(*(remote.settled.wait() for remote in self.remotes))
         except TimeoutError:
             log.warning("Not all leaf nodes are connected yet")
 
+    def open_remotes(self) -> None:
+        """Begin to connect the remotes."""
+        self._running = {}
+        self.remotes = []
+        self.remotes_changed()
+
     async def stop(self) -> None:
         """Close all connections, and open no others."""
         if self.port is not None:
             self.port.stop_listening()
+        self._running = None
         tasks, self._tasks = self._tasks, set()
+        opening = [remote.connection for remote in self.remotes if remote.connection is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        opening = [remote.connection for remote in self.remotes if remote.connection is not None]
         for leaf in (*self.connections.values(), *opening, *self._accepted):
             leaf.close("Server Shutdown")
 
@@ -84,6 +90,36 @@ class LeafNodes:
         leaf = AcceptedLeaf(self._server, self, self.port)
         self._accepted[leaf] = None
         return leaf
+
+    def remotes_changed(self) -> None:
+        """Apply the settings of the remotes: end those that are gone or disabled, and begin new ones.
+
+        A changed remote ends and begins anew; its new TLS alone applies when it connects the next time.
+        Source: nats-server, server/reload.go (leafNodeOption.Apply), which refuses most changes of a remote.
+        """
+        if self._running is None:
+            return
+        configured = self._server.settings.leafnodes.remotes
+        wanted = [remote for remote in configured if not remote.disabled]
+        kept = []
+        for remote in self.remotes:
+            same = next((one for one in wanted if one.replace(tls=remote.settings.tls) == remote.settings), None)
+            if same is not None:
+                wanted.remove(same)
+                remote.settings = same
+                kept.append(remote)
+                continue
+            disabled = remote.settings.replace(disabled=True) in configured
+            log.info("Reloaded: LeafNode Remote %s %s", remote.settings.shown,
+                     "Disabled value is: true" if disabled else "removed")
+            leaf = remote.connection
+            self._running.pop(remote).cancel()
+            if leaf is not None:
+                leaf.close("Client Closed")
+        added = [Remote(remote, self._server, self) for remote in wanted]
+        self.remotes = [*kept, *added]
+        for remote in added:
+            self._running[remote] = self._run(remote.run(), f"leaf node of {remote.settings.account}")
 
     def accounts_changed(self) -> None:
         """Inform the other servers about changed subject mappings."""
@@ -157,6 +193,27 @@ class LeafNodes:
                   "server": self._server.server_name, "kind": "Leafnode", "client_type": "nats"}
         return {name: value for name, value in fields.items() if value}
 
+    # For JetStream
+
+    def domains(self, account: str) -> set[str]:
+        """Return the JetStream domains of the servers that are connected to an account, without this server's own."""
+        own = self._server.settings.jetstream.domain
+        return {leaf.remote_domain for leaf in self.connections.values() if leaf.account.name == account} - {"", own}
+
+    def reaches(self, account: str, name: str) -> bool:
+        """Return whether the account is connected to a hub of that name whose JetStream has no domain."""
+        return self._hub(account, name) is not None
+
+    def request(self, account: str, name: str, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+        """Send a request to ``$JS.API`` of that hub; return 0 if it is not connected, or forbids this."""
+        leaf = self._hub(account, name)
+        return leaf.request(subject, reply, hlen, body) if leaf is not None else 0
+
+    def _hub(self, account: str, name: str) -> SolicitedLeaf | None:
+        return next((leaf for leaf in self.connections.values()
+                     if isinstance(leaf, SolicitedLeaf) and leaf.account.name == account and name in leaf.plain_names),
+                    None)
+
     # For monitoring
 
     def rows(self, account: str = "", subscriptions: bool = False) -> list[dict[str, Any]]:
@@ -164,7 +221,7 @@ class LeafNodes:
         found = []
         for leaf in self.connections.values():
             if account in ("", leaf.account.name):
-                row = {"id": leaf.cid, "name": leaf.remote_name, "is_spoke": not leaf.accepted,
+                row = {"id": leaf.cid, "name": leaf.remote_name, "is_spoke": not leaf.hub,
                        "account": leaf.account.name, "ip": leaf.ip, "port": leaf.port,
                        "rtt": format_duration(leaf.rtt_ns), "in_msgs": leaf.in_msgs, "out_msgs": leaf.out_msgs,
                        "in_bytes": leaf.in_bytes, "out_bytes": leaf.out_bytes, "subscriptions": len(leaf.subs)}
@@ -189,10 +246,11 @@ class LeafNodes:
             shown["remotes"] = [_remote_row(remote) for remote in settings.remotes]
         return shown
 
-    def _run(self, steps: Any, name: str) -> None:
+    def _run(self, steps: Any, name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(steps, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -25,6 +25,7 @@ from broker.config.leafnodes import LEAF_PORT, LeafRemote, LeafTls, LeafUrl
 from broker.protocol.leaf import encoder as leaf_encoder
 from broker.protocol.leaf.parser import MAX_LINE
 from broker.server.accounts.account import Account
+from broker.server.auth.permissions import PublishRules
 from broker.server.connection.host import Host
 from broker.server.leaf.connection import (
     RECONNECT_DELAY_NS,
@@ -37,7 +38,7 @@ from broker.server.leaf.connection import (
     with_denials,
 )
 
-__all__ = ["Remote", "RemoteFailed"]
+__all__ = ["Remote", "RemoteFailed", "SolicitedLeaf"]
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class RemoteEntrance:
 
 
 class SolicitedLeaf(LeafConnection):
-    """The connection of a spoke to its hub."""
+    """The connection of a spoke to its hub; with ``hub: true`` in the remote, that of a hub to its spoke."""
 
     accepted = False
 
@@ -99,6 +100,7 @@ class SolicitedLeaf(LeafConnection):
         super().__init__(server, nodes, RemoteEntrance(server))
         self.account, self.router = account, account.router
         self.remote = remote
+        self.hub = remote.settings.hub
         self.ended = asyncio.Event()
         self.known_info = info
         self.pause_ns = 0
@@ -137,6 +139,7 @@ class SolicitedLeaf(LeafConnection):
         self.remote_name = str(self.known_info.get("server_name") or self.known_info.get("server_id") or "")
         self.remote_account = str(self.known_info.get("remote_account") or "")
         self.remote_domain = str(self.known_info.get("domain") or "")
+        self.group = str(self.known_info.get("cluster") or "") if self.hub else ""
         self.register(self._passage())
 
     def _passage(self) -> Passage:
@@ -161,6 +164,20 @@ class SolicitedLeaf(LeafConnection):
 
     def _refuse_interest(self, subject: bytes) -> None:
         """Ignore the interest: nothing on this subject is sent."""
+
+    @property
+    def plain_names(self) -> tuple[str, ...]:
+        """The names of the hub's cluster and server, if its JetStream has no domain that names it."""
+        info = self.known_info
+        return (str(info.get("cluster")), self.remote_name) if info.get("jetstream") and not self.remote_domain else ()
+
+    def request(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+        """Send a request to ``$JS.API``, which no client's message may cross; return 0 if the hub forbids it."""
+        exports = with_denials(permission_of(self.known_info.get("export")), self.remote.settings.deny_exports)
+        if not PublishRules(exports.allow, exports.deny).permits(subject):
+            return 0
+        self._deliver(((subject, reply, hlen, body),), len(body), (), b"")
+        return 1
 
     def _leave(self) -> None:
         if self._waiting is not None:
@@ -303,7 +320,7 @@ class Remote:
         fields |= {"server_id": server.server_id, "domain": jetstream.domain, "name": server.server_name,
                    "cluster": server.server_name, "headers": not server.settings.clients.no_header_support,
                    "jetstream": jetstream.enabled, "deny_pub": list(settings.deny_imports),
-                   "isolate": settings.request_isolation, "compress_mode": "off",
+                   "isolate": settings.request_isolation, "is_hub": settings.hub, "compress_mode": "off",
                    "remote_account": account.name, "protocol": _PROTOCOL}
         return {name: value for name, value in fields.items() if value not in ("", False, [])}
 

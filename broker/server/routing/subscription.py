@@ -83,7 +83,7 @@ class Peer(Source, Protocol):
 class Leaf(Peer, Protocol):
     """A connection to another server, behind which there are further subscriptions."""
 
-    accepted: bool
+    hub: bool
     """Flag: the other server opened the connection, so this server is its hub."""
 
     group: str

@@ -14,7 +14,7 @@ from broker.server.routing.subscription import Subscription
 class Other:
     """Another server, which records the interest that it is informed about."""
 
-    accepted = False
+    hub = False
     group = "g"
     isolated = False
 

@@ -10,7 +10,8 @@ import pytest
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
-from tests.server.leaf.servers import connect, crossed, pair
+from tests.harness import BrokerProcess, NatsServerProcess, free_port
+from tests.server.leaf.servers import connect, crossed, pair, write
 
 pytestmark = pytest.mark.shows("cluster.leaf_domain")
 
@@ -128,5 +129,74 @@ async def test_one_side_mirrors_a_stream_of_the_other(tmp_path: Path, hub: str, 
             await asyncio.sleep(0.01)
         copies = [await js.get_msg("COPY", seq) for seq in range(1, 41)]
         assert [(msg.subject, msg.data) for msg in copies] == [(f"from.{i}", b"%d" % i) for i in range(40)]
+        await origin.close()
+        await copying.close()
+
+
+@pytest.mark.parametrize(("hub", "spoke"), COMBINATIONS[1:])
+async def test_a_subject_stored_on_both_sides_is_reported(tmp_path: Path, hub: str, spoke: str) -> None:
+    """A stream that is created with, or gets, subjects of another domain's stream is warned about, and no other."""
+    async with pair(tmp_path, hub, spoke) as servers:
+        broker, other, domain = ((servers.hub, servers.spoke, "bucket") if hub == "jetblock"
+                                 else (servers.spoke, servers.hub, "hub"))
+        here, there = await connect(broker), await connect(other)
+        await crossed(here, there)
+        await crossed(there, here)
+        far, near = there.jetstream(timeout=10), here.jetstream(timeout=10)
+        await far.add_stream(name="FAR", subjects=["orders.*", "more.>"])
+        await far.create_key_value(bucket="one")
+        await near.create_key_value(bucket="one")
+        await near.add_stream(name="QUIET", subjects=["quiet.>"])
+        await near.add_stream(name="NEAR", subjects=["orders.eu"])
+        await broker.wait_line(f'stream NEAR stores "orders.eu" in account .*, and so does stream FAR of domain '
+                               f'"{domain}": publishers will get two PubAcks')
+        await near.update_stream(name="NEAR", subjects=["orders.eu", "more.x"])
+        await broker.wait_line(r'stream NEAR stores "more.x" ')
+        assert sum("two PubAcks" in line for line in broker.stderr) == 2
+        await here.close()
+        await there.close()
+
+
+@pytest.mark.shows("copy.external")
+async def test_a_hub_without_a_domain_is_mirrored(tmp_path: Path) -> None:
+    """A mirror names the hub in place of a domain; it waits while the hub is away, and then gets the rest."""
+    port = free_port()
+    hub_file = write(tmp_path / "hub.conf", f"""
+        server_name: hub
+        jetstream {{ store_dir: "{tmp_path}/hub" }}
+        leafnodes {{ listen: "127.0.0.1:{port}" }}""")
+    spoke_file = write(tmp_path / "spoke.conf", f"""
+        server_name: spoke
+        jetstream {{ store_dir: "{tmp_path}/spoke", domain: bucket }}
+        leafnodes {{ reconnect: 100ms, remotes [ {{ url: "nats-leaf://127.0.0.1:{port}" }} ] }}""")
+    async with NatsServerProcess("-c", hub_file, "-D") as hub, BrokerProcess("-c", spoke_file, "-D") as spoke:
+        origin, copying = await connect(hub), await connect(spoke)
+        await origin.jetstream().add_stream(name="ORDERS", subjects=["orders.*"])
+        for i in range(20):
+            await origin.jetstream().publish(f"orders.{i}", b"%d" % i)
+        config = {"name": "ORDERS", "mirror": {"name": "ORDERS", "external": {"api": "$JS.hub.API"}}}
+        answer = await copying.request("$JS.API.STREAM.CREATE.ORDERS", json.dumps(config).encode(), timeout=10)
+        assert "error" not in json.loads(answer.data)
+
+        async def copied(number: int) -> None:
+            async with asyncio.timeout(60):
+                while True:
+                    if (await copying.jetstream(timeout=10).stream_info("ORDERS")).state.messages >= number:
+                        return
+                    await asyncio.sleep(0.02)
+
+        await copied(20)
+        await origin.close()
+        await hub.restart()
+        origin = await connect(hub)
+        for i in range(20, 30):
+            await origin.jetstream(timeout=10).publish(f"orders.{i}", b"%d" % i)
+        await copied(30)
+        got = [await copying.jetstream(timeout=10).get_msg("ORDERS", seq) for seq in range(1, 31)]
+        assert [(msg.subject, msg.data) for msg in got] == [(f"orders.{i}", b"%d" % i) for i in range(30)]
+        await hub.kill()
+        await spoke.wait_line("Leafnode connection closed.*Remote: hub")
+        info = json.loads((await copying.request("$JS.API.STREAM.INFO.ORDERS", b"", timeout=10)).data)
+        assert info["state"]["messages"] == 30
         await origin.close()
         await copying.close()

@@ -1,0 +1,124 @@
+"""Remotes that a reload adds, removes, disables and changes; and those with ``hub: true``."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from nats.errors import NoRespondersError
+
+from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess, free_port
+from tests.server.leaf.servers import KINDS, connect, crossed, write
+from tests.server.leaf.test_solicited import serve
+
+pytestmark = pytest.mark.shows("cluster.leaf_spoke")
+
+
+async def leafs(server: ServerProcess, number: int) -> list[str]:
+    """Wait until the server has so many leaf connections, and return the names of the other sides."""
+    async with asyncio.timeout(60):
+        while True:
+            rows = (await server.monitor("/leafz")).get("leafs") or []
+            if len(rows) == number:
+                return sorted(row["name"] for row in rows)
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_reload_changes_remotes(tmp_path: Path, kind: str) -> None:
+    """A remote that a reload adds connects; one that it disables or removes is closed; another one stays as it is."""
+    ports = free_port(), free_port()
+    hubs = [NatsServerProcess("-c", write(tmp_path / f"{port}.conf", f"""
+        server_name: "hub-{number}"
+        leafnodes {{ listen: "127.0.0.1:{port}" }}""")) for number, port in enumerate(ports)]
+    spoke_file = tmp_path / "spoke.conf"
+
+    def settings(*remotes: str) -> None:
+        write(spoke_file, f"""
+            server_name: spoke
+            accounts {{ APP {{ users [ {{ user: app, password: app }} ] }}
+                        B {{ users [ {{ user: b, password: b }} ] }} }}
+            leafnodes {{ reconnect: 100ms, remotes [ {", ".join(remotes)} ] }}""")
+
+    def remote(number: int, more: str = "") -> str:
+        return f'{{ urls: ["nats-leaf://127.0.0.1:{ports[number]}"], account: {("APP", "B")[number]} {more} }}'
+
+    settings(remote(0))
+    async with hubs[0], hubs[1], KINDS[kind]("-c", str(spoke_file), "-D") as spoke:
+        async def reload(*remotes: str) -> None:
+            settings(*remotes)
+            spoke.send_signal(signal.SIGHUP)
+
+        assert await leafs(spoke, 1) == ["hub-0"]
+        first = (await hubs[0].monitor("/leafz"))["leafs"][0]["id"]
+        await reload(remote(0), remote(1))
+        assert await leafs(spoke, 2) == ["hub-0", "hub-1"]
+        here, there = await connect(hubs[1]), await connect(spoke, "b")
+        await serve(there, "svc")
+        await crossed(there, here)
+        assert (await here.request("svc", timeout=10)).data == b"here"
+        await reload(remote(0), remote(1, ", disabled: true"))
+        assert await leafs(spoke, 1) == ["hub-0"]
+        assert await leafs(hubs[1], 0) == []
+        await spoke.wait_line("Reloaded: LeafNode Remote urls=.*, account=\"B\" Disabled value is: true")
+        await reload(remote(0), remote(1))
+        assert await leafs(spoke, 2) == ["hub-0", "hub-1"]
+        await reload(remote(0))
+        assert await leafs(spoke, 1) == ["hub-0"]
+        await spoke.wait_line("Reloaded: LeafNode Remote urls=.*, account=\"B\" removed")
+        assert (await hubs[0].monitor("/leafz"))["leafs"][0]["id"] == first
+        await here.close()
+        await there.close()
+
+
+async def test_a_reload_brings_the_first_remote_and_changes_it(tmp_path: Path) -> None:
+    """A broker without leaf nodes gets a remote; other denied subjects apply to it at once."""
+    port = free_port()
+    hub_file = write(tmp_path / "hub.conf", f'server_name: hub\nleafnodes {{ listen: "127.0.0.1:{port}" }}')
+    spoke_file = tmp_path / "spoke.conf"
+    write(spoke_file, "server_name: spoke")
+    async with NatsServerProcess("-c", hub_file) as hub, BrokerProcess("-c", str(spoke_file)) as spoke:
+        here, there = await connect(hub), await connect(spoke)
+        await serve(here, "one")
+        await serve(here, "two")
+        for denied, open_ in (("one", "two"), ("two", "one")):
+            write(spoke_file, f"""
+                server_name: spoke
+                leafnodes {{ remotes [ {{ url: "nats-leaf://127.0.0.1:{port}", deny_exports: [{denied}] }} ] }}""")
+            spoke.send_signal(signal.SIGHUP)
+            async with asyncio.timeout(60):
+                while True:
+                    try:
+                        await there.request(open_, timeout=10)
+                        break
+                    except NoRespondersError:
+                        await asyncio.sleep(0.01)
+            await crossed(here, there)
+            with pytest.raises((NoRespondersError, TimeoutError)):
+                await there.request(denied, timeout=0.3)
+        await here.close()
+        await there.close()
+
+
+@pytest.mark.parametrize(("solicitor", "listener"), [
+    ("nats-server", "nats-server"), ("jetblock", "nats-server"), ("nats-server", "jetblock"), ("jetblock", "jetblock")])
+async def test_the_side_that_connects_may_be_the_hub(tmp_path: Path, solicitor: str, listener: str) -> None:
+    """With ``hub: true``, clients of the servers that listen reach each other, and the pages show the roles."""
+    ports = free_port(), free_port()
+    listeners = [KINDS[listener]("-c", write(tmp_path / f"{number}.conf", f"""
+        server_name: "spoke-{number}"
+        leafnodes {{ listen: "127.0.0.1:{port}" }}""")) for number, port in enumerate(ports)]
+    remotes = ", ".join(f'{{ url: "nats-leaf://127.0.0.1:{port}", hub: true }}' for port in ports)
+    hub_file = write(tmp_path / "hub.conf", f"server_name: hub\nleafnodes {{ remotes [ {remotes} ] }}")
+    async with listeners[0], listeners[1], KINDS[solicitor]("-c", hub_file) as hub:
+        assert await leafs(hub, 2) == ["spoke-0", "spoke-1"]
+        assert [row["is_spoke"] for row in (await hub.monitor("/leafz"))["leafs"]] == [False, False]
+        assert [row["is_spoke"] for row in (await listeners[0].monitor("/leafz"))["leafs"]] == [True]
+        one, two = await connect(listeners[0]), await connect(listeners[1])
+        await serve(two, "svc")
+        await crossed(two, one)
+        assert (await one.request("svc", timeout=10)).data == b"here"
+        await one.close()
+        await two.close()
