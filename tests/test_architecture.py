@@ -141,7 +141,10 @@ MAY: dict[str, set[str]] = {
     "streaming": {
         "base", "config.streaming", "jetstream.account", "jetstream.bus", "jetstream.config", "jetstream.consumer",
         "jetstream.engine", "jetstream.filters", "jetstream.stream", "jetstream.stream.publish", "jetstream.wire",
-        "protocol", "storage.objectstore"},
+        "protocol", "storage.objectstore", "streaming.names", "streaming.stored", "streaming.wire"},
+    "streaming.names": {"protocol"},
+    "streaming.stored": {"config.streaming", "streaming.names"},
+    "streaming.wire": set(),
     # Core NATS.
     "server.routing": {"base", "protocol"},
     "server.auth": {"access", "base", "config.callout", "config.settings", "jwt", "protocol", "server.routing"},
@@ -214,7 +217,9 @@ MAY: dict[str, set[str]] = {
     "runtime.broker_thread": {"runtime.embedded"},
     "runtime.inside": {"access", "base", "client", "config.settings", "runtime.embedded", "storage.objectstore"},
     "archive": {"base", "client", "config.leafnodes", "config.upstreams", "runtime.inside"},
-    "migration": {"access", "base", "client", "jetstream.archive", "jetstream.wire", "runtime.inside"},
+    "migration": {
+        "access", "base", "client", "config.streaming", "jetstream.archive", "jetstream.wire", "runtime.inside",
+        "streaming.names", "streaming.stored", "streaming.wire"},
     "console": {
         "base", "inspect", "jetstream.wire", "maintenance", "maintenance.cost", "protocol", "storage.objectstore"},
     "cli": {

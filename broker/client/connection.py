@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.transport import Transport
 
-__all__ = ["ApiRefusal", "Connection", "ConnectionFailed", "Login", "NobodyAnswers", "connect"]
+__all__ = ["ApiRefusal", "Connection", "ConnectionFailed", "Login", "NobodyAnswers", "connect",
+           "tls_context"]
 
 _CONNECT_SECONDS = 10
 
@@ -161,7 +162,7 @@ async def connect(login: Login, transport: Transport | None = None, *, client: C
     logins = (("user", login.user), ("password", login.password), ("token", login.token))
     options |= {key: value for key, value in logins if value}
     if login.tls or login.tls_ca or login.tls_cert or login.url.startswith(("tls://", "wss://")):
-        options |= {"tls": _tls(login), "tls_handshake_first": login.tls_first}
+        options |= {"tls": tls_context(login), "tls_handshake_first": login.tls_first}
     if login.creds:
         token, pair = _credentials(login.creds)
         options |= {"user_jwt_cb": lambda: bytearray(token.encode()), "signature_cb": _signer(pair)}
@@ -191,7 +192,8 @@ def _reason(error: BaseException) -> str:
     return " ".join(text.split())
 
 
-def _tls(login: Login) -> ssl.SSLContext:
+def tls_context(login: Login) -> ssl.SSLContext:
+    """Return the TLS settings of a login. Raises: ConnectionFailed."""
     try:
         context = ssl.create_default_context(cafile=login.tls_ca or None)
         if login.tls_cert:

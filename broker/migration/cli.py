@@ -22,7 +22,7 @@ from broker.base.output import Table, count, printable, size
 from broker.base.progress import Progress
 from broker.base.store_url import has_scheme
 from broker.base.suggest import did_you_mean
-from broker.client.connection import ConnectionFailed, Login, connect
+from broker.client.connection import ConnectionFailed, Login, connect, tls_context
 from broker.migration.errors import CannotMigrate
 from broker.migration.folders import FolderSource
 from broker.migration.run import PRESENT, Choice, Moved, choose_streams, move
@@ -39,7 +39,7 @@ _SECRET = {"user", "password", "token", "creds", "nkey"}
 
 _EPILOG = """\
 SOURCE is one of:
-  nats://HOST:PORT   a running nats-server, version 2.15 or newer
+  nats://HOST:PORT   a running nats-server, version 2.15 or newer; with --from-streaming a nats-streaming-server
   a folder           written by `nats stream backup` or `nats account backup`
   a store_dir        of a stopped nats-server; a nats-server on PATH serves it during the move
 TARGET is a running jetblock (nats://HOST:PORT), or a store (file://DIR, s3://BUCKET/PREFIX) on which no broker runs.
@@ -101,6 +101,14 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("target", metavar="TARGET", help="a jetblock's URL, or a store's")
     parser.add_argument("--stream", action="append", default=[], metavar="NAME",
                         help="only this stream; may be repeated")
+    parser.add_argument("--from-streaming", action="store_true",
+                        help="SOURCE is a nats-streaming-server: move its channels")
+    parser.add_argument("--cluster-id", default="", metavar="ID",
+                        help="the cluster ID of that server (default test-cluster)")
+    parser.add_argument("--monitoring", default="", metavar="URL", help="the monitoring port of that server, "
+                        "http://HOST:8222, which shows its channels, limits and durable positions")
+    parser.add_argument("--channel", action="append", default=[], metavar="NAME",
+                        help="only this channel of that server; may be repeated")
     parser.add_argument("--no-consumers", action="store_true", help="leave the consumers out")
     parser.add_argument("--replace", action="store_true",
                         help="move a stream again if the target has an older state of it, which is deleted first")
@@ -127,6 +135,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if has_scheme(options.source) and not options.source.startswith(_SERVER):
         parser.error(f"SOURCE {options.source!r} is neither nats://HOST:PORT nor a folder; to copy a store, use "
                      "jetblock copy")
+    _check_streaming(parser, options)
     options.store_dir = None if options.source.startswith(_SERVER) else find_store_dir(options.source)
     if options.store_dir is None and not options.source.startswith(_SERVER) and not Path(options.source).exists():
         parser.error(f"SOURCE {options.source}: there is no such folder; a server is nats://HOST:PORT")
@@ -137,6 +146,29 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     if options.target_account and not options.target.startswith(_STORE):
         parser.error("--target-account is for a store as the target; on a server, the credentials decide the account")
     return options
+
+
+def _check_streaming(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Refuse flags that mean nothing for the kind of source."""
+    if not options.from_streaming:
+        for flag, value in (("--cluster-id", options.cluster_id), ("--monitoring", options.monitoring),
+                            ("--channel", options.channel)):
+            if value:
+                parser.error(f"{flag} is for a nats-streaming-server; give --from-streaming, too")
+        return
+    if not options.source.startswith(_SERVER):
+        parser.error("--from-streaming is for a running nats-streaming-server: nats://HOST:PORT")
+    for flag, value, remedy in (
+            ("--stream", options.stream, "name channels with --channel"),
+            ("--accounts", options.accounts, "run the command once for each account"),
+            ("--memory-to-file", options.memory_to_file, "channels are always stored")):
+        if value:
+            parser.error(f"{flag} is not for a nats-streaming-server: {remedy}")
+    if not options.monitoring and not options.channel:
+        parser.error("only its monitoring port shows which channels a nats-streaming-server has: give --monitoring "
+                     "http://HOST:8222, or name each one with --channel")
+    if options.monitoring and not options.monitoring.startswith(("http://", "https://")):
+        parser.error(f"--monitoring {options.monitoring!r} is no address of a monitoring port: http://HOST:8222")
 
 
 # --- the work ---------------------------------------------------------------------------------------------------------
@@ -247,7 +279,7 @@ async def _move_all(options: argparse.Namespace, source: str, work: list[_Work],
         # Sources are connected first, because a wrong password there must not leave a new store here.
         origins = []
         for one in work:
-            origin = await _origin(source, one)
+            origin = await _origin(source, one, options)
             stack.push_async_callback(origin.close)
             origins.append((origin, await choose_streams(origin, one.names)))
         if store is not None:
@@ -261,7 +293,16 @@ async def _move_all(options: argparse.Namespace, source: str, work: list[_Work],
             await move(_account(one), origin, streams, Target(connection), choice, progress, report)
 
 
-async def _origin(source: str, work: _Work) -> Origin:
+async def _origin(source: str, work: _Work, options: argparse.Namespace) -> Origin:
+    if options.from_streaming:
+        # Only this kind of source needs protobuf.
+        from broker.migration.streaming_pages import StreamingPages
+        from broker.migration.streaming_source import StreamingSource
+
+        tls = tls_context(work.source) if options.monitoring.startswith("https://") else None
+        pages = StreamingPages(options.monitoring, tls) if options.monitoring else None
+        return await StreamingSource.open(await connect(work.source), options.cluster_id or "test-cluster", pages,
+                                          tuple(dict.fromkeys(options.channel)))
     if source.startswith(_SERVER):
         return ServerSource(await connect(work.source))
     return FolderSource(Path(source))

@@ -25,7 +25,7 @@ from broker.migration.compare import compare
 from broker.migration.consumers import advanced_consumers
 from broker.migration.errors import CannotMigrate, GaveUp, StreamFailed
 from broker.migration.server_source import snapshot
-from broker.migration.streams import Numbers, Origin, StreamToMove, in_order, origins_of
+from broker.migration.streams import ORIGIN_KEY, Numbers, Origin, StreamToMove, in_order, origins_of
 from broker.migration.target import Target
 
 __all__ = ["PRESENT", "Choice", "Moved", "choose_streams", "move"]
@@ -89,6 +89,7 @@ async def move(account: str, origin: Origin, streams: Sequence[StreamToMove], ta
         except StreamFailed as error:
             done.status = FAILED
             done.problems.append(str(error))
+        done.problems += dict.fromkeys(stream.problems)
         done.notes = list(dict.fromkeys(done.notes))
         done.seconds = time.monotonic() - began
         report(done)
@@ -142,6 +143,10 @@ class _Move:
                          or (not found.messages and not _has_config(there.get("config", {}), config))):
             raise StreamFailed(f"the target has another stream of this name, created {there.get('created')}; rename or "
                                f"delete it")
+        origin = config.get("metadata", {}).get(ORIGIN_KEY)
+        if origin and there.get("config", {}).get("metadata", {}).get(ORIGIN_KEY) != origin:
+            raise StreamFailed(f"the target has another stream of this name, {stream.name}, which was not moved from "
+                               f"this source; delete it, or leave this one out")
         if _skipped_sequences(stream, found):
             found = stream.numbers
         different = differences(stream.config, stream.numbers, found)

@@ -6,12 +6,19 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-__all__ = ["Numbers", "Origin", "StreamToMove", "in_order", "origins_of"]
+__all__ = ["ORIGIN_KEY", "Numbers", "Origin", "StreamToMove", "in_order", "origins_of"]
+
+ORIGIN_KEY = "jetblock.migrated_from"
+"""The key in a stream's metadata with the identity of its source, if the source keeps no time of creation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """The figures of a stream. An empty stream's first sequence is the one after its last, as in archives."""
+    """The figures of a stream.
+
+    An empty stream's first sequence is the one after its last, as in archives. If a stream has messages and ``bytes``
+    is 0, its bytes are not known.
+    """
 
     messages: int = 0
     bytes: int = 0
@@ -44,6 +51,8 @@ class StreamToMove:
     """The size of its archive; 0 if it is not known."""
     consumers: int = 0
     notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """Texts about what cannot be moved as it is now."""
     unreadable: str = ""
     """The reason why only its name is known; "" if the other fields are known, too."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from broker.jetstream.config.stream import StreamConfig
 from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.names import STREAM_PREFIX, channel_of, is_literal_channel, stream_of
+from broker.streaming.stored import stream_config
 
 if TYPE_CHECKING:
     from broker.config.streaming import ChannelLimits, StreamingSettings
@@ -88,10 +89,7 @@ class Channels:
         return self._settings.limits_of(channel)
 
     def _config(self, channel: str) -> StreamConfig:
-        limits = self.limits(channel)
-        return StreamConfig(name=stream_of(channel), subjects=[channel], max_msgs=limits.max_msgs or -1,
-                            max_bytes=limits.max_bytes or -1, max_age=limits.max_age_ns,
-                            max_consumers=1_000_000, description=f"NATS Streaming channel {channel}")
+        return StreamConfig(**stream_config(channel, self.limits(channel)))
 
     def close(self) -> None:
         """Stop making channels."""

@@ -35,12 +35,13 @@ from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.group import Group
 from broker.streaming.heartbeats import Heartbeats
 from broker.streaming.inactivity import Inactivity
-from broker.streaming.names import is_client_id, is_inbox
+from broker.streaming.names import is_client_id, is_inbox, stream_of
 from broker.streaming.partitions import Partition
 from broker.streaming.publishing import Publishing
 from broker.streaming.registry import Registry
+from broker.streaming.stored import CONSUMER_KEY
 from broker.streaming.subjects import Subjects
-from broker.streaming.subscriptions import CONSUMER_KEY, Subscriptions, check_request
+from broker.streaming.subscriptions import Subscriptions, check_request
 from broker.streaming.traffic import Traffic
 from broker.streaming.wire import stan_pb2 as wire
 
@@ -132,7 +133,7 @@ class Gateway:
                 (subjects.ping, self._each(wire.Ping, self._on_ping)),
                 (subjects.ack + ".*", self._on_acks)):
             self._handlers.append(bus.subscribe(subject.encode(), handler))
-        self.subscriptions.start()
+        await self.subscriptions.start()
         inactivity = Inactivity(account.clock, self.settings, self.channels, self.subscriptions.in_use,
                                 self.subscriptions.delete_channel)
         if inactivity.pause_ns:
@@ -188,12 +189,23 @@ class Gateway:
         self._lanes.clear()
 
     def _receiver_of(self, stream: Stream, config: ConsumerConfig) -> Group | None:
-        """Return the receiver of a consumer of the gateway: the group that is being made, or one to restore."""
+        """Return the receiver of a consumer of the gateway: the group that is being made, or one to restore.
+
+        While the gateway serves, other consumers of a channel come with a stream that is restored. If that stream
+        replaces one that was deleted, the group continues with the consumer of the same name.
+        """
         channel = config.metadata.get(CONSUMER_KEY)
-        if channel is None or stream.account != self._account_name:
-            return None
         name = config.durable_name
-        return self._groups.get(name) or self._groups.setdefault(name, Group(name, channel, stream.bus, self.traffic))
+        if channel is None or not name or stream.account != self._account_name or stream.name != stream_of(channel):
+            return None
+        group = self._groups.get(name)
+        if group is None or group.ended:
+            if group is None:
+                group = self._groups[name] = Group(name, channel, stream.bus, self.traffic)
+            group.ended = False
+            if self.serving:
+                self._start(self.subscriptions.accept(name), f"consumer {name}")
+        return group
 
     def _registered(self, client_id: str, conn_id: bytes) -> bool:
         """Return whether a client may publish; its connection counts, if the message names that, and not its ID."""

@@ -19,6 +19,7 @@ from itertools import islice, repeat
 from typing import TYPE_CHECKING
 
 from broker.protocol import headers
+from broker.streaming.stored import REPLY_HEADER
 from broker.streaming.wire.stan_pb2 import MsgProto
 
 if TYPE_CHECKING:
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
     from broker.streaming.subscription import Subscription
     from broker.streaming.traffic import Traffic
 
-__all__ = ["REPLY_HEADER", "Group"]
-
-REPLY_HEADER = b"Nats-Streaming-Reply"
-"""The header that keeps the reply subject of a message published by a NATS Streaming client."""
+__all__ = ["Group"]
 
 _STALE_OWNERS = 1000
 """Owners of messages that have left the stream, which are kept at most, besides those of pending messages."""

@@ -20,8 +20,8 @@ from google.protobuf.message import DecodeError
 from broker.jetstream.stream.publish.pub_ack_receiver import PubAckReceiver
 from broker.jetstream.wire.errors import ApiError
 from broker.streaming.errors import StanError, StanErrors
-from broker.streaming.group import REPLY_HEADER
 from broker.streaming.names import is_literal_channel
+from broker.streaming.stored import reply_header
 from broker.streaming.wire.stan_pb2 import PubAck, PubMsg
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Publishing:
                     or (not known and self._registration is None)):
                 publisher.refuse(reply, guid, StanErrors.PUBLISH_REQUEST)
                 continue
-            header = b"NATS/1.0\r\n%b: %b\r\n\r\n" % (REPLY_HEADER, msg.reply.encode()) if msg.reply else b""
+            header = reply_header(msg.reply)
             token = _token(reply, guid)
             stored = (channel.encode(), token, len(header), header + msg.data)
             if known:

@@ -16,6 +16,7 @@ performUnsubOrCloseSubscription, subStore.Remove, setSubStartSequence.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -26,23 +27,22 @@ from broker.jetstream.wire.numbers import INT64_MAX
 from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.group import Group
 from broker.streaming.names import is_inbox, is_literal_channel
+from broker.streaming.stored import consumer_metadata
 from broker.streaming.subscription import Subscription
 from broker.streaming.wire.stan_pb2 import StartPosition, SubscriptionRequest
 
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
     from broker.jetstream.bus import InterestWatch
+    from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream
     from broker.streaming.channels import Channels
     from broker.streaming.registry import Registry
     from broker.streaming.traffic import Traffic
 
-__all__ = ["CONSUMER_KEY", "Subscriptions", "check_request"]
+__all__ = ["Subscriptions", "check_request"]
 
 log = logging.getLogger(__name__)
-
-CONSUMER_KEY = "jetblock.streaming"
-"""The key in a consumer's metadata by which the gateway recognises its consumers."""
 
 _SECOND = 1_000_000_000
 _RECORD = "sub."
@@ -146,21 +146,49 @@ class Subscriptions:
             else:
                 group.offline = sub
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Deliver to restored subscriptions, first what is unacknowledged, once their clients are connected again.
 
-        A consumer without a registration is deleted: a crash came before its client had an answer.
+        Raises: ApiError; StoreError.
         """
-        for name, group in list(self._groups.items()):
-            stream = self._channels.existing(group.channel)
-            group.consumer = None if stream is None else self._account.consumers.of(stream).get(name)
-            if group.members or group.offline is not None:
-                for member in group.members:
-                    self._expect(member)
-            else:
-                del self._groups[name]
-                if group.consumer is not None:
-                    self._account.consumers.delete(group.consumer)
+        for group in self._groups.values():
+            group.consumer = self._consumer(group)
+            for member in group.members:
+                self._expect(member)
+        await asyncio.gather(*(self.accept(name) for name in list(self._groups)))
+
+    async def accept(self, name: str) -> None:
+        """Register the durable position of a consumer that has no registration; delete another such consumer.
+
+        A stream that was moved or restored brings its consumers along. Also, a crash may come before a new subscription
+        is registered. Its client has no answer then, and a durable one continues when the client repeats its request.
+        Raises: ApiError; StoreError.
+        """
+        group = self._groups.get(name)
+        if group is None:
+            return
+        consumer = group.consumer = self._consumer(group)
+        if group.members or group.offline is not None:
+            return
+        sub = None if consumer is None else _moved(group, consumer.config)
+        if sub is not None and (existing := self._by_key.get(sub.group_key)) is not None and existing.ended:
+            await self._drop(existing)
+        if sub is None or sub.group_key in self._by_key:
+            if sub is not None:
+                log.warning("channel %s: consumer %s is deleted: another one has the position of the durable "
+                            "subscription %s", group.channel, name, sub.durable)
+            self._groups.pop(name, None)
+            if consumer is not None:
+                self._account.consumers.delete(consumer)
+            return
+        group.offline = sub
+        self._by_channel[sub.channel] = self.count(sub.channel) + 1
+        self._index(group, sub)
+        await self._registry.put(_RECORD + sub.id, sub.record())
+
+    def _consumer(self, group: Group) -> Consumer | None:
+        stream = self._channels.existing(group.channel)
+        return None if stream is None else self._account.consumers.of(stream).get(group.consumer_name)
 
     def _expect(self, sub: Subscription) -> None:
         """Deliver to a restored subscription once its client subscribes to the inbox."""
@@ -218,7 +246,8 @@ class Subscriptions:
         self._by_channel[sub.channel] = self.count(sub.channel) + 1
         self._join(group, sub)
         config = ConsumerConfig(durable_name=sub.consumer, ack_policy="explicit", max_deliver=-1,
-                                metadata=_metadata(sub), **_start(request, stream))
+                                metadata=consumer_metadata(
+                                    sub.channel, sub.client_id, sub.durable, sub.queue), **_start(request, stream))
         _limit(config, group)
         try:
             group.consumer = await self._account.consumers.create(stream, config, "create")
@@ -347,9 +376,14 @@ class Subscriptions:
             await self._account.consumers.create(stream, config, "update")
 
 
-def _metadata(sub: Subscription) -> dict[str, str]:
-    shown = {CONSUMER_KEY: sub.channel, "client_id": sub.client_id, "durable": sub.durable, "queue": sub.queue}
-    return {key: value for key, value in shown.items() if value}
+def _moved(group: Group, config: ConsumerConfig) -> Subscription | None:
+    """Return the durable subscription that nobody uses whose position a consumer has; None if it is not durable."""
+    metadata = config.metadata
+    if not metadata.get("durable"):
+        return None
+    return Subscription(secret_id(), group.channel, metadata.get("client_id", ""), "", max(config.max_ack_pending, 1),
+                        max(config.ack_wait // _SECOND, 1), metadata["durable"], metadata.get("queue", ""),
+                        group.consumer_name, online=False)
 
 
 def _limit(config: ConsumerConfig, group: Group) -> None:

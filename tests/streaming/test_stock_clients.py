@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.harness import BrokerProcess
+from tests.harness import ROOT, BrokerProcess, NatsStreamingProcess
 from tests.real import parts
 from tests.real.s3 import MISSING
 from tests.streaming.stan_client import FIRST, StanClient
@@ -88,3 +88,25 @@ async def test_node(server: BrokerProcess) -> None:
     sub = await client.subscribe("orders", FIRST)
     assert [one.data for one in await sub.take(1)] == [b"hello"]
     await client.nc.close()
+
+
+async def test_the_way_back(server: BrokerProcess, tmp_path: Path) -> None:
+    """The program of the documentation publishes the messages from a sequence on at the old server."""
+    try:
+        program, folder = parts.node(), parts.node_streaming()
+    except parts.PartMissing as missing:
+        pytest.skip(MISSING + str(missing))
+    text = (ROOT / "docs" / "STREAMING.md").read_text().partition("```js\n")[2].partition("```")[0]
+    (tmp_path / "back.js").write_text(text)
+    async with NatsStreamingProcess("-cid", "test-cluster") as old:
+        client, there = await StanClient.open(server.url, "me"), await StanClient.open(old.url, "me")
+        await there.publish_all("orders", b"1", b"2")
+        await client.publish_all("orders", b"1", b"2", b"3", b"4\xff", b"5")
+        found = await run(str(program), str(tmp_path / "back.js"), server.url, old.url, "test-cluster", "orders", "3",
+                          until="5\n", NODE_PATH=str(folder / "node_modules"))
+        assert found.split() == ["3", "4", "5"]
+        sub = await there.subscribe("orders", FIRST)
+        assert [(one.seq, one.data) for one in await sub.take(5)] == [
+            (1, b"1"), (2, b"2"), (3, b"3"), (4, b"4\xff"), (5, b"5")]
+        await client.nc.close()
+        await there.nc.close()
