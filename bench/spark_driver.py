@@ -73,6 +73,9 @@ def queries(messages: DataFrame, middle: tuple[Any, Any], load: Callable[[], Dat
     yield "count", lambda: messages.count()
     yield "subject prefix, 0.1 %", filtered("subject LIKE 'bench.alarm.%'")
     yield "subject prefix, 25 %", filtered("subject LIKE 'bench.orders.eu.%'")
+    yield "one subject", filtered("subject = 'bench.orders.eu.17'")
+    some = ", ".join(f"'bench.orders.eu.{i}'" for i in range(10, 38))
+    yield "subjects, 7 %", filtered(f"subject IN ({some})")
     yield "time range, 10 %", filtered(f"ts >= TIMESTAMP'{start}' AND ts < TIMESTAMP'{end}'")
 
 

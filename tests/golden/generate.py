@@ -180,6 +180,14 @@ def _few_subjects_of_many_tokens() -> OpenBlock[None]:
     return open_block(STREAM + 1, [rows], first_seq=9, last_seq=28, msgs=20)
 
 
+def _merged() -> OpenBlock[None]:
+    """Messages of four commits in two epochs, after some that had been staged."""
+    block = open_block(STREAM, [[Row(5 + i, T0 + i, b"logs", 0, b"line %d" % i) for i in range(20)]])
+    add_record(block, RecordKind.COMMITS, {"epochs": [[0, [0], [6]], [2, [9, 1, 300], [7, 1, 4]], [3, [1], [24]]]},
+               False)
+    return block
+
+
 def _frames() -> OpenBlock[None]:
     rows = [Row(5 + i, T0, b"logs", 0, b"line %d of a long and repetitive log " % i * 60) for i in range(120)]
     return open_block(STREAM, [rows], first_seq=5, last_seq=124, msgs=120)
@@ -243,6 +251,9 @@ def _sound() -> Iterator[Golden]:
     sealed = [seal_block(block, AT, object_id=77) for block in (_one_message(), _many_subjects())]
     yield Golden("run", b"".join(encode_segment(AT, NONCE, sealed, kind=ObjectKind.RUN, object_id=77,
                                                 place=BlockPlace.RUN)), ObjectKind.RUN, object_id=77)
+    yield Golden("run-with-commits", b"".join(encode_segment(AT, NONCE, [seal_block(_merged(), AT, object_id=78)],
+                                                             kind=ObjectKind.RUN, object_id=78, place=BlockPlace.RUN)),
+                 ObjectKind.RUN, object_id=78)
     for landed in (AT.number - 1, AT.number - 16):
         yield Golden(f"segment-that-says-{landed}-had-landed", b"".join(encode_segment(
             AT, NONCE, [seal_block(_one_message(), AT)], UNCOMPRESSED, landed=landed)))

@@ -22,15 +22,17 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from broker.pipeline.errors import BadOption, DataLoss, Gone, NoStream, Unreachable, from_format_error
 from broker.pipeline.plan.selection import time_ns
 from broker.pipeline.store.objects import ObjectClient, check_store
-from broker.storage.format.block import BlockPlace, BlockRef
+from broker.storage.format.block import BlockPlace, BlockRef, decode_core
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.index import decode_index
+from broker.storage.format.records.commits import UNKNOWN, Commits
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths, block_key
 from broker.storage.read.snapshot import Snapshot, replay, replay_to
@@ -350,22 +352,82 @@ def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int
     assert bound.position is not None
     if bound.position >= snapshot.position:
         return snapshot.last_seq
-    end = staged_end = snapshot.first_seq - 1
-    for entry in snapshot.blocks:
-        ref = entry.ref
-        if ref.place is BlockPlace.STAGED:
-            # The blocks around a staged one are the only sign of the position at which it joined the stream.
-            staged_end = ref.last_seq
-            continue
-        if ref.position > bound.position:
-            if ref.place is not BlockPlace.LOG and ref.first_seq > end:
-                # The position that a message had before its block was rewritten is not kept.
-                raise BadOption(f"option asOf={bound.position}: blocks of stream {snapshot.full_name} were rewritten "
-                                f"at {ref.position}, which is later; give a sequence (seq:N) or a time")
-            break
-        end = ref.last_seq
-    if staged_end > end:
-        raise BadOption(f"option asOf={bound.position}: the position at which staged messages {end + 1} to "
-                        f"{staged_end} joined stream {snapshot.full_name} is not known; give a sequence (seq:N) or "
-                        f"a time")
+    return _last_at(objects, snapshot, bound.position)
+
+
+_Commit = tuple[Position, int]
+"""The position of a commit, or UNKNOWN, and the stream's last sequence after it."""
+
+
+def _last_at(objects: ObjectClient, snapshot: StreamSnapshot, bound: Position) -> int:
+    """Return the last sequence that the stream had at the position ``bound``.
+
+    Commits ascend from block to block, so a binary search reads the cores of a few merged blocks.
+    Raises: BadOption if nothing in the store says it; Damaged; Newer; Gone; Unreachable.
+    """
+    blocks: list[BlockEntry] = list(snapshot.blocks)
+    commits = partial(_commits_of, objects, snapshot, bound, {})
+    low, high = 0, len(blocks)
+    after = high  # the first block with a commit after ``bound``
+    while low < high:
+        at = middle = (low + high) // 2
+        while at < high and not any(map(_is_known, commits(blocks[at].ref))):
+            at += 1
+        if at == high:
+            high = middle
+        elif any(position > bound for position, _ in commits(blocks[at].ref)):
+            after, high = at, middle
+        else:
+            low = at + 1
+    last_unknown = 0
+    for entry in reversed(blocks[:after + 1]):
+        for position, last_seq in reversed(commits(entry.ref)):
+            if position > bound:
+                last_unknown = 0
+            elif position == UNKNOWN:
+                last_unknown = last_unknown or last_seq
+            else:
+                return _known_end(snapshot, bound, last_seq, last_unknown)
+    return _known_end(snapshot, bound, snapshot.first_seq - 1, last_unknown)
+
+
+def _is_known(commit: _Commit) -> bool:
+    return commit[0] != UNKNOWN
+
+
+def _known_end(snapshot: StreamSnapshot, bound: Position, end: int, last_unknown: int) -> int:
+    """Return ``end``. Raises: BadOption if messages after it, up to ``last_unknown``, may be from before ``bound``."""
+    if last_unknown:
+        raise BadOption(f"option asOf={bound}: the position at which messages {end + 1} to {last_unknown} joined "
+                        f"stream {snapshot.full_name} is not known, because they were staged, or merged by an "
+                        f"earlier release; give a sequence (seq:N) or a time")
     return end
+
+
+def _commits_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: Position, read: dict[BlockRef, list[_Commit]],
+                ref: BlockRef) -> list[_Commit]:
+    """Return the commits of a block's messages; those of a merged block from its core, which is ``read`` once.
+
+    Raises: as ``_last_at``.
+    """
+    if ref.place is BlockPlace.LOG or (ref.place is not BlockPlace.STAGED and ref.position <= bound):
+        return [(ref.position, ref.last_seq)]
+    if ref.place is BlockPlace.STAGED:
+        return [(UNKNOWN, ref.last_seq)]
+    if (found := read.get(ref)) is None:
+        key = key_of(snapshot.shard, snapshot.account, snapshot.name, ref)
+        try:
+            core = decode_core(objects.get(key, ref.core_offset, ref.core_offset + ref.core_bytes), ref.position,
+                               ref.stream_id, object_id=ref.object_id, name=key, offset=ref.core_offset)
+            found = [(UNKNOWN, ref.last_seq)]
+            for record in core.records:
+                if record.kind == Commits.KIND:
+                    commits = Commits.decode(record.body)
+                    found = list(zip(commits.positions, commits.last_seqs, strict=True)) or found
+        except NotFound:
+            raise Gone(f"{objects.url}: {key} is missing, and stream {snapshot.full_name} has messages in it: if "
+                       f"compaction moved them meanwhile, run the query again") from None
+        except FormatError as error:
+            raise from_format_error(error, f"{objects.url}: stream {snapshot.full_name}", key) from None
+        read[ref] = found
+    return found

@@ -4,7 +4,8 @@
     outputs   the live messages in as few blocks as the bounds allow; no input is cut in two
 
 Message ids are replayed from blocks after a restart. So a block whose ids may still be needed (``keep_ids``) keeps
-their record, and also the dead messages that have an id; these stay dead.
+their record, and also the dead messages that have an id; these stay dead. Each block has a record of the commits that
+it was made of, so that a reader can still stop at the position of one of them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from broker.storage.compaction.settings import CompactionSettings
-from broker.storage.format.block import BlockPlace, BlockRef, decode_core
+from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.frame import Chunk
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head, decode_frame, decode_index
 from broker.storage.format.records.adoption import Adopted
+from broker.storage.format.records.commits import UNKNOWN, Commits
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.section import SectionCodec
 from broker.storage.format.segment import SegmentHead, decode_head
@@ -81,6 +83,16 @@ class _Output:
         self.block: OpenBlock[None] = OpenBlock(stream_id, None)
         self.inputs: list[Input] = []
         self.ids: list[tuple[int, bytes]] = []
+        self.positions: list[Position] = []
+        self.last_seqs: list[int] = []
+
+    def add_commit(self, position: Position, last_seq: int) -> None:
+        """Add an entry to the record of commits. Neighbours that are unknown become one."""
+        if position == UNKNOWN and self.positions and self.positions[-1] == UNKNOWN:
+            self.last_seqs[-1] = last_seq
+            return
+        self.positions.append(position)
+        self.last_seqs.append(last_seq)
 
 
 def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes, codec: SectionCodec,
@@ -95,6 +107,8 @@ def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes
         return None
     sealed: list[SealedBlock[None]] = []
     for output in outputs:
+        if output.positions != [UNKNOWN]:
+            output.block.add(Commits(output.positions, output.last_seqs))
         if output.ids:
             output.block.add(MessageIds([at for at, _ in output.ids], [msg_id for _, msg_id in output.ids]))
         sealed.append(seal_block(output.block, position, object_id=run_id))
@@ -124,7 +138,9 @@ def _outputs(piece: Piece, settings: CompactionSettings, pause: Callable[[], obj
 def _add(output: _Output, piece: Piece, one: Input, pause: Callable[[], object]) -> None:
     ref, joined = one.ref, output.block
     head = decode_index(one.index_data, ref, one.key)
-    ids = _ids(one, head) if piece.keep_ids else {}
+    core = decode_core(one.core_data, ref.position, ref.stream_id, object_id=ref.object_id, name=one.key,
+                       offset=ref.core_offset)
+    ids = _ids(core, head) if piece.keep_ids else {}
     left_out = 0
     before = joined.count
     for number, frame in enumerate(head.frames):
@@ -142,6 +158,8 @@ def _add(output: _Output, piece: Piece, one: Input, pause: Callable[[], object])
                 output.ids.append((at, msg_id))
             at += 1
     output.inputs.append(one)
+    for position, last_seq in _commits(one, core):
+        output.add_commit(position, last_seq)
 
 
 def _copy(chunk: Chunk, dead: DeadSet | None, keep: Collection[int], joined: OpenBlock[None]) -> int:
@@ -174,17 +192,26 @@ def _seqs_of(joined: OpenBlock[Any], start: int) -> Iterator[int]:
         at += messages
 
 
-def _ids(one: Input, head: Head) -> dict[int, bytes]:
+def _ids(core: BlockCore, head: Head) -> dict[int, bytes]:
     """Return the message ids that a block records, by sequence."""
-    ref = one.ref
-    core = decode_core(one.core_data, ref.position, ref.stream_id, object_id=ref.object_id, name=one.key,
-                       offset=ref.core_offset)
     found: dict[int, bytes] = {}
     for record in core.records:
         if record.kind == MessageIds.KIND:
             recorded = MessageIds.decode(record.body)
             found.update((head.seq_of(at), msg_id) for at, msg_id in zip(recorded.ordinals, recorded.ids, strict=True))
     return found
+
+
+def _commits(one: Input, core: BlockCore) -> list[tuple[Position, int]]:
+    """Return the positions of a block's commits, each with the last sequence after it."""
+    ref = one.ref
+    if ref.place is BlockPlace.LOG:
+        return [(ref.position, ref.last_seq)]
+    for record in core.records:
+        if record.kind == Commits.KIND:
+            commits = Commits.decode(record.body)
+            return list(zip(commits.positions, commits.last_seqs, strict=True))
+    return [(UNKNOWN, ref.last_seq)]
 
 
 def _adopted(output: _Output, block: SealedBlock[None]) -> Adopted:

@@ -118,7 +118,7 @@ async def test_a_past_position_has_the_messages_that_had_joined_by_then() -> Non
         before = next(seq for at, seq in reversed(then) if at < position)
         bound = AsOf(position=position)
         if last_seq == before + 1:  # A published message ends it, so the staged ones before it had joined.
-            with pytest.raises(BadOption, match=f"staged messages {last_seq + 1} to .* joined stream .* is not known"):
+            with pytest.raises(BadOption, match=f"messages {last_seq + 1} to .* joined stream .* is not known"):
                 last_of(client, newest, bound)
     assert last_of(client, newest, AsOf(seq=5)) == 5
     await owner.stop()

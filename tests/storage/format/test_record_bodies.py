@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from broker.storage.format.block import BlockCore, Outcome
 from broker.storage.format.codec import pack_value, unpack_value
 from broker.storage.format.errors import Corrupt, FormatError
-from broker.storage.format.header import Position
+from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.record import Record
 from broker.storage.format.records.column import pack_column, unpack_column
 from broker.storage.format.records.kinds import RecordKind
@@ -27,13 +27,14 @@ SEGMENTS = [path for path in sorted(HERE.glob("*.json"))
 
 def _records(name: str) -> list[Record]:
     expected = json.loads((HERE / f"{name}.json").read_text())
-    head = head_of((HERE / f"{name}.bin").read_bytes(), Position(*expected["position"]))
+    head = head_of((HERE / f"{name}.bin").read_bytes(), Position(*expected["position"]),
+                   kind=ObjectKind[expected["kind"]], object_id=expected.get("object_id", 0))
     return [record for i in range(len(head)) for record in head.core(i).records]
 
 
 EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segment-of-expiring-messages",
                                                "segment-of-schedules", "segment-of-an-adoption",
-                                               "segment-of-staged-blocks")
+                                               "segment-of-staged-blocks", "run-with-commits-format-4")
          for record in _records(name)
          if (record.kind != RecordKind.CONSUMER_STATE or "re" in record.body)  # type: ignore[operator]
          and (record.kind != RecordKind.RELEASE or "done" in record.body)}  # type: ignore[operator]
@@ -73,6 +74,8 @@ WRONG: list[tuple[int, str, Any]] = [
     (15, "dead", [[3, 2, 1, 1]]), (15, "dead", [[1, 3, 2, 9, b"\5\0"]]), (15, "dead", [[1, 3, 2, 9, b"\7"]]),
     (15, "dead", [[1, 3, 2, 9, b"\x0a"]]), (15, "dead", [[1, 3, 2, 9, "\5"]]), (15, "dead", [[1, 3, -1, 9]]),
     (15, "dead", [[1, 3, 2, 9, b"\5", 1]]),
+    (16, "epochs", None), (16, "epochs", {}), (16, "epochs", [5]), (16, "epochs", [[1, [2]]]),
+    (16, "epochs", [[1, [2], [3, 4]]]), (16, "epochs", [[1, ["2"], [3]]]), (16, "epochs", [["1", [2], [3]]]),
     (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567"), (13, "seqs", None), (13, "due_at_ns", [1])]
 
 

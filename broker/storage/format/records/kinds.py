@@ -25,3 +25,4 @@ class RecordKind(IntEnum):
     SCHEDULE = 13
     ADOPTION = 14
     APPEND = 15
+    COMMITS = 16

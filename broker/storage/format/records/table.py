@@ -8,6 +8,7 @@ from broker.storage.format.records.adoption import Adoption
 from broker.storage.format.records.append import Append
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.ceiling import Ceiling
+from broker.storage.format.records.commits import Commits
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
 from broker.storage.format.records.consumer_state import ConsumerDelta
@@ -39,5 +40,6 @@ BODIES: Final[dict[int, type[RecordBody]]] = {body.KIND: body for body in (
     Schedule,
     Adoption,
     Append,
+    Commits,
 )}
 """The classes of bodies, by kind."""
