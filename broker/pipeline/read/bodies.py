@@ -1,7 +1,7 @@
-"""Bodies of messages, from the frames of one block or of many: one buffer with offsets, and columns made from it.
+"""Bodies of messages, from the sections of one block or of many: one buffer with offsets, and columns made from it.
 
-    frames, as stored  ──> checked, decompressed ──> one buffer      ──┐
-    lengths in indexes ──> checked against frames ──> offsets into it ──┴──> headers, data
+    sections, as stored ──> checked, decompressed    ──> one buffer      ──┐
+    lengths in indexes  ──> checked against sections ──> offsets into it ──┴──> headers, data
 
 Many blocks share the buffer, since separate arrays would cost a block as much as decoding a hundred messages.
 Uncompressed payloads of a block without headers are not copied at all: the fetched buffer is their column.
@@ -11,36 +11,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from broker.pipeline.plan.plan import ScanTask
 from broker.pipeline.read.columns import Numbers
-from broker.pipeline.read.decode import Block, Rows, as_array, values_at
-from broker.storage.format.codec import SECTION_BYTES_MAX
+from broker.pipeline.read.decode import Block
+from broker.pipeline.read.sections import Rows, as_array, bounded, values_at
+from broker.storage.format.codec import Undecodable
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.frame import Frame
-from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, Head, corrupt_frame, frame_body
+from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, corrupt_section, section_body
 
 __all__ = ["Bodies", "Slice"]
 
 
 class Slice(NamedTuple):
-    """Rows of one block, at least one; and the frames that hold them, as stored, if bodies are needed."""
+    """Rows of one block, at least one; and the sections that hold them, as stored, if bodies are needed."""
 
     task: ScanTask
     block: Block
     rows: Rows
     frames: Sequence[int] = ()
-    """Numbers of the frames, ascending."""
+    """Numbers of the sections, ascending."""
     stored: Sequence[memoryview] = ()
 
     @property
     def table(self) -> list[Frame]:
-        """The frames' rows in the frame table."""
-        frames = self.block.index.frames
+        """The frames' rows in the table of stored sections."""
+        frames = self.block.sections.table
         return [frames[number] for number in self.frames]
 
 
@@ -56,23 +57,23 @@ class Bodies:
         sizes = np.cumsum([frame.raw_bytes for table in tables for frame in table])
         count, size = int(counts[-1]), int(sizes[-1])
         assert size < 1 << 31
-        # The members are all messages of the frames; the slices' rows are some of them.
-        members = [_members(one.block.index, one.frames) for one in slices]
+        # The members are all messages of the sections, as they are stored; the slices' rows are some of them.
+        members = [one.block.sections.members(one.frames) for one in slices]
         self._rows = _places(slices, members)
         lens = np.empty(count, np.int64)
         at = 0
         for one, some in zip(slices, members, strict=True):
             head = one.block.index
-            lens[at:(at := at + len(some))] = _bounded(head.body_len, head.body_lens, some)
-        ends = np.cumsum(lens)
-        wrong = np.flatnonzero(ends[counts - 1] != sizes)
+            lens[at:(at := at + len(some))] = bounded(head.body_len, head.body_lens, some)
+        ends = np.zeros(count + 1, np.int64)
+        np.cumsum(lens, out=ends[1:])
+        wrong = np.flatnonzero(ends[counts] != sizes)
         if len(wrong):
             raise _corrupt(slices, int(wrong[0]), LENGTHS_DIFFER)
-        self._offsets = np.zeros(count + 1, np.int32)
-        self._offsets[1:] = ends
+        self._offsets = ends.astype(np.int32)
         self._hlens = _header_lengths(slices, members, lens, counts)
-        bodies = [frame_body(one.block.index, number, stored, one.block.name)
-                  for one in slices for number, stored in zip(one.frames, one.stored, strict=True)]
+        bodies = [_body(one, number, frame, stored) for one, table in zip(slices, tables, strict=True)
+                  for number, frame, stored in zip(one.frames, table, one.stored, strict=True)]
         self._buffer = _joined(bodies, [stored for one in slices for stored in one.stored], size)
         self._halves_made: pa.BinaryArray | None = None
 
@@ -105,27 +106,13 @@ class Bodies:
         return self._halves_made
 
 
-def _members(head: Head, frames: Sequence[int]) -> Rows:
-    """The ordinals of all messages in ``frames``."""
-    first, last = head.frames[frames[0]], head.frames[frames[-1]]
-    if frames[-1] - frames[0] + 1 == len(frames):
-        return range(first.start, last.start + last.messages)
-    return np.concatenate([np.arange(frame.start, frame.start + frame.messages)
-                           for frame in (head.frames[number] for number in frames)])
-
-
 def _places(slices: Sequence[Slice], members: Sequence[Rows]) -> Rows:
     """The places of the slices' rows among all members, one slice after another."""
     found: list[Rows] = []
     at = 0
     for one, some in zip(slices, members, strict=True):
-        places: Rows
-        if not isinstance(some, range):
-            places = np.searchsorted(some, as_array(one.rows)) + at
-        elif isinstance(one.rows, range):
-            places = range(one.rows.start - some.start + at, one.rows.stop - some.start + at)
-        else:
-            places = one.rows - some.start + at
+        places = one.block.sections.among(one.rows, one.frames)
+        places = range(places.start + at, places.stop + at) if isinstance(places, range) else places + at
         # Ranges that continue one another stay one range.
         if found and isinstance(places, range) and isinstance(found[-1], range) and found[-1].stop == places.start:
             found[-1] = range(found[-1].start, places.stop)
@@ -133,16 +120,6 @@ def _places(slices: Sequence[Slice], members: Sequence[Rows]) -> Rows:
             found.append(places)
         at += len(some)
     return found[0] if len(found) == 1 else np.concatenate([as_array(places) for places in found])
-
-
-def _bounded(value: int, column: Any, rows: Rows) -> Numbers | int:
-    """Return the lengths of ``rows``: those of ``column``, or all ``value``. A length that exceeds any section is wrong
-    in any place. It is clipped to a value that is wrong, too, and with which sums do not wrap."""
-    most = SECTION_BYTES_MAX + 1
-    if column is None:
-        return min(value, most)
-    lens = values_at(column, rows)
-    return np.minimum(lens, most) if lens.itemsize > 2 else lens
 
 
 def _header_lengths(slices: Sequence[Slice], members: Sequence[Rows], lens: Numbers, counts: Numbers) -> Numbers | None:
@@ -153,17 +130,25 @@ def _header_lengths(slices: Sequence[Slice], members: Sequence[Rows], lens: Numb
     hlens = np.empty(len(lens), np.int64)
     at = 0
     for head, some in zip(heads, members, strict=True):
-        hlens[at:(at := at + len(some))] = _bounded(head.hlen, head.hlens, some)
+        hlens[at:(at := at + len(some))] = bounded(head.hlen, head.hlens, some)
     wrong = np.flatnonzero(hlens > lens)
     if len(wrong):
         raise _corrupt(slices, int(np.searchsorted(counts, wrong[0], "right")), HEADERS_TOO_LONG)
     return hlens.astype(np.int32) if hlens.any() else None
 
 
+def _body(one: Slice, number: int, section: Frame, stored: memoryview) -> bytes | memoryview:
+    """Return the bodies in one section. Raises: Corrupt."""
+    try:
+        return section_body(one.block.index, number, section.header, stored)
+    except Undecodable as error:
+        raise corrupt_section(one.block.index, number, section.offset, one.block.name, str(error)) from None
+
+
 def _corrupt(slices: Sequence[Slice], place: int, why: str) -> Corrupt:
-    """The error for one of the slices' frames."""
+    """The error for one of the slices' sections."""
     one, number = [(one, number) for one in slices for number in one.frames][place]
-    return corrupt_frame(one.block.index, number, one.block.name, why)
+    return corrupt_section(one.block.index, number, one.block.sections.table[number].offset, one.block.name, why)
 
 
 def _joined(bodies: Sequence[bytes | memoryview], stored: Sequence[memoryview], size: int) -> pa.Buffer:

@@ -1,6 +1,6 @@
-"""The index of one block as numpy columns: the wanted rows, their values, and the frames that hold them.
+"""The index of one block as numpy columns: the wanted rows, their values, and the sections that hold them.
 
-    decode_index (numpy)  ──>  Block.rows: the wanted ordinals     ──>  Block.frames_of: frames that hold them
+    decode_index (numpy)  ──>  Block.rows: the wanted ordinals     ──>  Block.sections: those that hold them
                                      │                                          │
                                      └──> Block.seq, time_ns, subject_ids       └──> bodies.Bodies
 
@@ -9,8 +9,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -18,17 +16,14 @@ import pyarrow.compute as pc
 
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.read.columns import NUMPY, Numbers
+from broker.pipeline.read.sections import Rows, Sections, as_array, values_at
 from broker.pipeline.read.subjects import SubjectTest
 from broker.protocol import headers as protocol_headers
 from broker.storage.format.block import BlockRef
 from broker.storage.format.index import Head, decode_index
 from broker.storage.state.dead import DeadSet
 
-__all__ = ["Block", "Rows", "as_array", "parse_headers", "readable", "values_at"]
-
-Rows = range | Numbers
-"""Ordinals of a block, ascending."""
-
+__all__ = ["Block", "parse_headers", "readable"]
 
 class Block:
     """The columns of one block. ``head`` may be None if only the sequences of a block without gaps are needed.
@@ -36,13 +31,14 @@ class Block:
     Args: name is the object's key, for errors.
     """
 
-    __slots__ = ("count", "head", "name", "ref")
+    __slots__ = ("_sections", "count", "head", "name", "ref")
 
     def __init__(self, ref: BlockRef, head: Head | None, name: str) -> None:
         self.ref = ref
         self.head = head
         self.name = name
         self.count = ref.count
+        self._sections: Sections | None = None
 
     @classmethod
     def decode(cls, index: bytes, ref: BlockRef, name: str) -> Block:
@@ -179,30 +175,14 @@ class Block:
         assert self.head is not None, "this needs the index"
         return self.head
 
-    # ---- frames
+    # ---- bodies
 
-    def frames_of(self, rows: Rows) -> list[int]:
-        """The numbers of the frames that hold ``rows``, ascending."""
-        if len(rows) == self.count:
-            return list(range(len(self.index.frames)))
-        starts = np.asarray(self.index.starts)
-        if isinstance(rows, range):
-            if not rows:
-                return []
-            first, last = np.searchsorted(starts, [rows.start, rows.stop - 1], "right") - 1
-            return list(range(int(first), int(last) + 1))
-        return np.unique(np.searchsorted(starts, rows, "right") - 1).tolist()  # type: ignore[no-any-return]
-
-
-def values_at(column: Any, rows: Rows) -> Numbers:
-    """The values of ``rows`` in a column."""
-    some: Numbers = column[rows.start:rows.stop] if isinstance(rows, range) else column[rows]
-    return some
-
-
-def as_array(rows: Rows) -> Numbers:
-    """Return ``rows`` as an array."""
-    return np.arange(rows.start, rows.stop) if isinstance(rows, range) else rows
+    @property
+    def sections(self) -> Sections:
+        """The stored sections of its bodies."""
+        if self._sections is None:
+            self._sections = Sections(self.index)
+        return self._sections
 
 
 def readable(names: pa.BinaryArray) -> pa.StringArray:

@@ -14,7 +14,8 @@ from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.read.bodies import Bodies, Slice
 from broker.pipeline.read.columns import Numbers
-from broker.pipeline.read.decode import Block, as_array, parse_headers, readable
+from broker.pipeline.read.decode import Block, parse_headers, readable
+from broker.pipeline.read.sections import as_array
 
 __all__ = ["SEQ_MAX", "Messages"]
 

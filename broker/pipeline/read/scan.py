@@ -33,9 +33,10 @@ from broker.pipeline.errors import from_format_error
 from broker.pipeline.plan.plan import ScanTask
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.read.bodies import Slice
-from broker.pipeline.read.decode import Block, Rows
+from broker.pipeline.read.decode import Block
 from broker.pipeline.read.messages import SEQ_MAX, Messages
 from broker.pipeline.read.missing import STRICT, LossRule, MissingObjects
+from broker.pipeline.read.sections import Rows
 from broker.pipeline.read.small import SMALL_COUNT, StoredBlock, batch_of
 from broker.pipeline.read.subjects import SubjectTest
 from broker.pipeline.store.objects import ObjectClient, Range
@@ -385,11 +386,13 @@ def _parts(rows: Rows) -> list[Rows]:
 
 def _groups(block: Block, rows: Rows) -> list[tuple[list[int], Rows]]:
     """Split ``rows``, at least one, into groups for decoding. Returns: the frame numbers and the rows of each group."""
-    assert block.head is not None
-    table = block.head.frames
+    numbers = block.sections.holding(rows)
+    if block.sections.order is not None:
+        return [(numbers, rows)]  # Its writer keeps such a block small, and its rows are in any of the sections.
+    table = block.sections.table
     groups: list[list[int]] = []
     size = count = 0
-    for number in block.frames_of(rows):
+    for number in numbers:
         frame = table[number]
         if not groups or size + frame.raw_bytes > _GROUP_BYTES or count + frame.messages > _GROUP_ROWS:
             groups.append([])
@@ -413,17 +416,15 @@ def _groups(block: Block, rows: Rows) -> list[tuple[list[int], Rows]]:
 
 def _ranges(key: str, block: Block, numbers: Sequence[int]) -> list[Range]:
     """Return the ranges of some frames in the object."""
-    assert block.head is not None
-    base = block.ref.frames_offset
+    base, table = block.ref.frames_offset, block.sections.table
     return [(key, base + frame.offset, base + frame.offset + frame.stored_bytes)
-            for frame in (block.head.frames[number] for number in numbers)]
+            for frame in (table[number] for number in numbers)]
 
 
 def _cut(block: Block, numbers: Sequence[int], frames: memoryview) -> list[memoryview]:
     """Return the bytes of the frames ``numbers`` from those of all frames."""
-    assert block.head is not None
-    return [frames[frame.offset:frame.offset + frame.stored_bytes]
-            for frame in (block.head.frames[number] for number in numbers)]
+    table = block.sections.table
+    return [frames[frame.offset:frame.offset + frame.stored_bytes] for frame in (table[number] for number in numbers)]
 
 
 def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

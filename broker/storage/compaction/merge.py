@@ -1,7 +1,7 @@
 """Merging: one run is made of neighbouring blocks of streams. Bytes in, bytes out, no I/O; called in a thread.
 
     inputs    the blocks of a piece: neighbours of one stream, as they were read, and the dead messages of each
-    outputs   the live messages in as few blocks as the bounds allow; no input is cut in two
+    outputs   the live messages in as few blocks as the bounds allow, grouped by subject; no input is cut in two
 
 Message ids are replayed from blocks after a restart. So a block whose ids may still be needed (``keep_ids``) keeps
 their record, and also the dead messages that have an id; these stay dead. Each block has a record of the commits that
@@ -111,7 +111,7 @@ def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes
             output.block.add(Commits(output.positions, output.last_seqs))
         if output.ids:
             output.block.add(MessageIds([at for at, _ in output.ids], [msg_id for _, msg_id in output.ids]))
-        sealed.append(seal_block(output.block, position, object_id=run_id))
+        sealed.append(seal_block(output.block, position, object_id=run_id, grouped=True))
         pause()
     data = encode_segment(position, nonce, sealed, codec, kind=ObjectKind.RUN, object_id=run_id, place=place)
     blocks = [_adopted(output, block) for output, block in zip(outputs, sealed, strict=True)]

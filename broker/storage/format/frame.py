@@ -5,6 +5,14 @@
 
 The block's index has lengths, subjects, times and the CRC of each stored frame. So bodies are side by side, and a
 columnar reader uses a frame as one buffer with offsets.
+
+Compaction writes *grouped* blocks, so that a reader of a few subjects reads few bytes. There a frame, which is a range
+of ordinals that is decoded together, is larger, and stored in *parts*:
+
+    in the order of messages   a1 b1 a2 c1 b2 a3 c2 …       1 MiB, a row of this module's frame table
+    stored                     a1 a2 a3 | b1 b2 | c1 c2     sorted by subject, in parts of 32 KiB, each a section
+
+Where a part ends follows from the subjects and lengths in the index.
 """
 
 from __future__ import annotations
@@ -26,8 +34,16 @@ _BYTES_OF_ROW: Final = 33 + 8 + 8 + 8
 """Memory of a message apart from the bytes of its body: the bytes object, its place in two lists, and its time."""
 
 
+GROUPED_BYTES: Final = 1 << 20
+"""The size of a frame that is stored in parts. A larger one would save a reader of some subjects requests and bytes,
+but cost a reader of one message time."""
+
+PART_BYTES: Final = 32 * 1024
+"""A part is closed before it exceeds this; a larger message has a part of its own."""
+
+
 class Frame(NamedTuple):
-    """A row of a block's frame table."""
+    """A row of a block's frame table; in a grouped block, the rows of its parts."""
 
     start: int
     """The ordinal of its first message in the block."""
@@ -39,11 +55,15 @@ class Frame(NamedTuple):
     crc: int = 0
     """crc32 of the stored bytes; 0 until the block is encoded."""
     form: int = 0
+    parts: tuple[SectionHeader, ...] = ()
+    """The headers of its parts, which lie side by side; without parts, the frame is one section."""
+    first_part: int = 0
+    """The number of its first part in the block."""
 
     @property
     def header(self) -> SectionHeader:
-        """The header of the frame as a section: the last four fields."""
-        return self[3:]
+        """The header of the frame as a section."""
+        return self[3:7]
 
 
 class Chunk:

@@ -3,7 +3,7 @@
     fixed part
          0     4  magic "JIDX"
          4     2  version, 4; of earlier releases 1
-         6     1  flags: 2 a staged block; version 1: 1 the body is compressed
+         6     1  flags: 2 a staged block, 4 a grouped block (see ``frame``); version 1: 1 the body is compressed
          7     1  0
          8     8  stream incarnation  \\
         16    20  epoch, number, id    > as in the block's core and the object's header
@@ -15,7 +15,8 @@
         60    16  header of the body (``section``); version 1: 12 bytes, without the form
         76     4  crc32 of bytes 0 to 76; version 1: 72, of bytes 0 to 72
     body
-        frame table      a row of 20 bytes each: first ordinal, header of the frame (``section``);
+        frame table      a row of 20 bytes each: first ordinal, header of the frame (``section``); in a grouped block
+                         a row for each part, those of one frame with its first ordinal;
                          version 1: 16 bytes: first ordinal, stored bytes, raw bytes, crc32 of the stored bytes
         descriptions     of nine columns, 9 bytes each (``columns``)
         message columns  seq (width 0: ascending by one from first_seq), time in ns, subject id, header bytes, body
@@ -30,7 +31,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate, repeat
@@ -48,6 +49,7 @@ from broker.storage.format.lazy_columns import KNOWN, Names, Shifted
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 from broker.storage.format.section import (
     SECTIONS,
+    SectionHeader,
     SectionKind,
     SectionPosition,
     check_compressed_flag,
@@ -62,7 +64,7 @@ __all__ = [
     "INDEX_FIXED_BYTES",
     "Head",
     "check_frame",
-    "corrupt_frame",
+    "corrupt_section",
     "cut_frame",
     "decode_frame",
     "decode_index",
@@ -70,12 +72,15 @@ __all__ = [
     "encode_index",
     "find_frames",
     "frame_body",
+    "section_body",
+    "stored_order",
 ]
 
 T = TypeVar("T")
 
 _MAGIC: Final = b"JIDX"
 _STAGED: Final = 2
+_GROUPED: Final = 4
 _LAYOUT_V1: Final = struct.Struct("<4sHBBQIQQQIIII III I".replace(" ", ""))
 _LAYOUT: Final = struct.Struct("<4sHBBQIQQQIIII IIII I".replace(" ", ""))
 _LAYOUT_CHECKED: Final = struct.Struct(_LAYOUT.format[:-1])  # what the last checksum covers
@@ -145,6 +150,11 @@ class Head:
         self.frames = frames
         self.frames_offset = frames_offset
         self.starts: Sequence[int] = [frame.start for frame in frames]
+
+    @property
+    def grouped(self) -> bool:
+        """True if each frame is stored by subjects, in parts."""
+        return bool(self.frames and self.frames[0].parts)
 
     @property
     def size(self) -> int:
@@ -268,16 +278,15 @@ def encode_index(head: Head, *, staged: bool = False) -> bytes:
         add(Column.of(head.subject_counts))
         add(Column.of(head.subject_firsts))
         add(Column.of(head.subject_lasts))
-    body = b"".join((
-        *[_FRAME.pack(start, raw_bytes, stored_bytes, crc, form)
-          for start, _, _, raw_bytes, stored_bytes, crc, form in head.frames],
-        _DESCRIPTIONS.pack(*described), *cells, names))
+    rows = [_FRAME.pack(frame.start, *header) for frame in head.frames for header in frame.parts or (frame.header,)]
+    body = b"".join((*rows, _DESCRIPTIONS.pack(*described), *cells, names))
     compressed = SECTIONS.compress(body, dense=head.object_id != 0 and not staged)  # dense if compaction made it
     header, stored = SECTIONS.seal(compressed, _position(head))
     epoch, number = head.position
+    flags = (_STAGED if staged else 0) | (_GROUPED if head.grouped else 0)
     fixed = _LAYOUT_CHECKED.pack(
-        _MAGIC, FORMAT_VERSION, _STAGED if staged else 0, 0, head.stream_id, epoch, number, head.object_id,
-        head.first_seq, count, len(head.frames), len(subjects), len(names), *header)
+        _MAGIC, FORMAT_VERSION, flags, 0, head.stream_id, epoch, number, head.object_id, head.first_seq, count,
+        len(rows), len(subjects), len(names), *header)
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
@@ -339,7 +348,7 @@ def _decode(data: bytes, ref: BlockRef, name: str | None, values: Values, checks
      *_, crc) = fields = layout.unpack_from(data)
     if magic != _MAGIC or crc32(data[:layout.size - 4]) != crc:
         raise Corrupt(name, "index", offset, "the checksum of its fixed part does not match")
-    header, readable = fixed_part_header(version, flags, fields, _STAGED)
+    header, readable = fixed_part_header(version, flags, fields, _STAGED | _GROUPED)
     if not readable or spare:
         raise VersionUnknown(name, "index", offset + 4,
                              f"version {version}, flags {flags}, form {header[-1]}: not this reader's")
@@ -353,7 +362,7 @@ def _decode(data: bytes, ref: BlockRef, name: str | None, values: Values, checks
             raise Undecodable("its lengths are out of bounds")
         body = SECTIONS.open(header, data[layout.size:], _position(ref))
         return _decode_body(body, ref, frames, subjects, names_bytes, values, checks,
-                            _FRAME_V1 if version == UNFLAGGED_VERSION else _FRAME)
+                            _FRAME_V1 if version == UNFLAGGED_VERSION else _FRAME, grouped=bool(flags & _GROUPED))
     except (Misfit, Undecodable) as error:
         raise Corrupt(name, "index", offset + layout.size, str(error)) from None
     except _FormUnknown as error:
@@ -365,7 +374,7 @@ class _FormUnknown(Exception):
 
 
 def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_bytes: int, values: Values,
-                 checks: CheckedValues | None, row: struct.Struct) -> Head:
+                 checks: CheckedValues | None, row: struct.Struct, *, grouped: bool) -> Head:
     """Decode the body of an index. Raises: Misfit; without ``checks``, values are not checked one by one."""
     count = ref.count
     frames_end = frames * row.size
@@ -377,7 +386,7 @@ def _decode_body(body: bytes, ref: BlockRef, frames: int, subjects: int, names_b
     if row is _FRAME_V1:
         rows = [(start, *header_of_version_1(raw_bytes, stored_bytes, crc))
                 for start, stored_bytes, raw_bytes, crc in rows]
-    table = _frame_table(rows, count, ref.frames_bytes)
+    table = _frame_table(rows, count, ref.frames_bytes, grouped=grouped)
     columns: list[tuple[int, Any]] = []
     for i, (base, width) in enumerate(COLUMN.iter_unpack(body[frames_end:at])):
         column, at = values.read(body, at, base, width, count if i < 5 else subjects)
@@ -426,56 +435,98 @@ def _as_adopted(ref: BlockRef, time_ns: int, stamps: Any, values: CheckedValues)
     return (low, None) if low == high else (time_ns, values.clipped(stamps, low, high))
 
 
-def _frame_table(rows: list[tuple[int, ...]], count: int, frames_bytes: int) -> list[Frame]:
+def _frame_table(rows: list[tuple[int, ...]], count: int, frames_bytes: int, *, grouped: bool) -> list[Frame]:
     """Make the frame table.
 
-    Args: rows have the first ordinal and the section header of each frame.
+    Args: rows have the first ordinal and the section header of each frame, or of each part.
     Raises: Misfit unless the frames cover all messages and all their bytes, one after another.
     """
     table: list[Frame] = []
     offset = 0
-    for i, (start, raw_bytes, stored_bytes, crc, form) in enumerate(rows):
-        end = rows[i + 1][0] if i + 1 < len(rows) else count
+    for number, (_, raw_bytes, stored_bytes, _, form) in enumerate(rows):
         if not is_known(form):
-            raise _FormUnknown(f"frame {i} has form {form}: not this reader's")
-        if not 1 <= end - start <= _FRAME_MESSAGES_BOUND or raw_bytes > SECTION_BYTES_MAX or stored_bytes > raw_bytes:
+            raise _FormUnknown(f"frame {number} has form {form}: not this reader's")
+        if raw_bytes > SECTION_BYTES_MAX or stored_bytes > raw_bytes:
             raise Misfit("the frame table is out of bounds")
-        table.append(Frame(start, end - start, offset, raw_bytes, stored_bytes, crc, form))
+    at = 0
+    while at < len(rows):
+        start, end = rows[at][0], at + 1
+        while grouped and end < len(rows) and rows[end][0] == start:
+            end += 1
+        messages = (rows[end][0] if end < len(rows) else count) - start
+        if not 1 <= messages <= _FRAME_MESSAGES_BOUND:
+            raise Misfit("the frame table is out of bounds")
+        if grouped:
+            parts = tuple([(raw, stored, crc, form) for _, raw, stored, crc, form in rows[at:end]])
+            raw_bytes, stored_bytes = sum([part[0] for part in parts]), sum([part[1] for part in parts])
+            if raw_bytes > SECTION_BYTES_MAX:
+                raise Misfit("the frame table is out of bounds")
+            table.append(Frame(start, messages, offset, raw_bytes, stored_bytes, 0, 0, parts, at))
+        else:
+            _, raw_bytes, stored_bytes, crc, form = rows[at]
+            table.append(Frame(start, messages, offset, raw_bytes, stored_bytes, crc, form))
         offset += stored_bytes
+        at = end
     if rows[0][0] != 0 or offset != frames_bytes:
         raise Misfit("the frames do not cover the block")
     return table
 
 
-def _frame_position(head: Head, frame_no: int) -> SectionPosition:
-    return head.position, head.object_id, head.stream_id, SectionKind.FRAME, frame_no
+def _frame_position(head: Head, section_no: int) -> SectionPosition:
+    return head.position, head.object_id, head.stream_id, SectionKind.FRAME, section_no
 
 
 def frame_body(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> bytes | Stored:
-    """Return the messages' bodies of one frame, side by side, without checking their lengths.
+    """Return the messages' bodies of one frame, side by side, as they are stored, without checking their lengths.
 
     Args: stored is the object's bytes from ``ref.frames_offset + frame.offset``, ``frame.stored_bytes`` long. For a
         frame that is not compressed, they are also the result, so a memoryview saves a copy.
     Raises: Corrupt.
     """
+    frame = head.frames[frame_no]
     try:
-        return SECTIONS.open(head.frames[frame_no].header, stored, _frame_position(head, frame_no))
+        if not frame.parts:
+            return SECTIONS.open(frame.header, stored, _frame_position(head, frame_no))
+        return b"".join([SECTIONS.open(header, part, at) for header, part, at in _parts(head, frame, stored)])
     except Undecodable as error:
         raise corrupt_frame(head, frame_no, name, str(error)) from None
+
+
+def section_body(head: Head, section_no: int, header: SectionHeader, stored: Stored) -> bytes | Stored:
+    """Return the content of one stored section of the frames: a frame, or a part of one. Raises: Undecodable."""
+    return SECTIONS.open(header, stored, _frame_position(head, section_no))
 
 
 def check_frame(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> None:
     """Check a frame's checksum and content size, without decompressing it. Args and errors: as for ``frame_body``."""
+    frame = head.frames[frame_no]
     try:
-        SECTIONS.check(head.frames[frame_no].header, stored, _frame_position(head, frame_no))
+        if not frame.parts:
+            SECTIONS.check(frame.header, stored, _frame_position(head, frame_no))
+        for header, part, position in _parts(head, frame, stored):
+            SECTIONS.check(header, part, position)
     except Undecodable as error:
         raise corrupt_frame(head, frame_no, name, str(error)) from None
 
 
+def _parts(head: Head, frame: Frame, stored: Stored) -> Iterator[tuple[SectionHeader, Stored, SectionPosition]]:
+    """Yield header, stored bytes and place of each part of a frame. Raises: Undecodable."""
+    if frame.parts and len(stored) != frame.stored_bytes:
+        raise Undecodable("its length does not match")
+    at = 0
+    for number, header in enumerate(frame.parts, frame.first_part):
+        yield header, stored[at:at + header[1]], _frame_position(head, number)
+        at += header[1]
+
+
 def corrupt_frame(head: Head, frame_no: int, name: str | None, why: str) -> Corrupt:
     """Return the error for a damaged frame; name is the object's."""
-    return Corrupt(name or f"block {head.position}", f"frame {frame_no}",
-                   head.frames_offset + head.frames[frame_no].offset, why)
+    return corrupt_section(head, frame_no, head.frames[frame_no].offset, name, why)
+
+
+def corrupt_section(head: Head, section_no: int, offset: int, name: str | None, why: str) -> Corrupt:
+    """Return the error for a damaged frame or part; ``offset`` is its place in the block's frames."""
+    return Corrupt(name or f"block {head.position}", f"frame {section_no}", head.frames_offset + offset, why)
 
 
 def decode_frame(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> Chunk:
@@ -493,9 +544,16 @@ def cut_frame(head: Head, frame_no: int, raw: bytes | memoryview, name: str | No
     frame = head.frames[frame_no]
     start, count, end = frame.start, frame.messages, frame.start + frame.messages
     lens = head.body_lens[start:end] if head.body_lens is not None else None
-    bodies = _bodies(raw, lens, head.body_len, count)
-    if bodies is None:
+    order: Sequence[int] | None = None
+    if frame.parts and head.subject_ids is not None:
+        order = stored_order(head.subject_ids[start:end])
+    bodies = _bodies(raw, lens if lens is None or order is None else [lens[at] for at in order], head.body_len, count)
+    if bodies is None or (frame.parts and not _parts_fit(frame, bodies)):
         raise corrupt_frame(head, frame_no, name, LENGTHS_DIFFER)
+    if order is not None:
+        stored_bodies, bodies = bodies, [b""] * count
+        for at, body in zip(order, stored_bodies, strict=True):
+            bodies[at] = body
     hlens: Sequence[int] | None = None
     if head.hlens is not None:
         hlens = head.hlens[start:end]
@@ -519,6 +577,17 @@ def cut_frame(head: Head, frame_no: int, raw: bytes | memoryview, name: str | No
     if seqs is not None and seqs[-1] - first_seq == count - 1:
         seqs = None
     return Chunk(start, first_seq, seqs, names, hlens, bodies, times, len(raw) + names_bytes)
+
+
+def stored_order(subject_ids: Sequence[int]) -> list[int]:
+    """Return the places of a frame's messages, counted from its first, in the order in which a grouped block has their
+    bodies: by subject, those of one subject in order."""
+    return sorted(range(len(subject_ids)), key=subject_ids.__getitem__)
+
+
+def _parts_fit(frame: Frame, bodies: Sequence[bytes]) -> bool:
+    """Return whether each part ends at the end of a body; a reader of one part relies on it."""
+    return {0, *accumulate(map(len, bodies))}.issuperset(accumulate([part[0] for part in frame.parts]))
 
 
 def _bodies(raw: bytes | memoryview, lens: Sequence[int] | None, body_len: int, count: int) -> list[bytes] | None:

@@ -1,7 +1,8 @@
 """Turns messages and records into the bytes of a segment, in three steps: gather, seal, encode. No I/O.
 
     OpenBlock        on the loop, as messages are sequenced: lists grow, nothing else happens
-    seal_block       on the loop, when the segment's put begins: columns, and frames joined (some 100 ns a message)
+    seal_block       on the loop, when the segment's put begins: columns, and frames joined (some 100 ns a message);
+                     compaction's blocks in a thread, grouped by subject (see ``storage.format.frame``)
     encode_segment   in a thread, or on the loop if the segment is small: compression and checksums, which release the
                      GIL; then the parts of the object are joined
 
@@ -32,9 +33,16 @@ from broker.storage.format.block import (
 )
 from broker.storage.format.codec import Compression
 from broker.storage.format.columns import compact
-from broker.storage.format.frame import FRAME_BYTES, FRAME_MESSAGES_MAX, Chunk, Frame
+from broker.storage.format.frame import (
+    FRAME_BYTES,
+    FRAME_MESSAGES_MAX,
+    GROUPED_BYTES,
+    PART_BYTES,
+    Chunk,
+    Frame,
+)
 from broker.storage.format.header import ObjectKind, Position
-from broker.storage.format.index import Head, encode_index
+from broker.storage.format.index import Head, encode_index, stored_order
 from broker.storage.format.message_size import messages_size
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.section import (
@@ -56,6 +64,11 @@ __all__ = ["BODY_BYTES_MAX", "Failure", "OpenBlock", "SealedBlock", "Tally", "en
 _BUFFER_BYTES: Final = 64 * 1024
 """Adjacent buffers smaller than this are joined, so that a segment of a thousand blocks needs only a few writes."""
 
+_GROUPED_MIN: Final = 256 * 1024
+_GROUPED_MAX: Final = 8 << 20
+"""Bounds of the bodies of a grouped block. A smaller one is read whole anyway; in a larger one, messages are so large
+that it has few, and a reader of some subjects would load all of its parts at once."""
+
 _ONE_START: Final = (0,)
 _NO_FRAMES: Final[list[bytes]] = []
 
@@ -66,7 +79,8 @@ _SMALL_BYTES_MAX: Final = 16 * 1024
 class SealedBlock(Generic[Owner]):
     """A block whose contents are fixed: its core and head as a reader would decode them, and its messages.
 
-    ``chunks`` has one Chunk for each frame, for the cache; ``head`` is None for a block without messages. For a small
+    ``chunks`` has one Chunk for each frame, for the cache, and none of a grouped block, which no cache needs at once.
+    ``frames`` has a row for each stored section. ``head`` is None for a block without messages. For a small
     block, core, head and chunks are made on first use: if a thousand streams share a segment, most are never used.
     """
 
@@ -78,7 +92,7 @@ class SealedBlock(Generic[Owner]):
         self.owner = owner
         self.position = position
         self.frames = frames
-        """The raw frames; dropped once they are encoded."""
+        """The raw frames, or parts of frames; dropped once they are encoded."""
         self.packed: PackedRef | None = None
         """The block's place in the store; None for a block without messages, or before ``encode_segment``."""
         self.opened: OpenBlock[Owner] | None = None
@@ -182,12 +196,13 @@ def is_small(block: OpenBlock[Any]) -> bool:
             and subjects.count(subjects[0]) == block.count)
 
 
-def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 0,
-               stored: bool = True) -> SealedBlock[Owner]:
+def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 0, stored: bool = True,
+               grouped: bool = False) -> SealedBlock[Owner]:
     """Fix the contents of ``block`` for the object at ``position``. Nothing may be added to it afterwards.
 
     Cost: 100 to 300 ns a message, on the loop; the join of each frame copies its bytes once.
-    Args: stored False skips that join for a block that will never be encoded.
+    Args: stored False skips that join for a block that will never be encoded. grouped: a large block of several
+        subjects is stored by subject.
     """
     count = block.count
     core = BlockCore(block.stream_id, position, count=count, first_seq=block.first_seq, last_seq=block.last_seq,
@@ -203,6 +218,8 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
         else sum(map(mul, map(len, head.subjects), head.subject_counts)), raw_bytes)
     core.first_time_ns, core.last_time_ns = block.runs[0][2], block.runs[-1][2]
     core.subjects = _summary(head)
+    if grouped and head.subject_ids is not None and _GROUPED_MIN <= raw_bytes <= _GROUPED_MAX:
+        return SealedBlock(block.owner, core, head, (), _parts(block, lens, head), position)
     if raw_bytes <= FRAME_BYTES and count <= FRAME_MESSAGES_MAX:
         chunks, frames = _one_frame(block, raw_bytes, head, names, stored)
     else:
@@ -325,6 +342,35 @@ def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
     return chunks, frames
 
 
+def _parts(block: OpenBlock[Any], lens: list[int], head: Head) -> list[bytes]:
+    """Cut the bodies into frames, and each frame's bodies, sorted by subject, into parts. Add the frame table to
+    ``head``, without stored lengths and CRCs.
+
+    Returns: the raw parts of all frames.
+    """
+    parts: list[bytes] = []
+    table: list[Frame] = []
+    bodies, count = block.bodies, block.count
+    assert head.subject_ids is not None
+    ends = list(accumulate(lens))
+    start = before = 0
+    while start < count:
+        end = max(bisect_right(ends, before + GROUPED_BYTES, start, min(count, start + FRAME_MESSAGES_MAX)), start + 1)
+        own = [bodies[start + at] for at in stored_order(head.subject_ids[start:end])]
+        own_ends = list(accumulate(map(len, own)))
+        first_part = len(parts)
+        at = size = 0
+        while at < len(own):
+            stop = max(bisect_right(own_ends, size + PART_BYTES, at), at + 1)
+            parts.append(b"".join(own[at:stop]))
+            at, size = stop, own_ends[stop - 1]
+        headers = tuple([(len(part), len(part), 0, 0) for part in parts[first_part:]])
+        table.append(Frame(start, end - start, 0, size, size, 0, 0, headers, first_part))
+        start, before = end, ends[end - 1]
+    head.place_frames(table)
+    return parts
+
+
 def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBlock[Any]],
                    codec: SectionCodec = SECTIONS, *, kind: ObjectKind = ObjectKind.SEGMENT, object_id: int = 0,
                    place: BlockPlace = BlockPlace.LOG, failures: list[Failure] | None = None,
@@ -411,14 +457,12 @@ def _encode(block: SealedBlock[Any], codec: SectionCodec, compressed: Sequence[C
     index = b""
     frames_bytes = 0
     if head is not None:
-        table: list[Frame] = []
-        for number, (frame, section) in enumerate(zip(head.frames, compressed, strict=True)):
+        sealed: list[tuple[SectionHeader, bytes]] = []
+        for number, section in enumerate(compressed):
             at = core.position, core.object_id, core.stream_id, SectionKind.FRAME, number
-            header, stored = codec.seal(section, at)
-            table.append(Frame(frame.start, frame.messages, frames_bytes, *header))
-            frames_bytes += len(stored)
-            frames.append(stored)
-        head.frames = tuple(table)
+            sealed.append(codec.seal(section, at))
+        head.frames, frames_bytes = _stored_table(head.frames, [header for header, _ in sealed])
+        frames += [stored for _, stored in sealed]
         index = encode_index(head, staged=core.staged)
         if core.subjects is None:
             core.subject_filter = encode_filter(head.subjects)
@@ -429,6 +473,20 @@ def _encode(block: SealedBlock[Any], codec: SectionCodec, compressed: Sequence[C
              core.raw_bytes),
             (core.first_seq, core.last_seq, core.count, core.bytes, core.first_time_ns, core.last_time_ns,
              core.subjects if core.subject_filter is None else core.subject_filter))
+
+
+def _stored_table(table: Sequence[Frame], headers: Sequence[SectionHeader]) -> tuple[tuple[Frame, ...], int]:
+    """Return a frame table with offsets and the headers of its stored sections, and the bytes of all of them."""
+    stored: list[Frame] = []
+    at = size = 0
+    for frame in table:
+        own = headers[at:at + max(1, len(frame.parts))]
+        stored_bytes = sum([header[1] for header in own])
+        stored.append(frame._replace(offset=size, stored_bytes=stored_bytes, parts=tuple(own)) if frame.parts
+                      else Frame(frame.start, frame.messages, size, *own[0]))
+        at += len(own)
+        size += stored_bytes
+    return tuple(stored), size
 
 
 def _joined(buffers: list[bytes]) -> list[bytes]:

@@ -19,16 +19,19 @@ from broker.pipeline.plan.schema import PAIRS, requested
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.read.bodies import Bodies, Slice
 from broker.pipeline.read.columns import NUMPY
-from broker.pipeline.read.decode import Block, Rows, parse_headers, readable
+from broker.pipeline.read.decode import Block, parse_headers, readable
 from broker.pipeline.read.messages import Messages
+from broker.pipeline.read.sections import Rows
 from broker.pipeline.read.subjects import SubjectTest
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import decompress
 from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.frame import Frame
 from broker.storage.format.header import ObjectKind, Position
-from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.index import Head, check_frame, decode_frame, decode_index
 from broker.storage.format.section import SECTIONS, UNCOMPRESSED, SectionCodec
 from broker.storage.format.segment import SegmentHead, decode_head
+from broker.storage.log import writer
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import encode_segment, seal_block
 from broker.storage.state.dead import DeadSet
@@ -41,15 +44,15 @@ MESSAGES = Messages(requested("messages",
                                ("ts", "timestamp"), ("ts_ns", "bigint")]), Selection())
 
 
-def encoded(runs: Sequence[tuple[int, Sequence[tuple[bytes, bytes, bytes]], int]], codec: SectionCodec = SECTIONS
-            ) -> tuple[BlockRef, bytes]:
+def encoded(runs: Sequence[tuple[int, Sequence[tuple[bytes, bytes, bytes]], int]], codec: SectionCodec = SECTIONS,
+            *, grouped: bool = False) -> tuple[BlockRef, bytes]:
     """Encode an object with one block of ``runs``: first sequence, (subject, headers, data), time."""
     block: OpenBlock[None] = OpenBlock(7, None)
     for first, rows, at in runs:
         hlens = [len(headers) for _, headers, _ in rows]
         block.append_run(first, [row[0] for row in rows], hlens if any(hlens) else None,
                          [headers + data for _, headers, data in rows], at)
-    sealed = seal_block(block, Position(1, 2))
+    sealed = seal_block(block, Position(1, 2), grouped=grouped)
     data = b"".join(encode_segment(Position(1, 2), bytes(16), [sealed], codec))
     assert sealed.ref is not None
     return sealed.ref, data
@@ -75,10 +78,10 @@ def index_of(ref: BlockRef, data: bytes) -> bytes:
     return data[ref.index_offset:ref.index_offset + ref.index_bytes]
 
 
-def frames_of(ref: BlockRef, head: Head, data: bytes, numbers: Sequence[int]) -> list[memoryview]:
+def frames_of(ref: BlockRef, table: Sequence[Frame], data: bytes, numbers: Sequence[int]) -> list[memoryview]:
     base = ref.frames_offset
     return [memoryview(data)[base + frame.offset:base + frame.offset + frame.stored_bytes]
-            for frame in (head.frames[number] for number in numbers)]
+            for frame in (table[number] for number in numbers)]
 
 
 def slice_of(block: Block, rows: Rows, numbers: Sequence[int], stored: Sequence[memoryview]) -> Slice:
@@ -103,25 +106,36 @@ def assert_same_heads(head: Head, columns: Head) -> None:
 # ---- the same as the broker's decoder
 
 
+@pytest.mark.parametrize("grouped", [False, True], ids=["in order", "grouped"])
 @pytest.mark.parametrize("seed", range(30))
-def test_index_and_frames_as_the_broker_decodes_them(seed: int) -> None:
-    """Every column, and headers and payloads of all frames and of some, equal those of ``decode_frame``."""
+def test_index_and_frames_as_the_broker_decodes_them(seed: int, grouped: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every column, and headers and payloads of all frames and of some, equal those of ``decode_frame``, and what was
+    written. Grouped blocks have frames and parts of any sizes."""
     rng = random.Random(seed)
-    ref, data = encoded(random_runs(rng), rng.choice([SECTIONS, UNCOMPRESSED]))
+    monkeypatch.setattr(writer, "_GROUPED_MIN", 0)
+    monkeypatch.setattr(writer, "GROUPED_BYTES", rng.choice([1, 1000, 1 << 20]))
+    monkeypatch.setattr(writer, "PART_BYTES", rng.choice([1, 200, 32 << 10]))
+    runs = random_runs(rng)
+    ref, data = encoded(runs, rng.choice([SECTIONS, UNCOMPRESSED]), grouped=grouped)
     head = decode_index(index_of(ref, data), ref)
+    assert head.grouped == (grouped and len(head.subjects) > 1)
     block = Block.decode(index_of(ref, data), ref, "key")
     assert block.head is not None
     assert_same_heads(head, block.head)
-    chunks = [decode_frame(head, number, bytes(stored)) for number, stored in enumerate(
-        frames_of(ref, head, data, range(len(head.frames))))]
+    stored_frames = frames_of(ref, head.frames, data, range(len(head.frames)))
+    chunks = [decode_frame(head, number, bytes(stored)) for number, stored in enumerate(stored_frames)]
+    for number, stored in enumerate(stored_frames):
+        check_frame(head, number, stored)
     messages = [(chunk.seq(i), chunk.subjects[i], (body[:hlen] or None), body[hlen:], chunk.times[i])
                 for chunk in chunks for i, body in enumerate(chunk.bodies)
                 for hlen in [chunk.hlens[i] if chunk.hlens is not None else 0]]
+    assert messages == [(seq + i, subject, headers or None, payload, at) for seq, rows, at in runs
+                        for i, (subject, headers, payload) in enumerate(rows)]
     some = sorted(rng.sample(range(ref.count), rng.randrange(1, ref.count + 1)))
     for rows in (range(ref.count), range(some[0], some[-1] + 1), np.asarray(some)):
         wanted = [messages[i] for i in rows]
-        numbers = block.frames_of(rows)
-        batch = MESSAGES.make([slice_of(block, rows, numbers, frames_of(ref, head, data, numbers))])
+        numbers = block.sections.holding(rows)
+        batch = MESSAGES.make([slice_of(block, rows, numbers, frames_of(ref, block.sections.table, data, numbers))])
         batch.validate(full=True)
         assert list(zip(*(batch[name].to_pylist() for name in ("seq", "subject", "headers", "data", "ts_ns")),
                         strict=True)
@@ -208,7 +222,7 @@ def test_lengths_against_frames() -> None:
     """Lengths that are valid in an index alone, but contradict its frames, are refused."""
     rows = [(b"s.a", HEADERS, b"x" * 10), (b"s.a", HEADERS, b"y" * 12)]
     ref, data = encoded([(1, rows, T0)], UNCOMPRESSED)
-    [stored] = frames_of(ref, decode_index(index_of(ref, data), ref), data, [0])
+    [stored] = frames_of(ref, decode_index(index_of(ref, data), ref).frames, data, [0])
     for column, value, reason in (("body_lens", [len(HEADERS) + 11, len(HEADERS) + 12], "do not add up"),
                                 ("body_lens", [(1 << 64) - 1, 2 * len(HEADERS) + 23], "do not add up"),
                                 ("hlens", [len(HEADERS) + 11, 1], "longer than its body")):
@@ -225,9 +239,10 @@ def test_payloads_that_are_not_copied() -> None:
     ref, data = encoded([(1, [(b"s.a", b"", b"%06d" % i * 20) for i in range(3000)], T0)], UNCOMPRESSED)
     block = Block.decode(index_of(ref, data), ref, "key")
     assert block.head is not None
-    numbers = block.frames_of(range(5, 2990))
+    numbers = block.sections.holding(range(5, 2990))
     assert len(numbers) > 2
-    payloads = Bodies([slice_of(block, range(5, 2990), numbers, frames_of(ref, block.head, data, numbers))]).payloads()
+    stored = frames_of(ref, block.sections.table, data, numbers)
+    payloads = Bodies([slice_of(block, range(5, 2990), numbers, stored)]).payloads()
     assert payloads.to_pylist() == [b"%06d" % i * 20 for i in range(5, 2990)]
     assert payloads.buffers()[2].address == pa.py_buffer(data).address + ref.frames_offset
 
@@ -243,8 +258,8 @@ def test_blocks_together_as_each_alone(seed: int) -> None:
         block = Block.decode(index_of(ref, data), ref, "key")
         some = sorted(rng.sample(range(ref.count), rng.randrange(1, ref.count + 1)))
         rows = rng.choice([range(ref.count), range(some[0], some[-1] + 1), np.asarray(some)])
-        numbers = block.frames_of(rows)
-        slices.append(slice_of(block, rows, numbers, frames_of(ref, block.index, data, numbers)))
+        numbers = block.sections.holding(rows)
+        slices.append(slice_of(block, rows, numbers, frames_of(ref, block.sections.table, data, numbers)))
     together = MESSAGES.make(slices)
     together.validate(full=True)
     assert together.to_pylist() == [row for one in slices for row in MESSAGES.make([one]).to_pylist()]
@@ -259,9 +274,9 @@ def test_the_damaged_one_of_many_frames_is_named() -> None:
             slices = []
             for i, (ref, data) in enumerate(sound):
                 block = Block.decode(index_of(ref, data), ref, f"key {i}")
-                numbers = block.frames_of(range(ref.count))
+                numbers = block.sections.holding(range(ref.count))
                 assert len(numbers) == 3
-                stored = frames_of(ref, block.index, data, numbers)
+                stored = frames_of(ref, block.sections.table, data, numbers)
                 if i == wrong and column:
                     values = np.full(ref.count, len(HEADERS) + 1200 if column == "body_lens" else len(HEADERS),
                                      np.uint64)
@@ -308,7 +323,7 @@ def test_rows(seed: int) -> None:
             and (high is None or head.time_of(i) <= high) and selection.matches_subject(head.subject_of(i))]
         if len(rows):
             assert (len(rows) == rows[-1] - rows[0] + 1) == isinstance(rows, range)
-            assert block.frames_of(rows) == sorted({head.frame_of(int(i)) for i in rows})
+            assert block.sections.holding(rows) == sorted({head.frame_of(int(i)) for i in rows})
             assert_occurrences(block, head, rows)
 
 
