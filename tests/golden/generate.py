@@ -180,6 +180,13 @@ def _few_subjects_of_many_tokens() -> OpenBlock[None]:
     return open_block(STREAM + 1, [rows], first_seq=9, last_seq=28, msgs=20)
 
 
+def _grouped() -> OpenBlock[None]:
+    """Messages of eight subjects in turn, of more than one frame, with one message that is larger than a part."""
+    rows = [Row(9 + i, T0, b"logs.%d" % (i * 5 % 8), 0, (b"line %d of a long and repetitive log " % i)[:30] * (
+        2000 if i == 40 else 340)) for i in range(120)]
+    return open_block(STREAM, [rows])
+
+
 def _merged() -> OpenBlock[None]:
     """Messages of four commits in two epochs, after some that had been staged."""
     block = open_block(STREAM, [[Row(5 + i, T0 + i, b"logs", 0, b"line %d" % i) for i in range(20)]])
@@ -254,6 +261,9 @@ def _sound() -> Iterator[Golden]:
     yield Golden("run-with-commits", b"".join(encode_segment(AT, NONCE, [seal_block(_merged(), AT, object_id=78)],
                                                              kind=ObjectKind.RUN, object_id=78, place=BlockPlace.RUN)),
                  ObjectKind.RUN, object_id=78)
+    yield Golden("run-of-a-grouped-block", b"".join(encode_segment(
+        AT, NONCE, [seal_block(_grouped(), AT, object_id=79, grouped=True)], kind=ObjectKind.RUN, object_id=79,
+        place=BlockPlace.RUN)), ObjectKind.RUN, object_id=79)
     for landed in (AT.number - 1, AT.number - 16):
         yield Golden(f"segment-that-says-{landed}-had-landed", b"".join(encode_segment(
             AT, NONCE, [seal_block(_one_message(), AT)], UNCOMPRESSED, landed=landed)))

@@ -158,8 +158,16 @@ def messages_of(data: bytes, frames: bytes) -> list[tuple[int, int, bytes, int, 
         raw += unpacked(stored, row["raw_bytes"], bool(row["compression"]))
         at += row["stored_bytes"]
     assert at == len(frames)
-    ends = list(accumulate(sizes, initial=0))
-    return [(seqs[i], times[i], names[ids[i]], headers[i], raw[ends[i]:ends[i + 1]]) for i in range(count)]
+    order = list(range(count))
+    if index["flags"] & 4:
+        starts = sorted({fields("frame row", body, size * i)["first_ordinal"] for i in range(len(table))})
+        order = [i for start, end in pairwise([*starts, count]) for i in sorted(range(start, end), key=ids.__getitem__)]
+    bodies, at = {}, 0
+    for i in order:
+        bodies[i] = raw[at:at + sizes[i]]
+        at += sizes[i]
+    assert at == len(raw)
+    return [(seqs[i], times[i], names[ids[i]], headers[i], bodies[i]) for i in range(count)]
 
 
 def entries(subject: bytes) -> list[bytes]:
