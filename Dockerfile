@@ -1,17 +1,32 @@
-# Two stages: the first makes wheels, with pip and perhaps a compiler; the second gets only the environment.
+# For more than one processor: docker buildx build --platform linux/amd64,linux/arm64 .
+# Three stages. The first makes a wheel for the target's processor on the builder's own, with a cross compiler, so nothing
+# is compiled in emulation. The second installs it with pip; the last gets only the environment.
 ARG PYTHON_IMAGE=python:3.11.14-slim-bookworm
 
-FROM ${PYTHON_IMAGE} AS build
+# hadolint ignore=DL3029
+FROM --platform=$BUILDPLATFORM ${PYTHON_IMAGE} AS wheel
+ARG TARGETARCH
 WORKDIR /src
-RUN python -m venv /opt/jetblock
-COPY pyproject.toml hatch_build.py README.md LICENSE ./
+COPY pyproject.toml hatch_build.py compile_modules.py README.md LICENSE ./
 COPY broker broker
 COPY jetblock jetblock
-RUN /opt/jetblock/bin/pip install --no-cache-dir . \
+RUN case "$TARGETARCH" in \
+      amd64) python compile_modules.py wheels x86_64 ;; \
+      arm64) python compile_modules.py wheels aarch64 ;; \
+      *) echo "no wheel for the processor '$TARGETARCH': build with BuildKit, for linux/amd64 or linux/arm64" >&2; exit 1 ;; \
+    esac
+
+FROM ${PYTHON_IMAGE} AS build
+COPY --from=wheel /src/dist /wheels
+RUN python -m venv /opt/jetblock \
+ && /opt/jetblock/bin/pip install --no-cache-dir --only-binary=:all: /wheels/*.whl \
  && /opt/jetblock/bin/python -m compileall -q /opt/jetblock/lib \
  && /opt/jetblock/bin/pip uninstall -y -q pip setuptools
 
 FROM ${PYTHON_IMAGE}
+LABEL org.opencontainers.image.title="jetblock" \
+      org.opencontainers.image.description="A NATS and JetStream server that keeps its streams in object storage" \
+      org.opencontainers.image.licenses="Apache-2.0"
 # The user has a fixed id, so that a directory that is mounted for file:// stores can have this owner beforehand. A new
 # volume gets the owner of the folder that it is mounted on, so the folder is made before VOLUME declares it.
 RUN groupadd --system --gid 10001 jetblock \

@@ -22,7 +22,7 @@ SEEDS ?= 10000
 # workers start, in two processes.
 test soak: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check docs soak bench parts wheels clean compiled help
+.PHONY: run test check docs soak bench parts wheels release clean compiled help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -69,6 +69,9 @@ parts: $(VENV)/.dev  ## fetch or build the real servers that tests run against
 
 wheels: | $(BIN)/python  ## compiled wheels for Linux on x86-64 and arm64, into ./dist
 	@$(BIN)/python compile_modules.py wheels
+
+release: | $(BIN)/python  ## build what a release publishes into ./dist, and try each part in a clean environment
+	@$(BIN)/python release.py $(ARGS)
 
 clean:  ## remove what was built, but not ./data nor the caches outside the checkout
 	rm -rf $(VENV) .venv-newest build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis broker/compiled/*.*-*

@@ -126,13 +126,18 @@ def run_mypyc(root: Path, package: str, made: Path) -> None:
 def make_wheels(arches: list[str]) -> int:
     """Make a wheel for each processor, with the C compiler of the package ziglang: no container is needed."""
     with tempfile.TemporaryDirectory(prefix="jetblock-wheels-") as temporary:
-        tools = _tools(Path(temporary), (*TOOLS, *WHEEL_TOOLS))
+        tools = install_tools(Path(temporary))
         for arch in arches:
             print(f"Making the wheel for Linux on {arch} ...", flush=True)
             environ = {"PYTHONPATH": tools, "JETBLOCK_WHEEL": arch}
             words = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
             print(_run(words, environ, ROOT).strip())
     return 0
+
+
+def install_tools(folder: Path) -> str:
+    """Install what makes wheels into ``folder``. Returns: that folder, for PYTHONPATH. Raises: CannotCompile."""
+    return _tools(folder, (*TOOLS, *WHEEL_TOOLS))
 
 
 def make_for_wheel(root: Path, package: str, arch: str) -> int:

@@ -210,9 +210,9 @@ MAY: dict[str, set[str]] = {
     "runtime": {
         "access", "base", "config", "config.kinds", "config.settings", "jetstream.account", "jetstream.engine",
         "jetstream.inbox", "jetstream.overview", "jetstream.wire", "maintenance.scrub", "monitor", "runtime.adopt",
-        "runtime.shard_owner", "runtime.store_host", "server", "server.accounts", "server.listeners", "server.operator",
-        "server.routing", "server.system", "storage.log", "storage.objectstore", "storage.paths", "storage.put",
-        "storage.shard", "streaming", "upstreams", "version"},
+        "runtime.shard_owner", "runtime.store_host", "server", "server.accounts", "server.auth", "server.listeners",
+        "server.operator", "server.routing", "server.system", "storage.log", "storage.objectstore", "storage.paths",
+        "storage.put", "storage.shard", "streaming", "upstreams", "version"},
     "runtime.embedded": {"base", "config", "config.settings", "runtime"},
     "runtime.broker_thread": {"runtime.embedded"},
     "runtime.inside": {"access", "base", "client", "config.settings", "runtime.embedded", "storage.objectstore"},

@@ -36,7 +36,7 @@ __all__ = ["address", "read_file", "read_streaming"]
 _BY_KEY: dict[str, Setting] = {key: setting for setting in settings_table() for key in setting.keys}
 
 _SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorization", "authorization", "jetblock",
-                       "jetstream", "leafnodes",
+                       "jetblock.monitor", "jetstream", "leafnodes",
                        "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store"})
 
 

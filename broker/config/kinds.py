@@ -15,7 +15,7 @@ from broker.base.gotime import format_duration, parse_duration
 
 __all__ = ["DEFAULT_MAX_CONSUMERS", "SYNC_INTERVAL_NS", "Kind", "boolean", "bound", "choice", "consumers",
            "duration_ns", "fingerprints", "handshake_first", "header_fields", "integer", "limit", "name", "names",
-           "origins", "parse_duration_ns", "parse_size", "port", "size", "sync_interval", "text"]
+           "networks", "origins", "parse_duration_ns", "parse_size", "port", "size", "sync_interval", "text"]
 
 MASK = "[REDACTED]"
 """The text that replaces a secret wherever settings are shown. It is refused as a value: everybody would know it."""
@@ -183,6 +183,19 @@ def names(value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
         return tuple(text(item) for item in value)
     raise ValueError("must be a word or a list of words")
+
+
+def networks(value: Any) -> tuple[str, ...]:
+    """IP addresses and networks, such as 10.0.0.0/8."""
+    from ipaddress import ip_network
+
+    found = names(value)
+    for one in found:
+        try:
+            ip_network(one, strict=False)
+        except ValueError:
+            raise ValueError("must be IP addresses or networks such as 10.0.0.0/8") from None
+    return found
 
 
 def fingerprints(value: Any) -> tuple[str, ...]:

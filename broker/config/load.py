@@ -255,6 +255,9 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
                f"can't specify both HTTP ({pages.port}) and HTTPs ({pages.https_port}) ports; keep one of them")
     if pages.https_port is not None and not settings.tls.enabled:
         yield ("monitoring.https_port",), "TLS cert and key required for HTTPS: add a tls block, or use http_port"
+    if bool(pages.user) != bool(pages.password):
+        yield (("monitoring.user", "monitoring.password"),
+               "the login of the monitoring pages needs a user and a password; set both, or neither")
     if clients.max_payload > clients.max_pending:
         yield (("clients.max_payload", "clients.max_pending"), f"max_payload ({clients.max_payload}) cannot be higher "
                f"than max_pending ({clients.max_pending}); raise max_pending")

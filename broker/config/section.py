@@ -21,7 +21,7 @@ __all__ = ["Part", "Section", "Setting", "row_at", "rows_of", "section", "settin
 
 _PREFIX = "JETBLOCK_"
 
-Part = Literal["server", "log", "pid file"]
+Part = Literal["server", "log", "pid file", "pages"]
 """The parts of the broker that can apply new settings while it runs."""
 
 

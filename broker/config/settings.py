@@ -359,6 +359,19 @@ class MonitoringSettings(Section):
         "http_port; unset: none; -1: any free one.", "https_port")
     host: str = setting("", kinds.text, "Address of the monitoring pages; unset: as for clients.", variable="HTTP_HOST")
     base_path: str = setting("/", kinds.text, "Path under which the monitoring pages are served.", "http_base_path")
+    user: str = setting(
+        "", kinds.text, "User name that the monitoring pages ask for; unset: no login.", "jetblock.monitor.user",
+        variable="MONITOR_USER", reload="pages")
+    password: str = setting(
+        "", kinds.text, "Password of that user, or its bcrypt hash.", "jetblock.monitor.password",
+        "jetblock.monitor.pass", variable="MONITOR_PASSWORD", secret=True, reload="pages",
+        log_name="monitor password")
+    allow: tuple[str, ...] = setting(
+        (), kinds.networks, "Addresses and networks that may read the monitoring pages; unset: all.",
+        "jetblock.monitor.allow", variable="MONITOR_ALLOW", reload="pages")
+    protect_health: bool = setting(
+        False, kinds.boolean, "Ask for the login, and check addresses, for /healthz of probes, too.",
+        "jetblock.monitor.protect_health", variable="MONITOR_PROTECT_HEALTH", reload="pages")
 
 
 class LoggingSettings(Section):

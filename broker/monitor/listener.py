@@ -28,6 +28,7 @@ from importlib import import_module
 from typing import Any, Final, cast
 
 from broker.base.listen_socket import Bound, Listener
+from broker.monitor.access import Access
 from broker.monitor.views import Views
 
 __all__ = ["CONNECTIONS_MAX", "MonitorServer"]
@@ -63,8 +64,11 @@ class MonitorServer:
     number."""
 
     def __init__(self, views: Views, host: str, port: int, *, base_path: str = "/",
-                 tls: ssl.SSLContext | None = None, exchange_seconds_max: float = EXCHANGE_SECONDS_MAX) -> None:
-        """Args: ``tls``: None for plain HTTP."""
+                 tls: ssl.SSLContext | None = None, exchange_seconds_max: float = EXCHANGE_SECONDS_MAX,
+                 access: Access | None = None) -> None:
+        """Args: ``tls``: None for plain HTTP; ``access``: None for no restriction."""
+        self.access = access or Access()
+        """The restrictions of the pages; they may be replaced at any time."""
         self.host = host
         self.port = port
         self.scheme = "https" if tls is not None else "http"
@@ -120,7 +124,7 @@ class MonitorServer:
             log.exception("the monitoring pages cannot be served")
             self._connections.close()
             return
-        self._connections.serve_by(web.http_protocol(self._views, self._base_path))
+        self._connections.serve_by(web.http_protocol(self._views, self._base_path, lambda: self.access))
 
 
 class _Connections:

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from broker.base.gojson.encoding import escaped, marshal
 from broker.base.turns import in_turns
+from broker.monitor.access import Access
 from broker.monitor.clusters import NO_RAFT
 from broker.monitor.endpoints import ENDPOINTS, Endpoint
 from broker.monitor.options import BadOption, from_query
@@ -56,21 +57,24 @@ class Exchange(Protocol):
         """Record that the answer is made: the peer has limited time to read it."""
 
 
-def http_protocol(views: Views, base_path: str) -> Callable[[], web.RequestHandler]:
+def http_protocol(views: Views, base_path: str, access: Callable[[], Access]) -> Callable[[], web.RequestHandler]:
     """Return a function that makes the protocol of one connection, which closes it after one answer.
+
+    ``access`` is called for each request.
 
     The making of a page is cancelled if its peer disconnects.
     """
-    return web.Server(_Pages(views, base_path).answer, access_log=None, logger=_Quiet(log, {}), lingering_time=0,
-                      handler_cancellation=True, max_line_size=HEAD_LINE_BYTES_MAX, max_field_size=HEAD_LINE_BYTES_MAX,
-                      max_headers=HEADERS_MAX)
+    return web.Server(_Pages(views, base_path, access).answer, access_log=None, logger=_Quiet(log, {}),
+                      lingering_time=0, handler_cancellation=True, max_line_size=HEAD_LINE_BYTES_MAX,
+                      max_field_size=HEAD_LINE_BYTES_MAX, max_headers=HEADERS_MAX)
 
 
 class _Pages:
     """The pages under one base path."""
 
-    def __init__(self, views: Views, base_path: str) -> None:
+    def __init__(self, views: Views, base_path: str, access: Callable[[], Access]) -> None:
         self._views = views
+        self._access = access
         self._base = "/" + base_path.strip("/") if base_path.strip("/") else ""
         self._json: Mapping[str, Endpoint] = {endpoint.path: endpoint for endpoint in ENDPOINTS.values()} | {
             "/subscriptionsz": ENDPOINTS["SUBSZ"]}
@@ -85,8 +89,9 @@ class _Pages:
             exchange = request.transport.get_extra_info("exchange")
         if exchange is not None:
             exchange.request_read()
+        access = self._access()
         try:
-            response = await self._page(request)
+            response = await (self._restricted_page(request, access) if access.restricted else self._page(request))
         except BadOption as error:
             response = web.Response(status=400, body=str(error).encode(errors="replace"),
                                     headers={"Content-Type": _TEXT})
@@ -100,6 +105,25 @@ class _Pages:
         body = response.body
         if isinstance(body, bytes) and len(body) > _LARGE:
             return await _send_in_parts(request, response, body)
+        return response
+
+    async def _restricted_page(self, request: web.BaseRequest, access: Access) -> web.Response:
+        """Answer a request that may be refused. Raises: BadOption."""
+        if access.is_probe(request.path.removeprefix(self._base), request.query):
+            response = await self._page(request)
+            page = json.loads(response.body) if isinstance(response.body, bytes) else {}
+            return web.Response(status=response.status, body=marshal({"status": page.get("status", "")}),
+                                headers={"Content-Type": "application/json"})
+        peer = request.transport.get_extra_info("peername") if request.transport is not None else None
+        refused = await access.refusal(peer[0] if peer else "", request.headers.get("Authorization", ""))
+        if refused is not None:
+            return web.Response(status=refused.status, body=refused.text.encode(),
+                                headers={"Content-Type": _TEXT, **refused.headers})
+        if request.query.get("callback"):
+            raise BadOption("callback is refused: the pages are restricted, and a script of any web page could read it")
+        response = await self._page(request)
+        response.headers.popall("Access-Control-Allow-Origin", None)
+        response.headers["Cache-Control"] = "no-store"
         return response
 
     async def _page(self, request: web.BaseRequest) -> web.Response:

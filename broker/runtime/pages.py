@@ -17,6 +17,7 @@ from broker.config.settings import Settings
 from broker.monitor.listener import MonitorServer
 from broker.monitor.views import Views
 from broker.runtime.listening import host_port, or_start_error
+from broker.runtime.pages_access import access_of
 from broker.server.listeners.certificates import TlsParameters
 
 __all__ = ["Pages"]
@@ -39,7 +40,8 @@ class Pages:
             tls = _context(settings) if self._secure else None
         except ValueError as error:
             raise StartError(str(error)) from None
-        self._server = MonitorServer(views, own.host or settings.clients.host, port, base_path=own.base_path, tls=tls)
+        self._server = MonitorServer(views, own.host or settings.clients.host, port, base_path=own.base_path, tls=tls,
+                                     access=access_of(own))
         self._started = False
 
     @property
@@ -78,11 +80,16 @@ class Pages:
         return or_start_error(_CANNOT, self.host, self.port, setting)
 
     def prepare(self, settings: Settings) -> Callable[[], None]:
-        """Load the certificates again; return a function that applies them. Raises: ValueError."""
-        if not self._secure:
-            return lambda: None
-        context = _context(settings)
-        return lambda: self._server.use(context)
+        """Load the certificates again; return a function that applies them and the restrictions. Raises: ValueError."""
+        context = _context(settings) if self._secure else None
+        access = access_of(settings.monitoring)
+
+        def apply() -> None:
+            self._server.access = access
+            if context is not None:
+                self._server.use(context)
+
+        return apply
 
     async def close(self) -> None:
         """Stop serving."""

