@@ -67,7 +67,7 @@ def test_what_is_commented_out_is_the_default() -> None:
     shown = set(re.findall(r"^  # (\w+): ", block, re.MULTILINE))
     known = {setting.keys[0].removeprefix("jetblock.") for setting in settings_table()
              if setting.keys and setting.keys[0].startswith("jetblock.")}
-    assert shown == known - {"store", "upstreams"}
+    assert shown == {key for key in known if not key.startswith("monitor.")} - {"store", "upstreams"}
 
 
 def test_every_commented_setting_is_valid() -> None:
@@ -77,9 +77,10 @@ def test_every_commented_setting_is_valid() -> None:
         opened = re.sub(r"^(\s*)# ((?:  )?(?:\w+: \S|\w+ \{|\}).*)", r"\1\2", line)
         lines.append(line if "store_dir" in line else opened)
     text = "\n".join(lines)
-    top = plain(parse(text, environ={"APP_PASSWORD": "p", "KEY_ID": "k", "SECRET_KEY": "s"}))
+    environ = {"APP_PASSWORD": "p", "KEY_ID": "k", "SECRET_KEY": "s", "MONITOR_PASSWORD": "m"}
+    top = plain(parse(text, environ=environ))
     assert {"authorization", "jetstream", "jetblock"} <= top.keys()
-    found = load(read_flags(["-c", "x"]), {"APP_PASSWORD": "p", "KEY_ID": "k", "SECRET_KEY": "s"}, lambda _path: text)
+    found = load(read_flags(["-c", "x"]), environ, lambda _path: text)
     assert (found.auth.user, found.storage.url, found.storage.s3_region) == ("app", "s3://jetblock/streams",
                                                                              "us-east-1")
 
