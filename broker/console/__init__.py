@@ -13,7 +13,13 @@ browsers with. All its packages are in the extra ``jetblock[console]``.
     streams     streams and consumers: lists, configurations, changes
     messages    reading, following and searching a stream's messages
     payload     how a message's bytes are shown
+    subjects    a stream's subjects as a tree
+    downloads   whole payloads and objects, as files
     monitor     the monitoring pages of the server, sampled
+    survey      what is in the store, read in a thread
     session     what one browser has: its server, its monitor, when it was last used
+    frame, tables, charts
+                what all pages have
     pages       what is shown
+    app         the web server, and who may see its pages
 """

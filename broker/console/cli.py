@@ -10,11 +10,14 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
+from urllib.parse import urlsplit
 
 __all__ = ["main"]
 
+_WEEK_MINUTES = 7 * 24 * 60
 _NOT_INSTALLED = "the console's packages are not installed: pip install 'jetblock[console]'"
 
 
@@ -42,29 +45,34 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--creds", metavar="FILE", help="credentials; without any, the pages ask for a login")
     parser.add_argument("--user", metavar="NAME", help="user; the password is JETBLOCK_CONSOLE_PASSWORD")
     parser.add_argument("--no-login", action="store_true", help="use the server without credentials, and ask for none")
+    parser.add_argument("--ca", metavar="FILE", help="certificate authority of the server (PEM)")
     parser.add_argument("--domain", default="", help="JetStream domain")
+    parser.add_argument("--inbox-prefix", default="", metavar="PREFIX",
+                        help="for users who may not subscribe to _INBOX.>")
     parser.add_argument("--monitor", default="", metavar="URL", help="the server's monitoring port, for live figures")
     parser.add_argument("--store", default="", metavar="URL", help="the store of jetblock, to show what is in it")
     parser.add_argument("--read-only", action="store_true", help="offer nothing that changes something")
+    parser.add_argument("--session-minutes", type=float, default=30, metavar="N",
+                        help="how long a session lasts that nobody uses; default: %(default)s")
     parser.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="default: %(default)s")
     parser.add_argument("--port", type=int, default=8080, help="default: %(default)s")
+    parser.add_argument("--allow-host", action="append", default=[], metavar="NAME",
+                        help="a name by which browsers reach the console, besides addresses and localhost")
     return parser.parse_args(arguments)
 
 
 def _serve(options: argparse.Namespace) -> int:
     # NiceGUI keeps files only for what this console does not use; if it ever does, they are not in the current folder.
     os.environ.setdefault("NICEGUI_STORAGE_PATH", "/nonexistent")
-    try:
-        import nicegui  # noqa: F401
-    except ImportError:
-        raise _CannotStart(_NOT_INSTALLED) from None
-    from broker.console.app import run
+    if not all(find_spec(package) for package in ("nicegui", "re2")):
+        raise _CannotStart(_NOT_INSTALLED)
     from broker.console.login import BadLogin, Login
     from broker.console.session import Settings
 
     login = Login(options.server, user=options.user or "",
                   password=os.environ.get("JETBLOCK_CONSOLE_PASSWORD", "") if options.user else "",
-                  creds=_read(options.creds) if options.creds else "", domain=options.domain)
+                  creds=_read(options.creds) if options.creds else "", ca=_read(options.ca) if options.ca else "",
+                  domain=options.domain, inbox_prefix=options.inbox_prefix)
     try:
         login.options()
     except BadLogin as error:
@@ -74,9 +82,16 @@ def _serve(options: argparse.Namespace) -> int:
         raise _CannotStart(f"with credentials of its own the console asks nobody for a login, so it may not listen on "
                            f"{options.host}: leave out --creds, --user and --no-login, or listen on 127.0.0.1")
     _check_port(options.host, options.port)
-    settings = Settings(login, logged_in, options.monitor, options.store, options.read_only)
+    if not 0 < options.session_minutes <= _WEEK_MINUTES:
+        raise _CannotStart("--session-minutes must be more than 0, and a week at most")
+    if options.monitor and urlsplit(options.monitor).scheme not in ("http", "https"):
+        raise _CannotStart("--monitor must look like http://127.0.0.1:8222")
+    settings = Settings(login, logged_in, options.monitor, options.store, options.read_only,
+                        options.session_minutes * 60)
+    from broker.console.app import run
+
     print(f"jetblock console: http://{options.host}:{options.port} for {login.shown}; Ctrl-C ends it", flush=True)
-    run(settings, options.host, options.port)
+    run(settings, options.host, options.port, options.allow_host)
     return 0
 
 

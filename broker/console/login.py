@@ -6,6 +6,7 @@ Credentials are values in memory: what a user uploads never becomes a file.
 from __future__ import annotations
 
 import base64
+import re
 import ssl
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,8 @@ class Login:
         ``nkey``: a user's seed, which begins with ``SU``.
         ``ca``, ``cert``, ``key``: certificates and a private key, as PEM.
         ``domain``: the JetStream domain; "" for the server's own.
+        ``inbox_prefix``: what subjects of answers begin with, if the user may not subscribe to ``_INBOX.>``.
+        ``tls_first``: True for servers that want the TLS handshake before they send anything.
     """
 
     url: str
@@ -43,6 +46,8 @@ class Login:
     cert: str = field(default="", repr=False)
     key: str = field(default="", repr=False)
     domain: str = ""
+    inbox_prefix: str = ""
+    tls_first: bool = False
 
     @property
     def shown(self) -> str:
@@ -71,8 +76,13 @@ class Login:
             given["signature_cb"] = _signer(_pair(seed, "The seed in the credentials file"))
         elif self.nkey:
             given["signature_cb"] = _signer(_pair(self.nkey.strip(), "The NKey seed"))
-        if self.ca or self.cert or parts.scheme in ("tls", "wss"):
+        if self.ca or self.cert or self.tls_first or parts.scheme in ("tls", "wss"):
             given["tls"] = self._tls()
+            given["tls_handshake_first"] = self.tls_first
+        if self.inbox_prefix:
+            if not re.fullmatch(r"[^\s.*>]+(\.[^\s.*>]+)*", self.inbox_prefix):
+                raise BadLogin("The inbox prefix must be a subject without wildcards, such as _INBOX_me.")
+            given["inbox_prefix"] = self.inbox_prefix
         return given
 
     def _tls(self) -> ssl.SSLContext:

@@ -95,6 +95,16 @@ class Monitor:
                 found.append((two.at, seconds / commits * 1000))
         return found
 
+    @property
+    def seconds(self) -> float:
+        """The time that the samples cover."""
+        return self.samples[-1].at - self.samples[0].at if self.samples else 0.0
+
+    def request_rates(self, operation: str) -> list[tuple[float, float]]:
+        """Return times and the store's requests a second of one operation."""
+        return [(two.at, max(two.requests.get(operation, 0) - one.requests.get(operation, 0), 0) / (two.at - one.at))
+                for one, two in pairwise(self.samples) if two.at > one.at]
+
     def requests_a_month(self) -> dict[str, float]:
         """Return how many requests the store would get in a month at the rate of the kept samples, by operation."""
         if len(self.samples) < 2 or self.samples[-1].at <= self.samples[0].at:

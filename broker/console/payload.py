@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["VIEWS", "preview", "show"]
+__all__ = ["PREVIEW_BYTES", "VIEWS", "preview", "show"]
 
 VIEWS = ("auto", "json", "text", "msgpack", "hex")
 
+PREVIEW_BYTES = 64 * 1024
+"""The largest payload that lists read; a larger one is read when it is opened."""
 _SHOWN_BYTES = 256 * 1024
 """Bytes of a payload that are shown; more would make the browser slow. The whole one can be downloaded."""
 
@@ -42,6 +44,8 @@ _NAMES = {"json": "JSON", "text": "UTF-8 text", "msgpack": "MessagePack"}
 
 def preview(data: bytes, width: int = 120) -> str:
     """Return one line that begins as the payload does."""
+    if not data:
+        return ""
     head = data[:4 * width]
     try:
         text = head.decode()
@@ -59,10 +63,23 @@ def _guess(data: bytes) -> str:
     try:
         text = data[:_SHOWN_BYTES].decode()
     except UnicodeDecodeError as error:
-        if error.start < min(len(data), _SHOWN_BYTES) - 3 or not data:
-            return "hex"
+        if error.start >= min(len(data), _SHOWN_BYTES) - 3:
+            return "text"
+        return _guess_binary(data)
+    if all(char.isprintable() or char in "\r\n\t" for char in text[:1024]):
         return "text"
-    return "text" if all(char.isprintable() or char in "\r\n\t" for char in text[:1024]) else "hex"
+    return _guess_binary(data)
+
+
+def _guess_binary(data: bytes) -> str:
+    """Return ``msgpack`` for one map or array of MessagePack and no byte more; a number would be any byte."""
+    if len(data) > _SHOWN_BYTES or not (0x80 <= data[0] <= 0x9F or 0xDC <= data[0] <= 0xDF):
+        return "hex"
+    try:
+        _unpack(data)
+    except (ValueError, RecursionError):
+        return "hex"
+    return "msgpack"
 
 
 def _unpack(data: bytes) -> Any:

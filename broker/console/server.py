@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Refused", "Server"]
 
+_USER_INFO = "$SYS.REQ.USER.INFO"
 _CONNECT_SECONDS = 5
 _REQUEST_SECONDS = 10.0
 _ATTEMPTS = 5
@@ -32,6 +33,7 @@ _READING = ("INFO", "STREAM.LIST", "STREAM.INFO.", "STREAM.MSG.GET.", "CONSUMER.
 """Requests that change nothing."""
 _READ_ONLY = "The console was started with --read-only, so it changes nothing."
 _DENIED = re.compile(r'permissions violation for publish to "([^"]+)"')
+_DENIED_INBOX = "permissions violation for subscription to"
 
 
 class Refused(Exception):
@@ -49,6 +51,7 @@ class Server:
     Attributes:
         ``login``: the address and the credentials.
         ``info``: the server's INFO at the last connect.
+        ``restricted``: True if the user may not publish to all subjects.
         ``read_only``: True if every request that changes something is refused here, whatever a page asks for.
     """
 
@@ -61,6 +64,9 @@ class Server:
         self._refused: set[str] = set()
         """Subjects, in lower case, that the server has refused this user."""
         self._may: tuple[list[bytes], list[bytes]] = ([b">"], [])
+        self.restricted = False
+        self._inbox_denied = False
+        self._learning: asyncio.Task[None] | None = None
         self.user = ""
         self.account = ""
         self.api_prefix = f"$JS.{login.domain}.API" if login.domain else "$JS.API"
@@ -80,6 +86,10 @@ class Server:
                     raise BadLogin(f"{login.shown} cannot be used: {_reason(error)}.") from None
         server.client.options["allow_reconnect"] = True
         await server._learn_permissions()
+        if server._inbox_denied:
+            await server.close()
+            raise BadLogin(f"This user may not subscribe to {login.inbox_prefix or '_INBOX'}.>, where answers arrive: "
+                           "enter an inbox prefix that it may use.")
         return server
 
     async def _connect(self) -> None:
@@ -91,7 +101,7 @@ class Server:
             await client.connect(
                 **self.login.options(), name="jetblock console", connect_timeout=_CONNECT_SECONDS,
                 allow_reconnect=False, max_reconnect_attempts=-1, reconnect_time_wait=1, ping_interval=10,
-                max_outstanding_pings=2, error_cb=self._on_error)
+                max_outstanding_pings=2, error_cb=self._on_error, reconnected_cb=self._on_reconnect)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -196,7 +206,7 @@ class Server:
             raise Refused(f"Nobody answers {subject}. Is JetStream enabled for this account?") from None
         except (NoAnswer, TimeoutError):
             raise Refused(f"There was no answer to {subject} within {seconds:g} s.") from None
-        except (Error, OSError) as error:
+        except (Error, OSError, ValueError) as error:
             raise Refused(f"The request was not sent: {_reason(error)}.") from None
         finally:
             answer.cancel()
@@ -205,23 +215,35 @@ class Server:
                 self._waiting.pop(subject.lower(), None)
 
     async def _on_error(self, error: BaseException) -> None:
-        if found := _DENIED.search(str(error).lower()):
+        text = str(error).lower()
+        if found := _DENIED.search(text):
             self._refused.add(found[1])
             for waiting in self._waiting.get(found[1], ()):
                 if not waiting.done():
                     waiting.set_result(None)
+        elif _DENIED_INBOX in text:
+            self._inbox_denied = True
+
+    async def _on_reconnect(self) -> None:
+        # nats-py waits for this callback before it reads answers.
+        self._learning = asyncio.get_running_loop().create_task(self._learn_permissions(), name="learn permissions")
 
     async def _learn_permissions(self) -> None:
+        """Ask what the user may do; it may have changed since the last connection."""
+        self._refused.clear()
         try:
-            answer = decode(await self.request("$SYS.REQ.USER.INFO", seconds=2))
+            answer = decode(await self.request(_USER_INFO, seconds=2))
         except Refused:
-            return  # servers before 2.10
+            self.restricted = _USER_INFO.lower() in self._refused  # else a server before 2.10
+            return
         data = answer.get("data")
         if not isinstance(data, dict):
             return
         self.user, self.account = str(data.get("user", "")), str(data.get("account_name") or data.get("account", ""))
         publish = (data.get("permissions") or {}).get("publish") or {}
-        self._may = (_encoded(publish.get("allow") or [">"]), _encoded(publish.get("deny") or ()))
+        allowed, denied = publish.get("allow") or [">"], publish.get("deny") or ()
+        self._may = _encoded(allowed), _encoded(denied)
+        self.restricted = bool(denied) or ">" not in allowed
 
 
 def decode(data: bytes) -> dict[str, Any]:

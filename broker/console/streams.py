@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from broker.base.gotime import parse_time
 from broker.console.server import Refused
 from broker.jetstream.wire.error_table import ApiErrors
 
 if TYPE_CHECKING:
     from broker.console.server import Server
 
-__all__ = ["KV_PREFIX", "OBJECTS_PREFIX", "Streams", "subject_tree"]
+__all__ = ["KV_PREFIX", "OBJECTS_PREFIX", "Streams", "spread"]
 
 KV_PREFIX = "KV_"
 OBJECTS_PREFIX = "OBJ_"
-_SUBJECTS_MAX = 100_000
+SUBJECTS_MAX = 1_000_000
 """Subjects of a stream that are read at most; the tree says that there are more."""
+_SAMPLES_MIN, _SAMPLES_MAX = 8, 100
+_SAMPLED_BYTES = 4 << 20
 
 Json = dict[str, Any]
 
@@ -44,15 +48,18 @@ class Streams:
         """Return the information of one stream."""
         return await self._server.api(f"STREAM.INFO.{name}")
 
-    async def subjects(self, name: str, subject: str = ">") -> tuple[dict[str, int], int]:
-        """Return the messages of each subject, of 100 000 subjects at most, and the number of subjects."""
+    async def subjects(self, name: str, subject: str = ">", most: int = SUBJECTS_MAX,
+                       progress: Callable[[int, int], object] | None = None) -> tuple[dict[str, int], int]:
+        """Return the messages of each subject, and the number of subjects, of which ``most`` are returned at most."""
         found: dict[str, int] = {}
         while True:
             answer = await self._server.api(f"STREAM.INFO.{name}", {"subjects_filter": subject, "offset": len(found)})
             page = answer["state"].get("subjects") or {}
             found |= page
             total = int(answer.get("total", len(found)))
-            if not page or len(found) >= min(total, _SUBJECTS_MAX):
+            if progress is not None:
+                progress(len(found), total)
+            if not page or len(found) >= min(total, most):
                 return found, max(total, len(found))
 
     async def consumers(self, name: str) -> list[Json]:
@@ -98,22 +105,23 @@ class Streams:
         """Pause a consumer until a time (RFC 3339); "": resume it."""
         await self._server.api(f"CONSUMER.PAUSE.{stream}.{name}", {"pause_until": until} if until else {})
 
-    async def histogram(self, name: str, bars: int = 40) -> list[tuple[str, int]]:
-        """Return the messages over time: the time at which each bar begins, and the messages from there to the next.
+    async def histogram(self, name: str, bars: int = 60) -> list[tuple[float, int]]:
+        """Return the messages over time: the seconds since 1970 at which each bar begins, and about how many there are.
 
-        Each bar is an equal share of the sequences, so one request for each is enough however large the stream is;
-        where many messages were published, bars are close to each other.
+        Some messages at equal distances are read, so the cost does not depend on the stream's length. Between two of
+        them the messages count as spread evenly.
         """
         state = (await self.info(name))["state"]
-        first, last = int(state["first_seq"]), int(state["last_seq"])
-        if not state["messages"]:
+        first, last, messages = int(state["first_seq"]), int(state["last_seq"]), int(state["messages"])
+        if not messages:
             return []
-        steps = sorted({first + (last - first) * at // bars for at in range(bars)} | {last})
+        samples = max(_SAMPLES_MIN, min(_SAMPLES_MAX, _SAMPLED_BYTES * messages // max(int(state["bytes"]), 1)))
+        steps = sorted({first + (last - first) * at // samples for at in range(samples)} | {last})
         found = await asyncio.gather(*(self._next_message(name, seq) for seq in steps))
-        points = sorted({int(msg["seq"]): str(msg["time"]) for msg in found if msg is not None}.items())
-        if len(points) < 2:
-            return [(time, 1) for _, time in points]
-        return [(time, points[at + 1][0] - seq) for at, (seq, time) in enumerate(points[:-1])]
+        points = sorted({int(msg["seq"]): parse_time(str(msg["time"])) / 1e9
+                         for msg in found if msg is not None}.items())
+        share = messages / (points[-1][0] - points[0][0] + 1) if points else 0.0
+        return [(at, round(count * share)) for at, count in spread(points, bars)]
 
     async def _next_message(self, name: str, seq: int) -> Json | None:
         """Return the first message at or after ``seq``; None if there is none."""
@@ -126,23 +134,18 @@ class Streams:
         return dict(answer["message"])
 
 
-def subject_tree(subjects: dict[str, int]) -> list[Json]:
-    """Return the nodes of a tree of subjects by their tokens: ``id`` (the subject so far), ``label``, ``children``."""
-    root: Json = {"children": {}}
-    for subject, messages in subjects.items():
-        node = root
-        for token in subject.split("."):
-            node = node["children"].setdefault(token, {"children": {}, "messages": 0, "subjects": 0})
-            node["messages"] += messages
-            node["subjects"] += 1
-    return _nodes(root, "")
-
-
-def _nodes(node: Json, prefix: str) -> list[Json]:
-    found = []
-    for token, child in sorted(node["children"].items()):
-        subject = f"{prefix}{token}"
-        below = _nodes(child, f"{subject}.")
-        count = f"{child['messages']:,}" + (f" in {child['subjects']:,} subjects" if child["subjects"] > 1 else "")
-        found.append({"id": subject + (".>" if below else ""), "label": f"{token} ({count})", "children": below})
-    return found
+def spread(points: list[tuple[int, float]], bars: int) -> list[tuple[float, float]]:
+    """Return the begin of each bar and the sequences in it. Args: points: sequences and their times, both in order."""
+    if not points:
+        return []
+    begin, width = points[0][1], (points[-1][1] - points[0][1]) / bars
+    if width <= 0:
+        return [(begin, points[-1][0] - points[0][0] + 1)]
+    found = [0.0] * bars
+    found[-1] += 1  # the last message
+    for (seq, at), (next_seq, next_at) in pairwise(points):
+        low, high = (at - begin) / width, (next_at - begin) / width
+        for bar in range(min(int(low), bars - 1), min(int(high), bars - 1) + 1):
+            inside = min(high, bar + 1) - max(low, bar)
+            found[bar] += (next_seq - seq) * (inside / (high - low) if high > low else 1.0)
+    return [(begin + bar * width, value) for bar, value in enumerate(found)]

@@ -26,14 +26,29 @@ async def refused(*arguments: str) -> str:
 
 async def test_pages_are_for_those_who_log_in_and_for_this_site(broker: BrokerProcess) -> None:
     async with console("--server", broker.url) as url, aiohttp.ClientSession() as http:
-        for page in ("/", "/streams", "/streams/S/messages", "/kv/B"):
+        for page, login in (("/", "/login"), ("/streams", "/login?next=%2Fstreams"),
+                            ("/streams/S/messages?a=b", "/login?next=%2Fstreams%2FS%2Fmessages%3Fa%3Db"),
+                            ("/kv/B", "/login?next=%2Fkv%2FB")):
             async with http.get(url + page, allow_redirects=False) as answer:
-                assert (answer.status, answer.headers.get("location")) == (307, "/login"), page
+                assert (answer.status, answer.headers.get("location")) == (307, login), page
+        for path in ("/download/message/S/1", "/download/object/B?name=x"):
+            async with http.get(url + path) as answer:
+                assert (answer.status, await answer.text()) == (401, "Log in to the console first."), path
+        async with http.post(f"{url}/enter", data=b"a guess") as answer:
+            assert answer.status == 403
         async with http.get(f"{url}/login") as answer:
             assert answer.status == 200
+            assert answer.headers["X-Frame-Options"] == "DENY"
+            assert answer.headers["Cache-Control"] == "no-store"
+            assert "httponly" in answer.headers["Set-Cookie"]
             assert "jetblock console" in await answer.text()
         async with http.get(f"{url}/login", headers={"Host": "evil.example"}) as answer:
-            assert answer.status == 400
+            assert (answer.status, "--allow-host" in await answer.text()) == (400, True)
+        async with http.get(f"{url}/login", headers={"Host": "192.0.2.1:80"}) as answer:
+            assert answer.status == 200
+        for path in ("/_nicegui_ws/socket.io/?EIO=4&transport=websocket",):
+            with pytest.raises(aiohttp.WSServerHandshakeError):
+                await http.ws_connect(url + path, headers={"Origin": "http://evil.example"})
         async with http.get(f"{url}/login", headers={"Origin": "http://evil.example"}) as answer:
             assert (answer.status, await answer.text()) == (403, "Requests from other sites are refused.")
         port = url.rpartition(":")[2]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nats.errors import Error
 from nats.js.errors import KeyDeletedError, KeyNotFoundError, KeyWrongLastSequenceError, NoKeysError
 from nicegui import background_tasks, context, ui
 
-from broker.base.output import count, size
-from broker.console.frame import confirm, guarded, link, url
+from broker.base.output import size
+from broker.console.frame import code, confirm, guarded, url
 from broker.console.payload import preview, show
 from broker.console.server import Refused
 from broker.console.streams import KV_PREFIX
+from broker.console.tables import Table, column
 
 if TYPE_CHECKING:
     from nats.js.kv import KeyValue
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "build_list"]
 
+_KEYS_MAX = 100_000
 _CHANGES = 100
 """The latest changes that are shown."""
 
@@ -32,16 +34,12 @@ async def build_list(session: Session) -> None:
     streams = [stream for stream in await session.streams.all() if stream["config"]["name"].startswith(KV_PREFIX)]
     if session.may("STREAM.CREATE.KV_x"):
         ui.button("New bucket", icon="add", on_click=lambda: _create(session))
-    rows = [{"name": name, "href": url("kv", name), "keys": stream["state"].get("num_subjects", 0),
-             "bytes": size(stream["state"]["bytes"]), "history": stream["config"].get("max_msgs_per_subject", 1)}
-            for stream in streams if (name := stream["config"]["name"].removeprefix(KV_PREFIX))]
-    table = ui.table(rows=rows, row_key="name", pagination=50, columns=[
-        {"name": "name", "label": "Bucket", "field": "name", "align": "left", "sortable": True},
-        {"name": "keys", "label": "Keys", "field": "keys", "sortable": True},
-        {"name": "bytes", "label": "Size", "field": "bytes"},
-        {"name": "history", "label": "Values kept for each key", "field": "history"},
-    ]).classes("w-full").props('no-data-label="No buckets"')
-    link(table, "name")
+    Table([column("name", "Bucket"), column("keys", "Keys", kind="number"), column("bytes", "Size", kind="shown"),
+           column("history", "Values kept for each key", kind="number")], key="name", empty="No buckets").rows = [
+        {"name": name, "href": url("kv", name), "keys": stream["state"].get("num_subjects", 0),
+         "bytes": stream["state"]["bytes"], "shown_bytes": size(stream["state"]["bytes"]),
+         "history": stream["config"].get("max_msgs_per_subject", 1)}
+        for stream in streams if (name := stream["config"]["name"].removeprefix(KV_PREFIX))]
 
 
 async def _create(session: Session) -> None:
@@ -93,13 +91,12 @@ class _Page:
             if self._may_put:
                 ui.button("New key", icon="add", on_click=lambda: self._edit("", b"", 0))
         self._shown = ui.label()
-        with ui.row().classes("w-full no-wrap items-start gap-4"):
-            self._table = ui.table(rows=[], row_key="key", pagination=100, columns=[
-                {"name": "key", "label": "Key", "field": "key", "align": "left", "sortable": True},
-                {"name": "kept", "label": "Values kept", "field": "kept", "sortable": True},
-            ]).classes("w-1/2").props('dense no-data-label="No keys"')
-            self._table.on("rowClick", self._open)
-            self._detail = ui.column().classes("w-1/2 min-w-0")
+        with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-4 items-start"):
+            self._table = Table([column("key", "Key"), column("kept", "Values kept", kind="number")], key="key",
+                                empty="No keys", dense=True, on_open=self._show)
+            self._detail = ui.column().classes("w-full min-w-0")
+            with self._detail:
+                ui.label("A key shows its value and history.").classes("opacity-70")
         self._log = ui.log(max_lines=_CHANGES).classes("w-full h-48")
         self._log.visible = False
         context.client.on_disconnect(self._stop)
@@ -107,14 +104,11 @@ class _Page:
 
     async def _read(self) -> None:
         subjects, total = await self._session.streams.subjects(
-            KV_PREFIX + self._name, self._prefix + (str(self._wanted.value or "").strip() or ">"))
+            KV_PREFIX + self._name, self._prefix + (str(self._wanted.value or "").strip() or ">"), _KEYS_MAX)
         self._table.rows = [{"key": subject.removeprefix(self._prefix), "kept": kept}
-                            for subject, kept in sorted(subjects.items())]
-        self._shown.text = f"{count(total)} keys, deleted ones included" + (
-            f"; the first {count(len(subjects))} are shown" if len(subjects) < total else "")
-
-    async def _open(self, event: Any) -> None:
-        await guarded(self._show)(str(event.args[1]["key"]))
+                            for subject, kept in subjects.items()]
+        self._shown.text = f"{total:,} keys, deleted ones included" + (
+            f"; {len(subjects):,} of them are shown: enter a pattern to see others" if len(subjects) < total else "")
 
     async def _show(self, key: str) -> None:
         try:
@@ -123,13 +117,13 @@ class _Page:
             raise Refused(f"The key {key} is gone.") from None
         self._detail.clear()
         with self._detail:
-            ui.label(key).classes("text-lg break-all")
+            ui.label(key).classes("text-lg break-all").props('role="heading"')
             last = history[-1]
             deleted = bool(last.operation)
             if not deleted:
                 _, text, remark = show(last.value or b"")
                 ui.label(remark).classes("opacity-70")
-                ui.code(text).classes("w-full max-h-72 overflow-auto")
+                code(text).classes("max-h-72")
             with ui.row():
                 if self._may_put:
                     ui.button("Edit", on_click=lambda: self._edit(key, last.value or b"", last.revision or 0)).props(

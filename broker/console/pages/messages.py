@@ -1,9 +1,8 @@
-"""The messages of a stream: browsing, following, searching, publishing."""
+"""The messages of a stream: browsing, following, searching."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,8 @@ from broker.base.gotime import parse_time
 from broker.base.output import size
 from broker.console.frame import guarded
 from broker.console.messages import Message, Messages, Search, Start
-from broker.console.payload import VIEWS, preview, show
+from broker.console.pages.message import open_message, publish
+from broker.console.payload import preview
 from broker.console.server import Refused
 
 if TYPE_CHECKING:
@@ -26,12 +26,13 @@ _FOLLOWED = 200
 """The latest messages that are shown while following."""
 
 _COLUMNS: list[dict[str, Any]] = [
-    {"name": "seq", "label": "Sequence", "field": "seq", "sortable": True},
-    {"name": "time", "label": "Time", "field": "time", "align": "left"},
-    {"name": "subject", "label": "Subject", "field": "subject", "align": "left"},
+    {"name": "seq", "label": "Sequence", "field": "seq"},
+    {"name": "time", "label": "Time (UTC)", "field": "time", "align": "left"},
+    {"name": "subject", "label": "Subject", "field": "subject", "align": "left",
+     "classes": "break-all whitespace-normal", "style": "min-width: 10rem"},
     {"name": "size", "label": "Size", "field": "size"},
     {"name": "preview", "label": "Payload", "field": "preview", "align": "left",
-     "classes": "max-w-md overflow-hidden text-ellipsis"},
+     "classes": "max-w-md overflow-hidden text-ellipsis font-mono"},
 ]
 
 
@@ -47,41 +48,59 @@ class _Page:
         self._messages = Messages(session.server, name)
         self._shown: dict[int, Message] = {}
         self._following: asyncio.Task[None] | None = None
+        self._passed = 0
         self._search: Search | None = None
 
     async def build(self) -> None:
         query = context.client.request.query_params if context.client.request else {}
         with ui.row().classes("w-full items-end gap-2"):
-            self._subject = ui.input("Subject", value=query.get("subject", "")).classes("w-48")
+            self._subject = ui.input("Subject", value=query.get("subject", "")).classes("w-56")
             self._seq = ui.number("From sequence", min=0, format="%d").classes("w-36")
             self._time = ui.input("From time", placeholder="2026-11-23T09:00:00Z").classes("w-52")
             ui.button("Show", on_click=guarded(self._from_start))
-            ui.button("Earlier", icon="chevron_left", on_click=guarded(self._earlier)).props("flat")
-            ui.button("Later", icon="chevron_right", on_click=guarded(self._later)).props("flat")
-            ui.button("Latest", icon="last_page", on_click=guarded(self._latest)).props("flat")
-            self._follow_button = ui.button("Follow", icon="play_arrow", on_click=guarded(self._follow)).props("flat")
             ui.space()
             if not self._session.settings.read_only:
-                ui.button("Publish", icon="send", on_click=lambda: self._publish(None))
+                ui.button("Publish", icon="send", on_click=lambda: publish(self._session, None))
         with ui.row().classes("w-full items-end gap-2"):
-            self._text = ui.input("Search for").classes("w-64")
+            self._text = ui.input("Search for", placeholder="in subjects, headers and payloads").classes("w-72")
+            self._until = ui.number("Up to sequence", min=0, format="%d").classes("w-36")
             self._regex = ui.checkbox("Regular expression")
             ui.button("Search", icon="search", on_click=guarded(self._find)).props("outline")
             self._cancel = ui.button("Stop", on_click=self._stop_search).props("flat")
-            self._progress = ui.linear_progress(0, show_value=False).classes("w-48")
-            self._found = ui.label()
+            self._progress = ui.linear_progress(0, show_value=False).classes("w-48").props(
+                'aria-label="Progress of the search"')
+        with ui.row().classes("w-full items-center gap-1"):
+            for text, icon, action in (
+                    ("Earlier", "chevron_left", self._earlier), ("Later", "chevron_right", self._later),
+                    ("Latest", "last_page", self._latest)):
+                ui.button(text, icon=icon, on_click=guarded(action)).props("flat dense")
+            self._follow_button = ui.button("Follow", icon="play_arrow", on_click=guarded(self._follow)).props(
+                "flat dense")
+            self._found = ui.label().props('role="status"').classes("opacity-70")
         self._cancel.visible = self._progress.visible = False
+        for field, action in ((self._subject, self._from_start), (self._seq, self._from_start),
+                              (self._time, self._from_start), (self._text, self._find)):
+            field.on("keydown.enter", guarded(action))
         self._table = ui.table(columns=_COLUMNS, rows=[], row_key="seq").classes("w-full").props(
             'dense no-data-label="No messages" :rows-per-page-options="[0]"')
-        self._table.on("rowClick", self._open)
+        self._table.add_slot("body-cell-seq", (
+            '<q-td :props="props"><a href="#" role="button" class="text-primary"'
+            """ @click.prevent.stop="$parent.$emit('open', props.row.seq)">{{ props.value }}</a></q-td>"""))
+        self._table.on("rowClick", lambda event: self._open(event.args[1]["seq"]))
+        self._table.on("open", lambda event: self._open(event.args))
         context.client.on_disconnect(self._stop)
-        await guarded(self._latest)()
+        await guarded(self._from_start if self._filter else self._latest)()
 
     # --- browsing
 
     def _show(self, found: list[Message]) -> None:
         self._shown = {msg.seq: msg for msg in found}
         self._table.rows = [_row(msg) for msg in reversed(found)]
+
+    def _show_page(self, found: list[Message]) -> None:
+        self._show(found)
+        self._found.text = (f"{len(found)} messages, sequences {found[0].seq:,} to {found[-1].seq:,}"
+                            if found else "No messages")
 
     async def _from_start(self) -> None:
         self._stop()
@@ -91,28 +110,25 @@ class _Page:
                 parse_time(time)
             except ValueError as error:
                 raise Refused(f"The time is not RFC 3339, such as 2026-11-23T09:00:00Z: {error}.") from None
-        self._show(await self._messages.read(Start(int(self._seq.value or 0), time), _PAGE, self._filter))
+        self._show_page(await self._messages.read(Start(int(self._seq.value or 0), time), _PAGE, self._filter))
 
     async def _earlier(self) -> None:
         self._stop()
         found = await self._messages.before(min(self._shown, default=0), _PAGE, self._filter)
-        if found:
-            self._show(found)
+        if not found:
+            raise Refused("There are no earlier messages.")
+        self._show_page(found)
 
     async def _later(self) -> None:
         self._stop()
         found = await self._messages.read(Start(max(self._shown, default=0) + 1), _PAGE, self._filter)
-        if found:
-            self._show(found)
+        if not found:
+            raise Refused("There are no later messages.")
+        self._show_page(found)
 
     async def _latest(self) -> None:
         self._stop()
-        try:
-            self._show(await self._messages.before(0, _PAGE, self._filter))
-        except Refused:
-            if not self._seq.value:
-                raise
-            self._show([await self._messages.get(int(self._seq.value))])  # of a work queue
+        self._show_page(await self._messages.before(0, _PAGE, self._filter))
 
     @property
     def _filter(self) -> str:
@@ -125,27 +141,22 @@ class _Page:
             self._stop()
             return
         self._follow_button.props("icon=stop").text = "Stop following"
+        self._passed = 0
         self._following = background_tasks.create(self._run_follow(), name="follow a stream")
 
     async def _run_follow(self) -> None:
-        new: list[Message] = []
-
         async def read() -> None:
-            async for msg in self._messages.follow(self._filter):
-                new.append(msg)
-                del new[:-_FOLLOWED]
+            async for found, passed in self._messages.follow(self._filter):
+                self._passed += passed
+                self._show([*self._shown.values(), *found][-_FOLLOWED:])
+                self._found.text = "Following" + (
+                    f"; {self._passed:,} messages were passed over, as they arrive faster than they can be shown"
+                    if self._passed else "")
 
-        reading = asyncio.ensure_future(read())
-        try:
-            while not reading.done():
-                await asyncio.wait((reading,), timeout=0.3)
-                if new:
-                    self._show([*self._shown.values(), *new][-_FOLLOWED:])
-                    new.clear()
-            with self._table, suppress(asyncio.CancelledError):
-                await guarded(lambda: reading)()
-        finally:
-            reading.cancel()
+        with self._table, suppress(asyncio.CancelledError):
+            self._found.text = "Following"
+            await guarded(read)()
+            self._stop()
 
     def _stop(self) -> None:
         """Stop following and searching."""
@@ -153,6 +164,7 @@ class _Page:
             self._following.cancel()
             self._following = None
             self._follow_button.props("icon=play_arrow").text = "Follow"
+            self._found.text = ""
         self._stop_search()
 
     # --- searching
@@ -160,20 +172,22 @@ class _Page:
     async def _find(self) -> None:
         self._stop()
         if not self._text.value:
-            raise Refused("What shall be searched for?")
-        search = self._search = Search(str(self._text.value), bool(self._regex.value), int(self._seq.value or 1))
+            raise Refused("Enter what to search for.")
+        search = self._search = Search(str(self._text.value), bool(self._regex.value), int(self._seq.value or 1),
+                                       int(self._until.value or 0))
         self._cancel.visible = self._progress.visible = True
         running = asyncio.ensure_future(self._messages.search(search, self._filter))
         try:
             while not running.done():
                 await asyncio.wait((running,), timeout=0.3)
-                self._progress.value = search.share
+                self._progress.value = round(search.share, 3)
                 self._found.text = f"{len(search.found):,} found up to sequence {search.at:,}"
             await running
         finally:
             running.cancel()
-            self._cancel.visible = self._progress.visible = False
-            self._search = None
+            if self._search is search:
+                self._cancel.visible = self._progress.visible = False
+                self._search = None
         self._show(search.found[-_FOLLOWED:])
         more = f"; the last {_FOLLOWED} are shown" if len(search.found) > _FOLLOWED else ""
         self._found.text = f"{len(search.found):,} found up to sequence {search.at:,}{more}" + (
@@ -183,118 +197,14 @@ class _Page:
         if self._search is not None:
             self._search.cancelled = True
 
-    # --- one message
-
-    async def _open(self, event: Any) -> None:
-        msg = self._shown.get(event.args[1]["seq"])
-        if msg is None:
-            return
-        with ui.dialog() as dialog, ui.card().classes("w-full max-w-4xl"):
-            ui.label(f"{msg.subject}, sequence {msg.seq}").classes("text-lg break-all")
-            ui.label(f"{msg.time}, {size(len(msg.data))}").classes("opacity-70")
-            if msg.headers:
-                ui.table(rows=[{"header": key, "value": value} for key, value in msg.headers.items()]).props(
-                    "dense flat").classes("w-full")
-            view = ui.toggle(list(VIEWS), value="auto")
-            remark = ui.label().classes("opacity-70")
-            code = ui.code("").classes("w-full max-h-96 overflow-auto")
-
-            def update() -> None:
-                used, text, remark.text = show(msg.data, str(view.value))
-                code.content = text
-                code.props(f'data-view="{used}"')
-
-            view.on_value_change(update)
-            update()
-            with ui.row().classes("w-full items-center"):
-                ui.label("Copy code:").classes("opacity-70")
-                for text, make in _COPIES.items():
-                    code_of = make(self._session.server.login.shown, self._name, msg)
-                    ui.button(text, icon="content_copy", on_click=lambda _, copied=code_of: _copy(copied)).props(
-                        "flat dense no-caps")
-            with ui.row().classes("w-full justify-end"):
-                ui.button("Download", on_click=lambda: ui.download.content(msg.data, f"{self._name}-{msg.seq}")).props(
-                    "flat")
-                if not self._session.settings.read_only:
-                    ui.button("Publish a copy", on_click=lambda: self._publish(msg)).props("flat")
-                if self._session.may(f"STREAM.MSG.DELETE.{self._name}"):
-                    async def delete() -> None:
-                        await self._session.streams.delete_message(self._name, msg.seq, erase=True)
-                        dialog.close()
-                        ui.notify(f"Message {msg.seq} is deleted.", type="positive")
-
-                    ui.button("Delete", on_click=guarded(delete)).props("flat color=negative")
-                ui.button("Close", on_click=dialog.close).props("flat")
-        await dialog
-
-    async def _publish(self, msg: Message | None) -> None:
-        with ui.dialog() as dialog, ui.card().classes("w-full max-w-2xl"):
-            ui.label("Publish" if msg is None else "Publish a copy").classes("text-lg")
-            subject = ui.input("Subject", value=msg.subject if msg else "").classes("w-full")
-            headers = ui.textarea("Headers, one a line: Name: value", value="\n".join(
-                f"{key}: {value}" for key, value in msg.headers.items()) if msg else "").classes("w-full")
-            text = ui.textarea("Payload", value=_text(msg.data) if msg else "").classes("w-full")
-            binary = msg is not None and _text(msg.data) is None
-            if binary:
-                text.disable()
-                text.value = "(the bytes of the message, which are not text)"
-            wrong = ui.label().classes("text-negative").props('role="alert"')
-
-            async def send() -> None:
-                data = msg.data if msg is not None and binary else str(text.value or "").encode()
-                try:
-                    given = dict(line.split(":", 1) for line in str(headers.value or "").splitlines() if line.strip())
-                except ValueError:
-                    wrong.text = "Each line of the headers must have a colon."
-                    return
-                try:
-                    answer = await self._session.server.publish(
-                        str(subject.value or "").strip(), data,
-                        {key.strip(): value.strip() for key, value in given.items()} or None)
-                except Refused as error:
-                    wrong.text = str(error)
-                    return
-                dialog.close()
-                ui.notify(f"Stored in {answer.get('stream')} as sequence {answer.get('seq')}.", type="positive")
-
-            with ui.row().classes("w-full justify-end"):
-                ui.button("Cancel", on_click=dialog.close).props("flat")
-                ui.button("Publish", on_click=send)
-        await dialog
+    @property
+    def _open(self) -> Any:
+        @guarded
+        async def open(seq: int) -> None:
+            await open_message(self._session, self._name, await self._messages.get(int(seq)))
+        return open
 
 
 def _row(msg: Message) -> dict[str, Any]:
-    return {"seq": msg.seq, "time": msg.time.replace("T", " ")[:23], "subject": msg.subject,
-            "size": size(len(msg.data)), "preview": preview(msg.data)}
-
-
-def _text(data: bytes) -> str | None:
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return None
-
-
-def _copy(text: str) -> None:
-    ui.clipboard.write(text)
-    ui.notify("Copied.", type="positive")
-
-
-def _as_cli(server: str, stream: str, msg: Message) -> str:
-    return f"nats --server {server} stream get {stream} {msg.seq}"
-
-
-def _as_python(server: str, stream: str, msg: Message) -> str:
-    return (f"import asyncio\n\nimport nats\n\n\nasync def main() -> None:\n"
-            f"    nc = await nats.connect({json.dumps(server)})\n"
-            f"    msg = await nc.jetstream().get_msg({json.dumps(stream)}, {msg.seq})\n"
-            f"    print(msg.subject, msg.data)\n    await nc.close()\n\n\nasyncio.run(main())\n")
-
-
-def _as_pyspark(server: str, stream: str, msg: Message) -> str:
-    return (f"from jetblock.spark import read\n\n"
-            f'messages = read(spark, store="<the store>", stream={json.dumps(stream)})\n'
-            f'messages.where("seq = {msg.seq}").show()\n')
-
-
-_COPIES = {"nats CLI": _as_cli, "Python": _as_python, "PySpark": _as_pyspark}
+    return {"seq": msg.seq, "time": msg.time.replace("T", " ")[:23], "subject": msg.subject, "size": size(msg.size),
+            "preview": "(large)" if msg.data is None else preview(msg.data)}

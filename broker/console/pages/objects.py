@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import shutil
 import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from nats.errors import Error
-from nats.js.api import ObjectMeta
-from nats.js.errors import NotFoundError, ObjectNotFoundError
-from nicegui import app, events, ui
+from nats.js.api import ObjectMeta, ObjectStoreConfig
+from nats.js.errors import NotFoundError
+from nicegui import events, ui
 
-from broker.base.output import count, size
-from broker.console.frame import confirm, guarded, link, url
+from broker.base.output import size
+from broker.console.downloads import object_address
+from broker.console.frame import confirm, guarded, url
 from broker.console.server import Refused
 from broker.console.streams import OBJECTS_PREFIX
+from broker.console.tables import Table, column
 
 if TYPE_CHECKING:
     from nats.js.object_store import ObjectStore
@@ -25,22 +25,39 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "build_list"]
 
-_BYTES_MAX = 4 << 30
-"""The most bytes of an object that are uploaded or downloaded here."""
-_DOWNLOAD_SECONDS = 3600.0
-"""How long a browser may take to download an object."""
+_UPLOADED_MAX = 4 << 30
+"""The most bytes of an object that are uploaded here."""
 
 
 async def build_list(session: Session) -> None:
     """Show the object stores."""
     streams = [one for one in await session.streams.all() if one["config"]["name"].startswith(OBJECTS_PREFIX)]
-    rows = [{"name": name, "href": url("objects", name), "bytes": size(stream["state"]["bytes"])}
-            for stream in streams if (name := stream["config"]["name"].removeprefix(OBJECTS_PREFIX))]
-    table = ui.table(rows=rows, row_key="name", pagination=50, columns=[
-        {"name": "name", "label": "Object store", "field": "name", "align": "left", "sortable": True},
-        {"name": "bytes", "label": "Size", "field": "bytes"},
-    ]).classes("w-full").props('no-data-label="No object stores"')
-    link(table, "name")
+    if session.may(f"STREAM.CREATE.{OBJECTS_PREFIX}x"):
+        ui.button("New object store", icon="add", on_click=lambda: _create(session))
+    Table([column("name", "Object store"), column("bytes", "Size", kind="shown")], key="name",
+          empty="No object stores").rows = [
+        {"name": name, "href": url("objects", name), "bytes": stream["state"]["bytes"],
+         "shown_bytes": size(stream["state"]["bytes"])}
+        for stream in streams if (name := stream["config"]["name"].removeprefix(OBJECTS_PREFIX))]
+
+
+async def _create(session: Session) -> None:
+    with ui.dialog() as dialog, ui.card():
+        name = ui.input("Name")
+
+        async def create() -> None:
+            js = session.server.client.jetstream(domain=session.server.login.domain or None)
+            try:
+                await js.create_object_store(str(name.value or ""), config=ObjectStoreConfig())
+            except (ValueError, NotFoundError) as error:
+                raise Refused(f"{error}.") from None
+            dialog.close()
+            ui.navigate.to(url("objects", str(name.value)))
+
+        with ui.row():
+            ui.button("Cancel", on_click=dialog.close).props("flat")
+            ui.button("Create", on_click=guarded(create))
+    await dialog
 
 
 async def build(session: Session, name: str) -> None:
@@ -51,14 +68,14 @@ async def build(session: Session, name: str) -> None:
     except (Error, TimeoutError):
         raise Refused(f"There is no object store {name}.") from None
     may_put = not session.settings.read_only and session.server.may(f"$O.{name}.C.x")
-    shown = ui.label()
-    table = ui.table(rows=[], row_key="name", pagination=50, columns=[
-        {"name": "name", "label": "Name", "field": "name", "align": "left", "sortable": True},
-        {"name": "size", "label": "Size", "field": "size", "sortable": True,
-         ":format": "(value, row) => row.shown_size"},
-        {"name": "time", "label": "Modified", "field": "time", "align": "left", "sortable": True},
-        {"name": "digest", "label": "Digest", "field": "digest", "align": "left"},
-    ]).classes("w-full").props('no-data-label="No objects"')
+    shown = ui.label().props('role="status"')
+
+    async def opened(one: str) -> None:
+        await _open(objects, name, one, may_put=may_put)
+        await refresh()
+
+    table = Table([column("name", "Name"), column("size", "Size", kind="shown"), column("time", "Modified"),
+                   column("digest", "Digest", sortable=False)], key="name", empty="No objects", on_open=opened)
 
     @guarded
     async def refresh() -> None:
@@ -67,55 +84,59 @@ async def build(session: Session, name: str) -> None:
         except NotFoundError:
             found = []
         table.rows = [{"name": info.name, "size": info.size or 0, "shown_size": size(info.size or 0),
-                       "time": str(info.mtime or "").replace("T", " ")[:19], "digest": info.digest or ""}
+                       "time": str(info.mtime or "").replace("T", " ")[:19],
+                       "digest": (info.digest or "").removeprefix("SHA-256=")[:16]}
                       for info in found if not info.deleted]
-        shown.text = f"{count(len(table.rows))} objects"
+        shown.text = f"{len(table.rows):,} objects"
 
-    async def opened(event: Any) -> None:
-        await _object(objects, str(event.args[1]["name"]), may_put=may_put)
-        await refresh()
-
-    table.on("rowClick", opened)
     if may_put:
-        @guarded
-        async def put(event: events.UploadEventArguments) -> None:
+        _uploads(objects, refresh)
+    await refresh()
+
+
+def _uploads(objects: ObjectStore, refresh: Callable[[], Awaitable[None]]) -> None:
+    progress = ui.linear_progress(0, show_value=False).classes("w-full").props('aria-label="Progress of the upload"')
+    state = ui.label().props('role="status"')
+    progress.visible = False
+
+    @guarded
+    async def put(event: events.UploadEventArguments) -> None:
+        name, of = event.file.name, max(event.file.size(), 1)
+        progress.visible = True
+        progress.value = 0
+        try:
             with tempfile.TemporaryFile() as file:
                 async for part in event.file.iterate():
                     file.write(part)
                 file.seek(0)
-                await objects.put(event.file.name, file, ObjectMeta(name=event.file.name))
-            ui.notify(f"{event.file.name} is stored.", type="positive")
-            await refresh()
 
-        ui.upload(label="Upload", multiple=True, auto_upload=True, on_upload=put, max_file_size=_BYTES_MAX).classes(
-            "w-full")
-    await refresh()
+                def update() -> None:
+                    progress.value = round(file.tell() / of, 3)
+                    state.text = f"{name}: {size(file.tell())} of {size(of)} sent to the server"
+
+                timer = ui.timer(0.3, update)
+                try:
+                    await objects.put(name, file, ObjectMeta(name=name))
+                finally:
+                    timer.cancel()
+        finally:
+            progress.visible = False
+            state.text = ""
+        ui.notify(f"{name} is stored.", type="positive")
+        await refresh()
+
+    ui.upload(label="Upload", multiple=True, auto_upload=True, on_upload=put, max_file_size=_UPLOADED_MAX,
+              on_rejected=lambda: ui.notify("A file is larger than 4 GiB: use a client.", type="negative")).classes(
+        "w-full")
 
 
-async def _object(objects: ObjectStore, name: str, *, may_put: bool) -> None:
+async def _open(objects: ObjectStore, bucket: str, name: str, *, may_put: bool) -> None:
     with ui.dialog() as dialog, ui.card().classes("w-full max-w-xl"):
-        ui.label(name).classes("text-lg break-all")
-        bar = ui.linear_progress(0, show_value=False)
-        bar.visible = False
+        ui.label(name).classes("text-lg break-all").props('role="heading"')
 
         async def download() -> None:
-            info = await objects.get_info(name)
-            if (info.size or 0) > _BYTES_MAX:
-                raise Refused(f"{name} has {size(info.size or 0)}; use a client for objects beyond {size(_BYTES_MAX)}.")
-            bar.visible = True
-            folder = tempfile.mkdtemp()
-            path = Path(folder, "object")
-            with await asyncio.to_thread(path.open, "wb") as file:
-                shown = ui.timer(0.2, lambda: bar.set_value(path.stat().st_size / max(info.size or 0, 1)))
-                try:
-                    await objects.get(name, writeinto=file)
-                except ObjectNotFoundError:
-                    shutil.rmtree(folder)
-                    raise Refused(f"{name} is gone.") from None
-                finally:
-                    shown.deactivate()
-            ui.download.file(path, name)
-            app.timer(_DOWNLOAD_SECONDS, lambda: shutil.rmtree(folder, ignore_errors=True), once=True)
+            await objects.get_info(name)
+            ui.download.from_url(object_address(bucket, name))
             dialog.close()
 
         async def delete() -> None:

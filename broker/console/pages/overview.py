@@ -1,15 +1,15 @@
-"""The overview: traffic, connections, commits, what the store is asked for and costs, and health."""
+"""The overview: traffic, connections, commits, what the store is asked for and costs, and health with its reasons."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
-from broker.base.output import count, size
-from broker.console.frame import problem
+from broker.base.output import size
+from broker.console.charts import Chart
+from broker.console.frame import figure, problem
 from broker.console.server import Refused
 from broker.maintenance.cost import Prices
 
@@ -20,64 +20,67 @@ if TYPE_CHECKING:
 __all__ = ["build"]
 
 _EVERY_SECONDS = 2.0
+_MEASURED_SECONDS = 10.0
+"""Before this, a rate is not extrapolated to a month."""
+
+Lines = Sequence[tuple[str, Sequence[tuple[float, float]]]]
 
 
 async def build(session: Session) -> None:
     """Show the account's figures, and the server's if its monitoring port is known."""
-    with ui.row().classes("gap-4 w-full"):
-        account = await _account(session)
-    if session.monitor is None:
-        info = session.server.info
-        problem(f"Server {session.server.name}, version {info.get('version', '?')}. Start the console with --monitor "
-                f"and the address of the server's monitoring port to see traffic, commits and health.")
-    else:
+    await _account(session)
+    if session.monitor is not None:
         _monitored(session.monitor)
-
-    async def refresh() -> None:
-        try:
-            figures = await session.streams.account()
-        except Refused:
-            return
-        for name, label in account.items():
-            label.text = _ACCOUNT[name][1](figures.get(name, 0))
-
-    ui.timer(_EVERY_SECONDS * 2, refresh, immediate=False)
+        return
+    ui.label(f"Server {session.server.name}, version {session.server.info.get('version', '?')}.")
+    ui.label("Start the console with --monitor and the address of the server's monitoring port to see traffic, "
+             "commits and health.").classes("opacity-70")
 
 
-_ACCOUNT: dict[str, tuple[str, Any]] = {
-    "streams": ("Streams", count), "consumers": ("Consumers", count), "storage": ("Stored", size),
+def _count(value: int) -> str:
+    return f"{value:,}"
+
+
+_ACCOUNT: dict[str, tuple[str, Callable[[int], str]]] = {
+    "streams": ("Streams", _count), "consumers": ("Consumers", _count), "storage": ("Stored", size),
     "memory": ("In memory", size)}
 
 
-async def _account(session: Session) -> dict[str, ui.label]:
-    try:
-        figures = await session.streams.account()
-    except Refused as error:
-        problem(str(error))
-        return {}
-    return {name: _figure(text, show(figures.get(name, 0))) for name, (text, show) in _ACCOUNT.items()}
+async def _account(session: Session) -> None:
+    failed = ui.column().classes("w-full")
+    with ui.row().classes("gap-4 w-full"):
+        labels = {name: figure(text, "…") for name, (text, _) in _ACCOUNT.items()}
 
+    async def refresh() -> None:
+        failed.clear()
+        try:
+            figures = await session.streams.account()
+        except Refused as error:
+            with failed:
+                problem(str(error))
+            return
+        for name, label in labels.items():
+            label.text = _ACCOUNT[name][1](int(figures.get(name, 0)))
 
-def _figure(text: str, value: str = "") -> ui.label:
-    with ui.card().classes("items-start gap-0 min-w-36"):
-        ui.label(text).classes("text-sm opacity-70")
-        return ui.label(value).classes("text-xl")
+    await refresh()
+    ui.timer(_EVERY_SECONDS * 2, refresh, immediate=False)
 
 
 def _monitored(monitor: Monitor) -> None:
     failed = ui.label().classes("text-negative").props('role="alert"')
     with ui.row().classes("gap-4 w-full"):
-        figures = {name: _figure(text) for name, text in (
+        figures = {name: figure(text, "…") for name, text in (
             ("health", "Health"), ("state", "State"), ("connections", "Connections"),
-            ("slow_consumers", "Slow consumers"), ("uptime", "Up for"), ("dollars", "Store requests, $ a month"))}
-    charts = []
+            ("slow_consumers", "Slow consumers"), ("uptime", "Up for"), ("dollars", "Store, $ a month"))}
+    reasons = ui.column().classes("w-full gap-1")
+    shown: list[str] = []
+    charts: list[tuple[Chart, Callable[[], Lines]]] = []
     with ui.grid(columns="repeat(auto-fit, minmax(min(30rem, 100%), 1fr))").classes("w-full"):
-        for title, names in (
-                ("Messages a second", (("in", "in_msgs"), ("out", "out_msgs"))),
-                ("Bytes a second", (("in", "in_bytes"), ("out", "out_bytes"))),
-                ("Store requests a second", (("put", "put"), ("get", "get"), ("list", "list"), ("delete", "delete"))),
-                ("Mean commit, ms", (("commit", ""),))):
-            charts.append((_chart(title, [text for text, _ in names]), title, names))
+        for title, lines in _charts(monitor):
+            charts.append((Chart(title, [name for name, _ in lines()]), lines))
+    for chart, _ in charts[2:]:
+        chart.visible = False
+    ui.label("The price is that of AWS's list for S3 Standard, at the rate of the last minutes.").classes("opacity-70")
 
     def update() -> None:
         monitor.look()
@@ -85,54 +88,80 @@ def _monitored(monitor: Monitor) -> None:
         sample = monitor.last
         if sample is None:
             return
-        for name, text in _figures(sample, monitor.requests_a_month()).items():
+        for name, text in _figures(sample, monitor).items():
             figures[name].text = text
-        for chart, title, names in charts:
-            for at, (_, name) in enumerate(names):
-                if title.startswith("Mean"):
-                    points = monitor.commit_ms()
-                elif title.startswith("Store"):
-                    points = _request_rates(monitor, name)
-                else:
-                    points = monitor.rates(name)
-                chart.options["series"][at]["data"] = [[at_s * 1000, round(value, 2)] for at_s, value in points]
-            chart.update()
+        for chart, lines in charts:
+            chart.visible = chart.visible or bool(sample.metrics)
+            if chart.visible:
+                chart.show(lines())
+        if (now := _reasons(sample)) != shown:
+            shown[:] = now
+            reasons.clear()
+            with reasons:
+                for text in now:
+                    ui.label(text).props('role="alert"').classes("text-negative")
 
     update()
     ui.timer(_EVERY_SECONDS, update)
 
 
-def _figures(sample: Sample, requests: dict[str, float]) -> dict[str, str]:
+def _charts(monitor: Monitor) -> Sequence[tuple[str, Callable[[], Lines]]]:
+    return (
+        ("Messages a second", lambda: (("in", monitor.rates("in_msgs")), ("out", monitor.rates("out_msgs")))),
+        ("Bytes a second", lambda: (("in", monitor.rates("in_bytes")), ("out", monitor.rates("out_bytes")))),
+        ("Mean commit, ms", lambda: (("commit", monitor.commit_ms()),)),
+        ("Store requests a second", lambda: tuple((one, monitor.request_rates(one)) for one in (
+            "put", "get", "list", "delete"))))
+
+
+def _figures(sample: Sample, monitor: Monitor) -> dict[str, str]:
     varz, metrics = sample.varz, sample.metrics
-    health = str(sample.healthz.get("status", "?"))
-    if error := sample.healthz.get("error"):
-        health = f"{health}: {error}"
+    log = _part(varz, "jetblock", "log")
     state = "running"
     if metrics:
         state = ("standby" if metrics.get("jetblock_standby") else
-                 "owner, lease valid" if metrics.get("jetblock_lease_valid") else "not the owner")
-    dollars = "not jetblock"
-    if requests:
-        prices = Prices()
-        writes, reads = requests.get("put", 0) + requests.get("list", 0), requests.get("get", 0)
-        dollars = f"{writes / 1000 * prices.puts + reads / 1000 * prices.gets:,.2f} on S3"
-    return {"health": health, "state": state, "connections": count(int(varz.get("connections", 0))),
-            "slow_consumers": count(int(varz.get("slow_consumers", 0))), "uptime": str(varz.get("uptime", "")),
-            "dollars": dollars}
+                 f"owner, epoch {log.get('epoch', '?')}, lease valid" if metrics.get("jetblock_lease_valid")
+                 else "not the owner")
+    return {"health": "ok" if sample.healthz.get("status") == "ok" and not _reasons(sample) else
+                      str(sample.healthz.get("status", "?")) if sample.healthz.get("status") != "ok" else "see below",
+            "state": state, "connections": _count(int(varz.get("connections", 0))),
+            "slow_consumers": _count(int(varz.get("slow_consumers", 0))), "uptime": str(varz.get("uptime", "")),
+            "dollars": _dollars(sample, monitor)}
 
 
-def _request_rates(monitor: Monitor, operation: str) -> list[tuple[float, float]]:
-    samples = list(monitor.samples)
-    return [(two.at, max(two.requests.get(operation, 0) - one.requests.get(operation, 0), 0) / (two.at - one.at))
-            for one, two in pairwise(samples) if two.at > one.at]
+def _dollars(sample: Sample, monitor: Monitor) -> str:
+    if not sample.metrics:
+        return "not jetblock"
+    if monitor.seconds < _MEASURED_SECONDS:
+        return "measuring …"
+    requests, prices = monitor.requests_a_month(), Prices()
+    writes, reads = requests.get("put", 0) + requests.get("list", 0), requests.get("get", 0)
+    stored = float(sample.jsz.get("storage", 0)) / 2**30 * prices.storage
+    return f"{writes / 1000 * prices.puts + reads / 1000 * prices.gets + stored:,.2f} on S3"
 
 
-def _chart(title: str, names: Sequence[str]) -> ui.echart:
-    return ui.echart({
-        "title": {"text": title, "left": 0, "textStyle": {"fontSize": 13, "color": "#888"}}, "animation": False,
-        "tooltip": {"trigger": "axis"}, "legend": {"show": len(names) > 1, "right": 0, "top": 0,
-        "textStyle": {"color": "#888"}},
-        "grid": {"left": 60, "right": 10, "top": 40, "bottom": 25}, "xAxis": {"type": "time"},
-        "yAxis": {"type": "value", "min": 0},
-        "series": [{"name": name, "type": "line", "showSymbol": False, "data": []} for name in names],
-    }).classes("w-full h-56").props(f'role="img" aria-label="{title}"')
+def _reasons(sample: Sample) -> list[str]:
+    """Return what is not as it should be."""
+    found = []
+    if sample.healthz.get("status") != "ok":
+        found.append(f"Health: {sample.healthz.get('error') or sample.healthz.get('status', '?')}")
+    if error := _part(sample.varz, "jetblock", "log").get("store_error"):
+        found.append(f"The store does not accept commits: {error}")
+    metrics = sample.metrics
+    if metrics and not metrics.get("jetblock_standby") and not metrics.get("jetblock_lease_valid"):
+        found.append("This broker cannot prove that it owns the store.")
+    if offline := int(metrics.get("jetblock_jetstream_streams_offline", 0)):
+        found.append(f"{offline:,} streams cannot be used; the broker's log has the causes.")
+    if damaged := int(metrics.get("jetblock_damaged_objects", 0)):
+        found.append(f"{damaged:,} objects of the store are damaged or missing; the store's page has their names.")
+    tail, most = metrics.get("jetblock_tail_bytes", 0), metrics.get("jetblock_max_tail_bytes", 0)
+    if most and tail > 0.8 * most:
+        found.append("The store is too slow: publishers are about to wait.")
+    return found
+
+
+def _part(value: dict[str, Any], *names: str) -> dict[str, Any]:
+    for name in names:
+        inner = value.get(name)
+        value = inner if isinstance(inner, dict) else {}
+    return value

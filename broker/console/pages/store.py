@@ -1,24 +1,25 @@
-"""The store: shards, epochs, streams with their dead bytes, a map of blocks, verification, the bill."""
+"""The store: what is in it, a map of each stream's blocks, epochs, compaction, verification, the bill."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from nicegui import context, ui
+from nicegui import ui
 
-from broker.base.output import count, size, when
-from broker.console.frame import guarded, problem
+from broker.base.output import size
+from broker.console.frame import figure, guarded, problem
+from broker.console.pages.upkeep import Verification, show_upkeep
 from broker.console.server import Refused
+from broker.console.survey import in_thread, survey_store
+from broker.console.tables import Table, column
 from broker.inspect.problems import Problem
-from broker.inspect.report import epoch_json, stream_json
-from broker.inspect.source import CannotInspect, Source, open_source
-from broker.inspect.survey import Survey, read_survey
-from broker.inspect.verify import verify
-from broker.maintenance.cost import Bill, bill
+from broker.inspect.report import epoch_json, shard_json, stream_json
+from broker.inspect.source import CannotInspect
+from broker.inspect.survey import Survey
+from broker.maintenance.cost import Bill, Load, bill
 from broker.maintenance.cost_cli import TooYoung, measure_load
 from broker.storage.objectstore import StoreError
 
@@ -30,23 +31,23 @@ __all__ = ["build"]
 _MAP_BLOCKS = 4000
 """Blocks of a stream's map at most: the largest."""
 _PROBLEMS = 200
+_SYSTEM = "$SYS"
 
 
 async def build(session: Session) -> None:
     """Show the store."""
+    if not session.sees_store:
+        raise Refused("The store has the streams of all accounts, so it is not shown to users with restrictions.")
+    ui.button("Read again", icon="refresh", on_click=lambda: read()).props("flat")
     place = ui.column().classes("w-full gap-4")
 
     @guarded
     async def read() -> None:
         place.clear()
         with place:
-            ui.spinner(size="lg")
+            ui.spinner(size="lg").props('role="status" aria-label="The store is read"')
         try:
-            source = open_source(session.settings.store)
-            try:
-                survey = await read_survey(source)
-            finally:
-                await source.close()
+            survey = await in_thread(lambda: survey_store(session.settings.store))
         except (CannotInspect, StoreError) as error:
             place.clear()
             with place:
@@ -56,34 +57,31 @@ async def build(session: Session) -> None:
         with place:
             _show(session, survey)
 
-    ui.button("Read again", icon="refresh", on_click=read).props("flat")
-    await read()
+    ui.timer(0.05, read, once=True)
 
 
 def _show(session: Session, survey: Survey) -> None:
     extent = survey.extent
+    runs = survey.stream_runs.bytes + sum(one.runs.bytes for one in survey.shards)
     with ui.row().classes("gap-4"):
         for text, value in (
-                ("Objects", count(extent.count)), ("Bytes", size(extent.bytes)),
+                ("Objects", f"{extent.count:,}"), ("Bytes", size(extent.bytes)),
                 ("Live in the log", size(sum(shard.live_bytes for shard in survey.shards))),
                 ("Dead in the log", size(sum(shard.dead_bytes for shard in survey.shards))),
-                ("Merged by compaction", size(survey.stream_runs.bytes + sum(one.runs.bytes for one in survey.shards))),
-                ("Streams", count(len(survey.streams)))):
-            with ui.card().classes("items-start gap-0 min-w-32"):
-                ui.label(text).classes("text-sm opacity-70")
-                ui.label(value).classes("text-lg")
+                ("Merged by compaction", size(runs)), ("Streams", f"{len(survey.streams):,}")):
+            figure(text, value)
     _problems(survey.problems)
-    with ui.tabs().props("align=left") as tabs:
-        streams, epochs, check, cost = (ui.tab(text) for text in ("Streams", "Epochs", "Verify", "Bill"))
-    with ui.tab_panels(tabs, value=streams).classes("w-full bg-transparent"):
-        with ui.tab_panel(streams).classes("p-0"):
-            _streams(survey)
-        with ui.tab_panel(epochs).classes("p-0"):
-            _epochs(survey)
-        with ui.tab_panel(check).classes("p-0"):
-            _Verification(session.settings.store).build()
-        with ui.tab_panel(cost).classes("p-0"):
-            _bill(survey)
+    parts: dict[str, Callable[[], None]] = {
+        "Streams": lambda: _streams(session, survey), "Shards and epochs": lambda: _epochs(survey),
+        "Compaction and scrub": lambda: show_upkeep(session, extent.bytes),
+        "Verify": lambda: Verification(session.settings.store, _problems).build(), "Bill": lambda: _bill(survey)}
+    with ui.tabs().props('align=left aria-label="Parts of the store"') as tabs:
+        for text in parts:
+            ui.tab(text)
+    with ui.tab_panels(tabs, value="Streams").classes("w-full bg-transparent"):
+        for text, show in parts.items():
+            with ui.tab_panel(text).classes("p-0 gap-2"):
+                show()
 
 
 def _problems(problems: Iterable[Problem]) -> None:
@@ -93,56 +91,56 @@ def _problems(problems: Iterable[Problem]) -> None:
         return
     with ui.card().classes("w-full border-l-4 border-red-500").props('role="alert"'):
         for one in shown[:_PROBLEMS]:
-            ui.label(": ".join(str(part) for part in one.values() if part))
+            ui.label(": ".join(str(part) for part in one.values() if part)).classes("break-all")
         if len(shown) > _PROBLEMS:
-            ui.label(f"and {count(len(shown) - _PROBLEMS)} more")
+            ui.label(f"and {len(shown) - _PROBLEMS:,} more")
 
 
-def _streams(survey: Survey) -> None:
-    rows = [stream_json(stream, shard) for shard, stream in survey.streams]
-    for row in rows:
-        row["key"] = f"{row['account']}/{row['name']}/{row['incarnation']}"
-        row["shown_stored"], row["shown_dead"] = size(row["stored_bytes"]), size(row["dead_bytes"])
-    table = ui.table(rows=rows, row_key="key", pagination=25, columns=[
-        {"name": "account", "label": "Account", "field": "account", "align": "left", "sortable": True},
-        {"name": "name", "label": "Stream", "field": "name", "align": "left", "sortable": True},
-        {"name": "messages", "label": "Messages", "field": "messages", "sortable": True,
-         ":format": "value => value.toLocaleString()"},
-        {"name": "blocks", "label": "Blocks", "field": "blocks", "sortable": True},
-        {"name": "stored", "label": "Stored", "field": "stored_bytes", "sortable": True,
-         ":format": "(value, row) => row.shown_stored"},
-        {"name": "dead", "label": "Dead", "field": "dead_bytes", "sortable": True,
-         ":format": "(value, row) => row.shown_dead"},
-    ]).classes("w-full").props('no-data-label="No streams"')
-    ui.label("A row shows the map of its stream's blocks.").classes("opacity-70")
-    place = ui.column().classes("w-full")
+def _streams(session: Session, survey: Survey) -> None:
+    server = session.server
+    found: dict[str, tuple[dict[str, Any], Any]] = {}
+    for shard, stream in survey.streams:
+        if server.account in ("", _SYSTEM, stream.account):
+            row = stream_json(stream, shard)
+            key = f"{row['account']}/{row['name']}/{row['incarnation']}"
+            row |= {"key": key, "shown_stored": size(row["stored_bytes"]), "shown_dead": size(row["dead_bytes"]),
+                    "stored": row["stored_bytes"], "dead": row["dead_bytes"]}
+            found[key] = (row, stream)
 
-    def show(event: Any) -> None:
-        key = event.args[1]["key"]
-        found = next((stream for row, (_, stream) in zip(rows, survey.streams, strict=True) if row["key"] == key), None)
+    async def show(key: str) -> None:
+        _, stream = found[key]
         place.clear()
-        if found is not None:
-            with place:
-                _map(found.name, list(found.blocks), found.first_seq)
+        with place:
+            _map(stream.name, list(stream.blocks), stream.first_seq)
 
-    table.on("rowClick", show)
+    table = Table([column("key", "Stream"), column("messages", "Messages", kind="number"),
+                   column("blocks", "Blocks", kind="number"), column("stored", "Stored", kind="shown"),
+                   column("dead", "Dead", kind="shown")], key="key", empty="No streams", per_page=25, on_open=show)
+    table.rows = [{name: row[name] for name in (
+        "key", "messages", "blocks", "stored", "dead", "shown_stored", "shown_dead")} for row, _ in found.values()]
+    ui.label("A stream's name shows the map of its blocks.").classes("opacity-70")
+    place = ui.column().classes("w-full")
 
 
 def _map(name: str, entries: list[Any], first_seq: int) -> None:
     """Show a stream's blocks as areas, by their bytes; the redder, the more of a block is dead."""
     largest = sorted(entries, key=lambda entry: -entry.ref.frames_bytes)[:_MAP_BLOCKS]
-    nodes = []
+    nodes, live, dead = [], 0, 0
     for entry in sorted(largest, key=lambda entry: int(entry.ref.first_seq)):
         ref = entry.ref
         before = max(min(ref.count, first_seq - ref.first_seq), 0)
         share = min((entry.dead_count + before) / ref.count, 1) if ref.count else 0
+        dead += round(ref.frames_bytes * share)
+        live += round(ref.frames_bytes * (1 - share))
         nodes.append({"name": f"from {ref.first_seq:,}: {ref.count:,} messages, {size(ref.frames_bytes)}, "
                               f"{share:.0%} dead", "value": max(ref.frames_bytes, 1),
                       "itemStyle": {"color": f"rgb({round(60 + 170 * share)},{round(140 - 90 * share)},90)"}})
-    ui.label(f"{name}: {count(len(entries))} blocks" + (
-        f", the {count(_MAP_BLOCKS)} largest are shown" if len(entries) > _MAP_BLOCKS else "")).classes("text-lg")
-    ui.echart({"tooltip": {}, "series": [{
+    ui.label(f"{name}: {len(entries):,} blocks" + (
+        f", the {_MAP_BLOCKS:,} largest are shown" if len(entries) > _MAP_BLOCKS else "") +
+        f"; {size(live)} live (green), {size(dead)} dead (red)").classes("text-lg").props('role="heading"')
+    ui.echart({"tooltip": {"renderMode": "richText"}, "series": [{
         "type": "treemap", "data": nodes, "roam": False, "nodeClick": False, "breadcrumb": {"show": False},
+        "left": 0, "right": 0, "top": 0, "bottom": 0, "animation": False,
         "label": {"show": False}, "itemStyle": {"gapWidth": 1}}]}).classes("w-full h-72").props(
             'role="img" aria-label="Map of blocks"')
 
@@ -150,112 +148,61 @@ def _map(name: str, entries: list[Any], first_seq: int) -> None:
 def _epochs(survey: Survey) -> None:
     rows = []
     for shard in survey.shards:
-        for epoch in reversed(shard.epochs):
+        about = shard_json(shard)
+        log = about["log"]
+        ui.label(f"Shard {about['shard']}: owner {about['owner'] or 'none'}, at {about['position']}; "
+                 f"{log['segments']:,} segments with {size(log['bytes'])}, "
+                 f"{about['runs']['objects']:,} runs with {size(about['runs']['bytes'])}, "
+                 f"{len(about['checkpoints']):,} checkpoints; a start replays {about['replayed_segments'] or 0:,} "
+                 f"segments.")
+        for epoch in shard.epochs:
             row = epoch_json(epoch)
             rows.append({"shard": shard.paths.shard, "epoch": row["epoch"], "owner": row["owner"] or "",
                          "claimed": row["claimed_at"] or "", "state": row["begun"], "entries": row["entries"],
-                         "bytes": size(row["bytes"]), "end": "" if row["end"] is None else f"sealed at {row['end']}",
-                         "key": f"{shard.paths.shard}/{row['epoch']}"})
-    ui.table(rows=rows, row_key="key", pagination=25, columns=[
-        {"name": key, "label": text, "field": key, "align": "left", "sortable": True} for key, text in (
-            ("shard", "Shard"), ("epoch", "Epoch"), ("owner", "Owner"), ("claimed", "Claimed"), ("state", "State"),
-            ("entries", "Segments"), ("bytes", "Bytes"), ("end", "End"))]).classes("w-full")
-
-
-class _Verification:
-    """Reads all bytes of a store, with progress, until it is done or cancelled."""
-
-    def __init__(self, store: str) -> None:
-        self._store = store
-        self._task: asyncio.Task[None] | None = None
-        self._done = (0, 0, 0, 0)
-
-    def build(self) -> None:
-        ui.label("Reads every object and compares checksums, counts and the replayed state. A running broker is not "
-                 "disturbed, but the bytes are read from the store.")
-        with ui.row().classes("items-center"):
-            self._button = ui.button("Verify", on_click=guarded(self._run))
-            self._bar = ui.linear_progress(0, show_value=False).classes("w-64")
-            self._state = ui.label().props('role="status"')
-        self._bar.visible = False
-        self._found = ui.column().classes("w-full")
-        context.client.on_disconnect(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-
-    async def _run(self) -> None:
-        if self._task is not None:
-            self._cancel()
-            return
-        self._found.clear()
-        self._bar.visible = True
-        self._button.text = "Stop"
-        task = self._task = asyncio.ensure_future(self._verify())
-        began = time.monotonic()
-        try:
-            while not task.done():
-                await asyncio.wait((task,), timeout=0.3)
-                objects, _, read, of = self._done
-                self._bar.value = read / of if of else 0
-                rate = read / max(time.monotonic() - began, 1e-3)
-                left = f", {(of - read) / rate:,.0f} s left" if rate and of > read else ""
-                self._state.text = f"{count(objects)} objects, {size(read)} of {size(of)}{left}"
-            if task.cancelled():
-                self._state.text += ", stopped"
-                return
-            task.result()
-        except (CannotInspect, StoreError) as error:
-            raise Refused(f"The store cannot be read: {error}.") from None
-        finally:
-            task.cancel()
-            self._task = None
-            self._bar.visible = False
-            self._button.text = "Verify"
-
-    async def _verify(self) -> None:
-        source: Source = open_source(self._store)
-        try:
-            survey = await read_survey(source)
-            verified = await verify(source, survey, self._progress)
-        finally:
-            await source.close()
-        with self._found:
-            problems = [*survey.problems, *verified.problems]
-            if problems:
-                _problems(problems)
-            else:
-                ui.label(f"All {count(verified.objects)} objects are sound ({when(time.time_ns())}).").props(
-                    'role="status"')
-
-    def _progress(self, objects: int, of: int, read: int, of_bytes: int) -> None:
-        self._done = (objects, of, read, of_bytes)
+                         "bytes": row["bytes"], "shown_bytes": size(row["bytes"]),
+                         "end": "" if row["end"] is None else f"sealed at {row['end']}",
+                         "key": f"{shard.paths.shard}/{row['epoch']}", "href": "#"})
+    ui.label(f"Runs of single streams: {survey.stream_runs.count:,} with {size(survey.stream_runs.bytes)}.")
+    columns = [column("epoch", "Epoch", kind="number"), column("shard", "Shard"), column("owner", "Owner"),
+               column("claimed", "Claimed"), column("state", "State"), column("entries", "Segments", kind="number"),
+               column("bytes", "Bytes", kind="shown"), column("end", "End")]
+    Table(columns, key="key", empty="No epochs", per_page=25, sort="epoch", descending=True).rows = rows
 
 
 def _bill(survey: Survey) -> None:
     try:
         load = measure_load(survey, time.time_ns())
-    except TooYoung as error:
-        ui.label(f"{error}.")
+    except TooYoung:
+        ui.label("The oldest stream with messages is less than an hour old, which does not show the load of a month. "
+                 "With --monitor, the overview has the price at the rate of the last minutes.")
         return
     now = bill(load)
     _bill_table(now)
-    slower = bill(replace(load, commit_interval_s=max(load.commit_interval_s * 5, 0.1)))
-    compacted = bill(replace(load, compaction=True))
-    for text, other in ((f"with commit_interval {max(load.commit_interval_s * 5, 0.1):g}s", slower),
-                        ("with compaction", compacted), ("with half of the retention", bill(
-                            replace(load, days=load.days / 2)))):
-        if now.dollars - other.dollars > max(now.dollars * 0.02, 0.01):
-            ui.label(f"{text}: ${other.dollars:,.2f}, which is ${now.dollars - other.dollars:,.2f} less")
+    cheaper = [(saved, text, other.dollars) for text, other in _others(load)
+               if (saved := now.dollars - other.dollars) > max(now.dollars * 0.02, 0.01)]
+    ui.label("What would lower it:" if cheaper else "No setting that is tried here would lower it by 2 %.")
+    for saved, text, dollars in sorted(cheaper, reverse=True):
+        ui.label(f"{text}: ${dollars:,.2f}, which is ${saved:,.2f} less")
+
+
+def _others(load: Load) -> Iterable[tuple[str, Bill]]:
+    for seconds in (0.1, 0.5, 1.0):
+        if seconds > load.commit_interval_s:
+            yield (f"commit_interval {seconds:g}s (PubAcks take that long)",
+                   bill(replace(load, commit_interval_s=seconds)))
+    if not load.compaction:
+        yield "compaction", bill(replace(load, compaction=True))
+    if load.inbox_interval_s:
+        yield "inbox_interval 0", bill(replace(load, inbox_interval_s=0))
+    yield "half of the retention", bill(replace(load, days=load.days / 2))
 
 
 def _bill_table(found: Bill) -> None:
     ui.label(f"${found.dollars:,.2f} a month at the rate of the store's streams and AWS's list prices").classes(
-        "text-lg")
+        "text-lg").props('role="heading"')
     rows = [{"part": text, "amount": amount, "dollars": f"{dollars:,.2f}"} for text, amount, dollars in (
-        ("PUT and LIST requests", count(round(found.puts + found.lists)), found.puts_dollars),
-        ("GET requests", count(round(found.gets)), found.gets_dollars),
+        ("PUT and LIST requests", f"{round(found.puts + found.lists):,}", found.puts_dollars),
+        ("GET requests", f"{round(found.gets):,}", found.gets_dollars),
         ("stored", size(round(found.stored)), found.storage_dollars),
         ("read out of the region", size(round(found.read)), found.egress_dollars))]
     ui.table(rows=rows, columns=[{"name": key, "label": text, "field": key, "align": "left"} for key, text in (
