@@ -29,6 +29,8 @@ _TYPES: Final[dict[str, tuple[str, ...]]] = {
     "subject": _BYTES, "data": _BYTES, "headers": ("binary", _PARSED), "msg_id": _BYTES, "ts": ("timestamp",),
     "ts_ns": ("bigint",)}
 _NEEDED: Final = ("subject", "data")
+_TEXT: Final = re.compile(r"\b(?:string collate \w+|(?:var)?char\(\d+\))")
+"""Spark's other types of text: with a collation, or a length."""
 _ONE_LINE: Final = re.compile(r"[^:\r\n]+\n[^\r\n]*")
 """A header's name and value, with a line break in between: a colon or another line break would make another header."""
 _NO_BLOCK: Final = b"\r\n"
@@ -62,7 +64,7 @@ class Columns(NamedTuple):
         wrong: list[str] = []
         unknown: list[str] = []
         for at, one in enumerate(schema.fields):
-            name, kind = one.name.lower(), one.dataType.simpleString()
+            name, kind = one.name.lower(), _TEXT.sub("string", one.dataType.simpleString())
             if name not in _TYPES:
                 near = get_close_matches(name, _TYPES, 1, 0.7)
                 unknown.append(f"{one.name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
@@ -104,7 +106,7 @@ def _bytes(column: pa.Array) -> list[bytes | None]:
 
 
 def _headers(column: pa.Array) -> list[bytes | None]:
-    if not pa.types.is_list(column.type):
+    if not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
         return _bytes(column)
     return [_block(pairs) for pairs in column.to_pylist()]
 

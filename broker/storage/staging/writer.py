@@ -150,7 +150,7 @@ class RunWriter:
             raise RowRefused(
                 f"headers of {len(headers)} bytes and a payload of {len(payload)} are too large for a message")
         if time_ns is not None and not 0 < time_ns <= _TIME_MAX:
-            raise RowRefused(f"{time_ns} is no time: nanoseconds since 1970 are expected")
+            raise RowRefused(f"its time is {time_ns} ns since 1970, and a message's time is after 1970 and before 2262")
         size = len(headers) + len(payload)
         rows = self._rows
         if rows and (self._rows_bytes + size > self._block_bytes or len(rows) >= self._block_messages):

@@ -47,6 +47,22 @@ def test_rows_by_name() -> None:
     assert found.rows(batch, times=True) == Rows([b"a"], [None], [b"NATS/1.0\r\n\r\n"], None, [7])
 
 
+def test_other_types_of_text() -> None:
+    """Text with a collation or a length is text, also in headers. Arrow may have large, viewed or encoded values."""
+    struct = types.StructType()
+    for name, kind in (("subject", types.StringType("UTF8_LCASE")), ("data", types.VarcharType(20)),
+                       ("msg_id", types.CharType(3))):
+        struct.add(name, kind)
+    pair = types.StructType().add("name", types.StringType("UNICODE")).add("value", types.StringType("UTF8_LCASE"))
+    found = Columns.of(struct.add("headers", types.ArrayType(pair)))
+    batch = pa.record_batch([
+        pa.array(["a.b"], pa.large_string()), pa.array(["text"]).dictionary_encode(),
+        pa.array(["one"], pa.string_view()),
+        pa.array([[{"name": "A", "value": "1"}]], pa.large_list(PAIRS.value_type))],
+        names=["subject", "data", "msg_id", "headers"])
+    assert found.rows(batch, times=True) == Rows([b"a.b"], [b"text"], [b"NATS/1.0\r\nA: 1\r\n\r\n"], [b"one"], None)
+
+
 @pytest.mark.parametrize(("name", "value"), [("a:b", "x"), ("A", "x\r\nNats-Rollup: all"), ("", "x"), ("A\n", "x")])
 def test_a_parsed_header_is_one_header(name: str, value: str) -> None:
     """A line break or colon would make another header of it: the block is one that a run's writer refuses."""

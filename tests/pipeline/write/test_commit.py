@@ -224,6 +224,42 @@ async def test_times(world: World) -> None:
     (fifth,), (sixth,) = (await world.rows("S", "ts_ns"))[4:]
     assert sixth == fifth > T0 + 10**9
     assert "time" in await world.refusal("S", [[("S.a", b"1", T0)]], names)
+    for time_ns in (-1, 0, -1 << 63):
+        assert (f"its time is {time_ns} ns since 1970, and a message's time is after 1970 and before 2262"
+                in await world.refusal("S", [[("S.a", b"1", time_ns)]], names))
+
+
+async def test_a_second_attempt_of_a_task(world: World) -> None:
+    """Spark may run a task twice and take the result of one. The runs of the other one join nowhere."""
+    await world.make_stream("S")
+    options = WriteOptions.parse({"store": world.url, "stream": "S", "nats": world.broker.url})
+    columns = Columns(0, 1, None, None, None, None)
+
+    def write() -> Outcome:
+        target = plan(world.objects, options)
+        batch = pa.record_batch([pa.array(["S.a"] * 1000), pa.array([b"%d" % n for n in range(1000)])],
+                                names=["subject", "data"])
+        attempts = [stage_batches(world.objects, target, columns, 0, [batch], hand_over_bytes=0) for _ in range(2)]
+        assert world.runs() == 2
+        return commit(world.objects, options, target, None, attempts[1:])
+
+    assert (await asyncio.to_thread(write)).messages == 1000
+    assert await world.rows("S") == [(n + 1, b"%d" % n) for n in range(1000)]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_replay_after_a_thousand_other_writes(world: World) -> None:
+    """A batch is repeated after 1100 writes of others, and a restart of the broker: it is stored once."""
+    await world.make_stream("S")
+    first = await world.write("S", numbered("S", range(5)), txnAppId="job", txnVersion="4")
+    for _ in range(1100):
+        await world.write("S", [[("S.a", b"other")]])
+    assert await world.write("S", numbered("S", range(5)), txnAppId="job", txnVersion="4") == first
+    await world.broker.kill()
+    await world.broker.start()
+    assert await world.write("S", numbered("S", range(5)), txnAppId="job", txnVersion="4") == first
+    assert len(await world.rows("S")) == 1105
 
 
 async def test_message_ids(world: World) -> None:
