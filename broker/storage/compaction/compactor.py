@@ -30,7 +30,7 @@ from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.compaction.adopter import Adopter, runs_of
 from broker.storage.compaction.inventory import StoredObject, make_inventory
 from broker.storage.compaction.merge import Damaged, Piece, Run, merge
-from broker.storage.compaction.plan import groups
+from broker.storage.compaction.plan import cut, groups
 from broker.storage.compaction.recent import RecentSegments
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.compaction.source import Found, Source
@@ -176,7 +176,9 @@ class Compactor(LogListener):
         if quiet and not found:
             # Measuring costs requests. These objects will not change, so each is measured only once.
             await source.measure([one for one in emptiable if one.live_bytes < self.settings.object_bytes])
-            found = groups(objects, self.settings, quiet)
+            found = groups(objects, self.settings, quiet) or cut(await make_inventory(
+                self._log.state, self.settings, source.damaged, self._adopter.excluded(), mixed=True),
+                self.settings.merge_bytes)
         self.stored_bytes = stored_bytes or self.stored_bytes
         await self._pause(self._clock.monotonic_ns() - began_ns)
         merged = False

@@ -10,11 +10,13 @@ import asyncio
 import logging
 from array import array
 from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import (
     BYTES,
     CORE_BYTES,
+    COUNT,
     FIRST_SEQ,
     FRAMES_BYTES,
     INDEX_BYTES,
@@ -22,6 +24,7 @@ from broker.storage.format.block import (
     BlockPlace,
 )
 from broker.storage.format.errors import Corrupt
+from broker.storage.format.frame import GROUPED_BLOCK_MAX
 from broker.storage.state.applied import ShardState
 from broker.storage.state.table import BlockEntry, Kept
 
@@ -35,6 +38,7 @@ ObjectKey = tuple[int, int, int, int, int]
 _OBJECTS_MAX = 1 << 14
 """The most objects of an inventory: some 5 MB, and 10 ms to sort them."""
 _STREAM_RUN = int(BlockPlace.STREAM_RUN)
+_LOG = int(BlockPlace.LOG)
 
 
 class StoredObject:
@@ -85,8 +89,8 @@ class StoredObject:
 
 
 async def make_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = (),
-                         kept: Collection[tuple[int, int]] = (),
-                         stored_bytes: dict[int, int] | None = None) -> list[StoredObject]:
+                         kept: Collection[tuple[int, int]] = (), stored_bytes: dict[int, int] | None = None, *,
+                         mixed: bool = False) -> list[StoredObject]:
     """Find the objects with blocks that may be moved, the oldest messages first.
 
     The walk gives the loop a turn after each thousand blocks or so. If there are very many objects, it ends early:
@@ -94,7 +98,8 @@ async def make_inventory(state: ShardState, settings: CompactionSettings, leave:
 
     Args: ``leave``: blocks that must not be moved, by stream and first sequence. ``kept``: blocks whose dead messages a
         merge would keep. ``stored_bytes`` is filled with the bytes of each stream's blocks in the store, or is left
-        empty if the walk ended early.
+        empty if the walk ended early. ``mixed``: find large blocks instead whose messages a merge would group by
+        subject (``log.writer.seal_block``); a merge makes runs, which are not found again.
     """
     sizes = {} if stored_bytes is None else stored_bytes
     objects: dict[ObjectKey, StoredObject] = {}
@@ -111,7 +116,7 @@ async def make_inventory(state: ShardState, settings: CompactionSettings, leave:
             if state.is_offline(stream_id):
                 sizes[stream_id] += sum(_stored(packed) for packed, _ in _facts(entries))
             else:
-                sizes[stream_id] += _count(objects, stream_id, entries, settings, leave, kept)
+                sizes[stream_id] += _count(objects, stream_id, entries, settings, leave, kept, mixed)
             if len(objects) > _OBJECTS_MAX:
                 objects = {key: one for key, one in objects.items() if one.live_bytes < settings.object_bytes}
                 if len(objects) > _OBJECTS_MAX // 2:
@@ -129,7 +134,8 @@ def _in_order(objects: dict[ObjectKey, StoredObject]) -> list[StoredObject]:
 
 
 def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequence[Kept],
-           settings: CompactionSettings, leave: Collection[tuple[int, int]], kept: Collection[tuple[int, int]]) -> int:
+           settings: CompactionSettings, leave: Collection[tuple[int, int]], kept: Collection[tuple[int, int]],
+           mixed: bool) -> int:
     """Add the blocks that may be moved to ``objects``; return the stored bytes of all ``entries``."""
     large, share = settings.large_bytes, settings.dead_share
     stored_bytes = 0
@@ -138,7 +144,7 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
         stored_bytes += size
         live_bytes = packed[BYTES] - dead_bytes
         rewritten = live_bytes >= large
-        if rewritten and dead_bytes < share * packed[BYTES]:
+        if (not rewritten or not _is_mixed(packed)) if mixed else (rewritten and dead_bytes < share * packed[BYTES]):
             continue
         if leave and (stream_id, packed[FIRST_SEQ]) in leave:
             continue
@@ -160,6 +166,13 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
         if packed[LAST_TIME_NS] > found.last_time_ns:
             found.last_time_ns = packed[LAST_TIME_NS]
     return stored_bytes
+
+
+def _is_mixed(packed: Sequence[Any]) -> bool:
+    """Return whether the block has messages of several subjects, and no merge has grouped them yet."""
+    subjects = packed[-1]
+    return (packed[0] == _LOG and packed[COUNT] > 1 and packed[BYTES] <= GROUPED_BLOCK_MAX
+            and (subjects is None or isinstance(subjects, bytes) or len(subjects) > 1))
 
 
 def _stored(packed: Sequence[int]) -> int:

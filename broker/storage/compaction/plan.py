@@ -6,6 +6,8 @@
     quiet    While nothing is written, ``few`` objects are enough: the newest one, and older ones as long as each is at
              most eight times as large as all newer ones together. So large old objects are not rewritten because of a
              few small ones. If these are too few, the objects of one tier, to the base ``few``.
+             Then large blocks of several subjects that are still in the log, however few: a merge groups their
+             messages by subject. So a byte of a large block is written once more, and only by an idle shard.
     dead     Large blocks with many dead bytes are rewritten once there are enough of those bytes. The live blocks of
              objects that are mostly dead are moved, too. While the shard is busy, only old objects count as mostly
              dead, since more messages of the others will die soon.
@@ -23,7 +25,7 @@ from math import log
 from broker.storage.compaction.inventory import StoredObject
 from broker.storage.compaction.settings import CompactionSettings
 
-__all__ = ["groups"]
+__all__ = ["cut", "groups"]
 
 _DEAD_BYTES_MIN = 4 << 20
 """The dead bytes from which on a rewrite is made while the shard is busy."""
@@ -46,7 +48,7 @@ def groups(objects: Sequence[StoredObject], settings: CompactionSettings, quiet:
     rewritten = [one for one in objects
                  if one.large_dead_bytes or (one.mostly_dead and (quiet or one.last_time_ns <= old_ns))]
     if sum(one.spare_bytes for one in rewritten) >= (_DEAD_BYTES_QUIET if quiet else _DEAD_BYTES_MIN):
-        found += _cut(rewritten, settings.merge_bytes)
+        found += cut(rewritten, settings.merge_bytes)
     taken = {one.key for group in found for one in group}
     small = [one for one in objects if one.key not in taken and one.live_bytes < settings.object_bytes]
     for members in _tiers(small, settings.segments):
@@ -83,7 +85,8 @@ def _first(members: Sequence[StoredObject], most: int) -> list[StoredObject]:
     return list(members)
 
 
-def _cut(members: Sequence[StoredObject], most: int) -> list[list[StoredObject]]:
+def cut(members: Sequence[StoredObject], most: int) -> list[list[StoredObject]]:
+    """Cut these objects into groups with up to ``most`` bytes each, though of at least two objects."""
     found: list[list[StoredObject]] = []
     while members:
         found.append(_first(members, most))

@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from broker.storage.format.section import SectionHeader
 
-__all__ = ["FRAME_BYTES", "FRAME_MESSAGES_MAX", "Chunk", "Frame"]
+__all__ = ["FRAME_BYTES", "FRAME_MESSAGES_MAX", "GROUPED_BLOCK_MAX", "GROUPED_BYTES", "PART_BYTES", "Chunk", "Frame"]
 
 FRAME_BYTES: Final = 128 * 1024
 """A frame is closed before it exceeds this; a larger message has a frame of its own."""
@@ -37,6 +37,10 @@ _BYTES_OF_ROW: Final = 33 + 8 + 8 + 8
 GROUPED_BYTES: Final = 1 << 20
 """The size of a frame that is stored in parts. A larger one would save a reader of some subjects requests and bytes,
 but cost a reader of one message time."""
+
+GROUPED_BLOCK_MAX: Final = 8 << 20
+"""The largest bodies of a grouped block. In a larger one, messages are so large that it has few, and a reader of some
+subjects would load all of its parts at once."""
 
 PART_BYTES: Final = 32 * 1024
 """A part is closed before it exceeds this; a larger message has a part of its own."""

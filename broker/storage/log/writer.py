@@ -36,6 +36,7 @@ from broker.storage.format.columns import compact
 from broker.storage.format.frame import (
     FRAME_BYTES,
     FRAME_MESSAGES_MAX,
+    GROUPED_BLOCK_MAX,
     GROUPED_BYTES,
     PART_BYTES,
     Chunk,
@@ -65,9 +66,7 @@ _BUFFER_BYTES: Final = 64 * 1024
 """Adjacent buffers smaller than this are joined, so that a segment of a thousand blocks needs only a few writes."""
 
 _GROUPED_MIN: Final = 256 * 1024
-_GROUPED_MAX: Final = 8 << 20
-"""Bounds of the bodies of a grouped block. A smaller one is read whole anyway; in a larger one, messages are so large
-that it has few, and a reader of some subjects would load all of its parts at once."""
+"""The smallest bodies of a grouped block. A smaller one is read whole anyway."""
 
 _ONE_START: Final = (0,)
 _NO_FRAMES: Final[list[bytes]] = []
@@ -218,7 +217,7 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
         else sum(map(mul, map(len, head.subjects), head.subject_counts)), raw_bytes)
     core.first_time_ns, core.last_time_ns = block.runs[0][2], block.runs[-1][2]
     core.subjects = _summary(head)
-    if grouped and head.subject_ids is not None and _GROUPED_MIN <= raw_bytes <= _GROUPED_MAX:
+    if grouped and head.subject_ids is not None and _GROUPED_MIN <= raw_bytes <= GROUPED_BLOCK_MAX:
         return SealedBlock(block.owner, core, head, (), _parts(block, lens, head), position)
     if raw_bytes <= FRAME_BYTES and count <= FRAME_MESSAGES_MAX:
         chunks, frames = _one_frame(block, raw_bytes, head, names, stored)

@@ -79,3 +79,42 @@ async def test_the_same_rows_from_merged_blocks(seed: int, object_bytes: int) ->
     found = await verify(source, survey)
     assert (survey.problems, found.problems, found.orphans) == ([], [], [])
     await owner.kill()
+
+
+async def test_a_filter_of_subjects_reads_few_bytes_of_merged_blocks() -> None:
+    """Commits of a megabyte and more, each with all subjects: once the shard is idle, they are merged by subject.
+
+    Then a filter of 7 % of the messages reads less than a fifth of the bytes, and one subject a tenth. All rows are as
+    before, and a second merge finds nothing to do."""
+    store = MemoryStore()
+    owner = Owner(store)
+    owner.settings.compaction = CompactionSettings(cpu=1.0, bytes_per_second=1 << 40, quiet_ns=3_600_000_000_000)
+    await owner.start()
+    stream = await owner.make("s")
+    for _ in range(3):
+        stream.append([(b"s.%d" % (i * 7 % 100), b"", owner.rng.randbytes(260)) for i in range(5000)])
+        await owner.log.persisted()
+    client = MemoryObjectClient(store)
+
+    def read_some(selection: Selection) -> tuple[list[Row], int]:
+        before = client.bytes_read
+        [snapshot] = read_store(client, stream="s")
+        rows = rows_of(read_tasks(client, list(tasks(snapshot, selection)), selection, EXACT))
+        return rows, client.bytes_read - before
+
+    some = Selection(subjects=tuple(b"s.%d" % i for i in range(10, 17)))
+    one = Selection(subjects=(b"s.42",))
+    whole, size = read_some(EVERYTHING)
+    assert whole == stream.rows()
+    assert read_some(some)[1] > 0.9 * size
+    await compacted(owner, store)
+    for selection, share in ((EVERYTHING, 1.1), (some, 0.2), (one, 0.1)):
+        rows, read = read_some(selection)
+        assert rows == [row for row in stream.rows() if selection.matches_subject(row[1])]
+        assert read < share * size
+    compactor = owner.shard.compactor
+    assert compactor is not None
+    merges = compactor.merges
+    await compactor.work(quiet=True)
+    assert compactor.merges == merges
+    await owner.kill()
