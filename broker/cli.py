@@ -96,6 +96,14 @@ def _run(arguments: Sequence[str]) -> int:
         from broker.runtime.adopt_cli import main as adopt
 
         return adopt(list(arguments[1:]))
+    if arguments[:1] == ["report"]:
+        from broker.maintenance.report_cli import main as report
+
+        return report(list(arguments[1:]))
+    if arguments[:1] == ["completion"]:
+        from broker.completion import main as completion
+
+        return completion(list(arguments[1:]))
     if arguments[:1] == ["console"]:
         from broker.console.cli import main as console
 
@@ -136,7 +144,7 @@ def _word(word: str) -> int:
         print(USAGE)
         return 0
     near = did_you_mean(word, ("inspect", "fsck", "adopt", "archive", "cost", "copy", "backup", "restore", "migrate",
-                               "pipeline", "console", "version", "help"))
+                               "pipeline", "console", "report", "completion", "version", "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 

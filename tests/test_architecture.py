@@ -222,9 +222,12 @@ MAY: dict[str, set[str]] = {
         "streaming.names", "streaming.stored", "streaming.wire"},
     "console": {
         "base", "inspect", "jetstream.wire", "maintenance", "maintenance.cost", "protocol", "storage.objectstore"},
+    "completion": {
+        "archive", "config", "config.settings", "console", "inspect", "maintenance", "migration", "pipeline",
+        "runtime"},
     "cli": {
-        "archive", "base", "config", "config.settings", "console", "inspect", "maintenance", "migration", "pipeline",
-        "runtime", "version"},
+        "archive", "base", "completion", "config", "config.settings", "console", "inspect", "maintenance", "migration",
+        "pipeline", "runtime", "version"},
     "__main__": {"cli"},
 }
 """The rooms that each room may import. It imports all of them: an entry that no module needs is removed."""

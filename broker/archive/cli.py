@@ -22,7 +22,7 @@ from broker.client.connection import ConnectionFailed, Login, connect
 from broker.config.leafnodes import LeafTls
 from broker.config.upstreams import UpstreamSettings
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _SERVER: Final = ("nats://", "tls://", "ws://", "wss://")
 _UPDATE_SECONDS: Final = 0.25
@@ -66,7 +66,8 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if any(one.error for one in streams) or not streams else 0
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="jetblock archive", epilog=_EPILOG,
                                      description="Mirror streams of another NATS system in a store.",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -82,6 +83,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--tls-cert", default="", metavar="FILE", help="our certificate")
     parser.add_argument("--tls-key", default="", metavar="FILE", help="the private key of that certificate")
     parser.add_argument("--json", action="store_true", help="one JSON document at the end instead of text")
+    return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     options = parser.parse_args(list(arguments))
     if not options.url.startswith(_SERVER):
         parser.error(f"URL {options.url!r} is not a server's: nats://HOST:PORT")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 import time
@@ -51,7 +52,8 @@ class Progress:
         share = done / of if of else 0.0
         rate = done / max(now - self._began, 1e-3)
         total = f" of {self._amount(of)}" if of else ""
-        text = f"{printable(what)}, {self._amount(done)}{total}, {self._amount(int(rate))}/s"
+        left = f", {_span((of - done) / rate)} left" if of > done > 0 else ""
+        text = f"{printable(what)}, {self._amount(done)}{total}, {self._amount(int(rate))}/s{left}"
         if not self._terminal:
             print(text, file=self._out, flush=True)
             return True
@@ -79,3 +81,11 @@ class Progress:
             self._out.write("\r\x1b[K")
             self._out.flush()
             self._drawn = False
+
+
+def _span(seconds: float) -> str:
+    """Format a duration as one or two numbers."""
+    if seconds < 100:
+        return f"{math.ceil(seconds)} s"
+    minutes = math.ceil(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"

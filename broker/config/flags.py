@@ -13,11 +13,12 @@ from broker.base.suggest import nearest
 from broker.config import kinds
 from broker.config.settings import ConfigError, setting_at
 
-__all__ = ["FLAGS", "USAGE", "CommandLine", "FlagError", "read_flags"]
+__all__ = ["FLAGS", "USAGE", "CommandLine", "FlagError", "read_flags", "takes_value"]
 
 USAGE = """
 Usage: jetblock [options]
        jetblock inspect [options]    look into a store, read-only
+       jetblock report [options]     write one HTML page about a store
        jetblock fsck [options]       check a store, and repair it
        jetblock adopt [options]      let staged messages join their streams, where no broker runs
        jetblock cost [options]       what a load costs on S3
@@ -26,6 +27,7 @@ Usage: jetblock [options]
        jetblock archive [options]    mirror streams of another NATS system in a store
        jetblock console [options]    serve pages in the browser for a NATS server
        jetblock pipeline [options]   what Spark needs to read a store
+       jetblock completion [options] a script by which a shell completes commands
 
 Server Options:
     -a, --addr, --net <host>         Bind to host address (default: 0.0.0.0)
@@ -242,6 +244,11 @@ def _set_flag(line: CommandLine, name: str, target: str, value: str) -> None:
     else:
         setting = setting_at(target)
         line.values[target] = _parsed(name, setting.kind, value, secret=setting.secret)
+
+
+def takes_value(flag: str) -> bool:
+    """Return whether a value follows the flag, which is one of ``FLAGS``."""
+    return FLAGS[flag] not in _SWITCHES
 
 
 def _parsed(name: str, kind: kinds.Kind, value: str, *, secret: bool = False) -> Any:

@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _WEEK_MINUTES = 7 * 24 * 60
 _NOT_INSTALLED = "the console's packages are not installed: pip install 'jetblock[console]'"
@@ -38,7 +38,8 @@ class _CannotStart(Exception):
     pass
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="jetblock console", description="Serve pages in the browser for a NATS server; more if it is jetblock.")
     parser.add_argument("--server", default="nats://127.0.0.1:4222", metavar="URL", help="default: %(default)s")
@@ -58,6 +59,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=8080, help="default: %(default)s")
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME",
                         help="a name by which browsers reach the console, besides addresses and localhost")
+    return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     return parser.parse_args(arguments)
 
 

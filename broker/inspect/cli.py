@@ -15,6 +15,7 @@ from functools import partial
 from typing import IO, Any
 
 from broker.base.output import Table, count, outline, plain, printable, size, when
+from broker.base.progress import Progress
 from broker.base.suggest import did_you_mean
 from broker.config.arguments import natural
 from broker.inspect.dump import dump, read_object
@@ -45,7 +46,7 @@ from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.objectstore import NotFound, ObjectInfo, StoreError, Transient
 from broker.storage.paths import Key, parse
 
-__all__ = ["inspect", "main", "parse_arguments"]
+__all__ = ["inspect", "main", "make_parser", "parse_arguments"]
 
 _EPILOG = """\
 what:
@@ -82,8 +83,8 @@ def main(arguments: Sequence[str]) -> int:
         return 130
 
 
-def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line. Raises: SystemExit(2) after a message."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="jetblock inspect", usage="jetblock inspect STORE_URL [what] [options]", epilog=_EPILOG,
         description="Inspect a store, read-only. No broker is needed, and one may be running.",
@@ -97,6 +98,12 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--from", dest="first_seq", type=natural, metavar="SEQ", help="messages from this sequence on")
     parser.add_argument("--limit", type=natural, metavar="N", help="rows at most; in a dump, messages of each block")
     parser.add_argument("--subject", metavar="PATTERN", help="messages whose subject matches")
+    return parser
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. Raises: SystemExit(2) after a message."""
+    parser = make_parser()
     options = parser.parse_intermixed_args(list(arguments))
     what = options.what
     if what not in _WHAT:
@@ -185,7 +192,11 @@ class _Inspection:
 
     async def overview(self) -> None:
         survey = await self.survey()
-        verified = await verify(self.source, survey) if self.options.verify else None
+        verified = None
+        if self.options.verify:
+            progress = Progress(self.err)
+            verified = await verify(self.source, survey, progress.objects)
+            progress.clear()
         if verified is not None:
             self.problems += verified.problems
         if self.json:

@@ -25,7 +25,7 @@ from broker.maintenance.copy import Copied, Copier
 from broker.maintenance.destination import CopyRefused, Destination
 from broker.storage.objectstore import StoreError, open_store
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _EPILOG = """\
 A store is file://DIR or s3://BUCKET/PREFIX; s3:// takes region and credentials from the AWS_* environment. The source
@@ -69,7 +69,8 @@ def main(verb: str, arguments: Sequence[str]) -> int:
     return 1 if done.problems or not done.whole else 0
 
 
-def _parse(verb: str, arguments: Sequence[str]) -> argparse.Namespace:
+def make_parser(verb: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog=f"jetblock {verb}", description=_DESCRIPTIONS[verb], epilog=_EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("source", metavar="BACKUP" if verb == "restore" else "SOURCE", help="the store to read")
@@ -80,6 +81,11 @@ def _parse(verb: str, arguments: Sequence[str]) -> argparse.Namespace:
     else:
         parser.add_argument("--verify", action="store_true", help="read every byte of the copy and check everything")
         parser.set_defaults(must_be_new=False)
+    return parser
+
+
+def _parse(verb: str, arguments: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser(verb)
     return parser.parse_args(list(arguments))
 
 

@@ -22,7 +22,7 @@ from broker.inspect.survey import Survey, read_survey, stream_row
 from broker.maintenance.cost import Bill, Load, Prices, bill
 from broker.storage.objectstore import StoreError
 
-__all__ = ["TooYoung", "main", "measure_load"]
+__all__ = ["TooYoung", "main", "make_parser", "measure_load"]
 
 
 class _Option(NamedTuple):
@@ -87,7 +87,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="jetblock cost", description="Requests, bytes and dollars of a month of constant load on S3.",
         epilog="Prices are list prices of AWS S3 Standard (us-east-1, 2025) unless given. docs/COST.md has the rules.")
@@ -105,6 +106,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name, text in _PRICES.items():
         parser.add_argument(f"--price-{name}", type=float, metavar="DOLLARS", help=text)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     options = parser.parse_intermixed_args(list(arguments))
     if options.store is not None and options.store_option is not None:
         parser.error("give one store, STORE_URL or --store STORE_URL")

@@ -24,7 +24,7 @@ from broker.maintenance.fsck import Checked, Owned, fsck
 from broker.storage.objectstore import StoreError, Transient, open_store
 from broker.storage.objectstore.retrying import RetryingStore
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _EPILOG = """\
 Without --repair nothing is written: the repair is planned, and tried on a copy in memory. With --repair, the store
@@ -63,7 +63,8 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if (done.remaining if done.repaired else done.problems) else 0
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="jetblock fsck", epilog=_EPILOG,
                                      description="Check every byte of a store, list lost messages, and repair what can "
                                                  "be repaired.",
@@ -73,6 +74,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lease", type=duration_ns, default=15_000_000_000, metavar="DURATION",
                         help="on a bucket: the lease of its brokers, to see whether one runs (default 15s)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     options = parser.parse_args(list(arguments))
     if not 0 < options.lease < _LEASE_NS_MAX:
         parser.error("--lease takes a duration above 0, such as 15s")

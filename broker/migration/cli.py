@@ -31,7 +31,7 @@ from broker.migration.store_dir_server import StoreDirServer
 from broker.migration.streams import Origin
 from broker.migration.target import Target
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _SERVER = ("nats://", "tls://", "ws://", "wss://")
 _STORE = ("file://", "s3://")
@@ -93,7 +93,8 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if any(one.problems for one in moved) else 0
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="jetblock migrate", epilog=_EPILOG,
                                      description="Move streams and consumers from a nats-server into a jetblock.",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -128,6 +129,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
                         help="the account that gets the streams, if TARGET is a store (default $G)")
     parser.add_argument("--accounts", default="", metavar="FILE", help="several accounts in one run")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     options = parser.parse_args(list(arguments))
     if not options.target.startswith((*_SERVER, *_STORE)):
         parser.error(f"TARGET {options.target!r} is neither a server's URL nor a store's: nats://HOST:PORT, "

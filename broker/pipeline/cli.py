@@ -18,7 +18,7 @@ from broker.base.output import count, outline, printable, size
 from broker.pipeline.errors import PipelineError
 from broker.pipeline.jobs.cli import add_jobs
 
-__all__ = ["main", "parse_arguments"]
+__all__ = ["main", "make_parser", "parse_arguments"]
 
 _EPILOG = """\
 STORE_URL is the broker's --store; s3:// takes region and credentials from the AWS_* environment. STREAM is a name,
@@ -54,9 +54,8 @@ def main(arguments: Sequence[str]) -> int:
                        "'.[spark]'")
 
 
-def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; ``run`` in the result is the function of the command. Raises: SystemExit(2) after a
-    message."""
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="jetblock pipeline", description="Streams for Spark.")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     archive = commands.add_parser(
@@ -84,6 +83,13 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     plan.add_argument("--json", action="store_true", help="one JSON document instead of text")
     plan.set_defaults(run=_plan)
     add_jobs(commands)
+    return parser
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line; ``run`` in the result is the function of the command. Raises: SystemExit(2) after a
+    message."""
+    parser = make_parser()
     return parser.parse_args(list(arguments))
 
 

@@ -24,7 +24,7 @@ from broker.jetstream.inbox.inbox import Carried
 from broker.runtime.adopt import Owned, adopt
 from broker.storage.objectstore import StoreError
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 _EPILOG = """\
 Staged messages join their streams like published ones: limits and duplicate windows apply, and consumers receive them.
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if all(one.answer is not None for one in done) else 1
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="jetblock adopt", epilog=_EPILOG,
                                      description="Adopt staged messages into their streams, on a store that no "
                                                  "broker owns.",
@@ -66,6 +67,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-c", "--config", metavar="FILE",
                         help="the broker's configuration, for limits and the store's settings")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
     return parser.parse_args(list(arguments))
 
 

@@ -1,7 +1,7 @@
 """Write docs/grafana-dashboard.json: ``python docs/generators/dashboard.py``. A test compares the two.
 
 The rows answer an operator's questions in their usual order: is the broker healthy, is it fast, is the store slow,
-which stream is it.
+which stream is it, which account.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 PAGE = Path(__file__).resolve().parent.parent / "grafana-dashboard.json"
 
 _BROKER = 'instance=~"$instance"'
+_ACCOUNT = 'account=~"$account"'
 _RATE = "[$__rate_interval]"
 
 
@@ -102,16 +103,40 @@ _ROWS: list[tuple[str, list[tuple[str, str, list[tuple[str, str]]]]]] = [
             (f"{_now('jetblock_jetstream_stored_bytes')} / {_now('jetblock_jetstream_max_bytes')}",
              "{{storage}} {{instance}}")]),
         ("Messages stored per second, ten busiest streams", "ops", [
-            (f"topk(10, {_rate('jetblock_stream_last_sequence')})", "{{account}} {{stream}}")]),
+            (f"topk(10, {_rate('jetblock_stream_last_sequence', _ACCOUNT)})", "{{account}} {{stream}}")]),
         ("Bytes, ten largest streams", "bytes", [
-            (f"topk(10, {_now('jetblock_stream_bytes')})", "{{account}} {{stream}}")]),
+            (f"topk(10, {_now('jetblock_stream_bytes', _ACCOUNT)})", "{{account}} {{stream}}")]),
         ("Messages not delivered yet, ten longest backlogs", "none", [
-            (f"topk(10, {_now('jetblock_stream_pending_messages')})", "{{account}} {{stream}}")]),
+            (f"topk(10, {_now('jetblock_stream_pending_messages', _ACCOUNT)})", "{{account}} {{stream}}")]),
         ("Messages not acknowledged yet, ten most", "none", [
-            (f"topk(10, {_now('jetblock_stream_ack_pending_messages')})", "{{account}} {{stream}}")]),
+            (f"topk(10, {_now('jetblock_stream_ack_pending_messages', _ACCOUNT)})", "{{account}} {{stream}}")]),
         ("Requests of the JetStream API", "ops", [
             (_rate("jetblock_jetstream_api_requests_total"), "all {{instance}}"),
             (_rate("jetblock_jetstream_api_errors_total"), "errors {{instance}}")]),
+    ]),
+    ("Accounts", [
+        ("Messages from clients, ten busiest accounts", "ops", [
+            (f"topk(10, sum by (account) ({_rate('jetblock_account_received_messages_total', _ACCOUNT)}))",
+             "{{account}}")]),
+        ("Messages to clients, ten busiest accounts", "ops", [
+            (f"topk(10, sum by (account) ({_rate('jetblock_account_sent_messages_total', _ACCOUNT)}))",
+             "{{account}}")]),
+        ("Bytes, ten busiest accounts", "Bps", [
+            (f"topk(10, sum by (account) ({_rate('jetblock_account_received_bytes_total', _ACCOUNT)}))",
+             "received {{account}}"),
+            (f"topk(10, sum by (account) ({_rate('jetblock_account_sent_bytes_total', _ACCOUNT)}))",
+             "sent {{account}}")]),
+        ("Connections, ten largest accounts", "none", [
+            (f"topk(10, sum by (account) ({_now('jetblock_account_connections', _ACCOUNT)}))", "{{account}}")]),
+        ("Subscriptions, ten largest accounts", "none", [
+            (f"topk(10, sum by (account) ({_now('jetblock_account_subscriptions', _ACCOUNT)}))", "{{account}}")]),
+        ("Bytes in streams, ten largest accounts", "bytes", [
+            (f"topk(10, sum by (account) ({_now('jetblock_stream_bytes', _ACCOUNT)}))", "{{account}}")]),
+        ("Messages not delivered yet, ten longest backlogs", "none", [
+            (f"topk(10, sum by (account) ({_now('jetblock_stream_pending_messages', _ACCOUNT)}))", "{{account}}")]),
+        ("Accounts and streams without series of their own", "none", [
+            (_now("jetblock_accounts_not_shown"), "accounts {{instance}}"),
+            (_now("jetblock_streams_not_shown"), "streams {{instance}}")]),
     ]),
     ("Process", [
         ("Processor", "percentunit", [(_rate("process_cpu_seconds_total"), "{{instance}}")]),
@@ -144,11 +169,15 @@ def page() -> str:
                 "query": {"query": "label_values(jetblock_build_info, instance)", "refId": "instance"},
                 "multi": True, "includeAll": True, "refresh": 2, "sort": 1,
                 "current": {"text": "All", "value": "$__all"}}
+    account = {"name": "account", "label": "Account", "type": "query", "datasource": _SOURCE,
+               "query": {"query": "label_values(jetblock_account_connections, account)", "refId": "account"},
+               "multi": True, "includeAll": True, "refresh": 2, "sort": 1, "allValue": ".*",
+               "current": {"text": "All", "value": "$__all"}}
     source = {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
     return json.dumps({
         "title": "jetblock", "uid": "jetblock", "tags": ["jetblock", "nats"], "schemaVersion": 39, "version": 1,
         "editable": True, "refresh": "30s", "time": {"from": "now-3h", "to": "now"}, "timezone": "browser",
-        "templating": {"list": [source, instance]}, "panels": panels}, indent=1) + "\n"
+        "templating": {"list": [source, instance, account]}, "panels": panels}, indent=1) + "\n"
 
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}

@@ -32,8 +32,21 @@ def test_lines_where_there_is_no_terminal() -> None:
         progress.objects(second * 10, 1000, second << 20, 100 << 20)
     progress.line("done: \x1b[31m")
     assert out.getvalue().splitlines() == [
-        "50 of 1 000 objects, 5.00 MiB of 100 MiB, 1.00 MiB/s", "100 of 1 000 objects, 10.0 MiB of 100 MiB, 1.00 MiB/s",
+        "50 of 1 000 objects, 5.00 MiB of 100 MiB, 1.00 MiB/s, 95 s left",
+        "100 of 1 000 objects, 10.0 MiB of 100 MiB, 1.00 MiB/s, 90 s left",
         "done: \\x1b[31m"]
+
+
+@pytest.mark.parametrize("of, shown", [(1000, "9 s left"), (10_000, "99 s left"), (13_000, "3 min left"),
+                                       (1_000_000, "2 h 47 min left"), (100, ""), (0, ""), (50, "")])
+def test_the_time_left(of: int, shown: str) -> None:
+    """The time left follows from the rate so far; there is none at the end, and none without a total."""
+    out, clock = io.StringIO(), Clock()
+    progress = Progress(out, clock)
+    clock.now = 6.0
+    progress._began = 5.0
+    progress.show("S", 100, of)
+    assert out.getvalue().rstrip().endswith(shown or "/s")
 
 
 def test_more_than_was_expected() -> None:
@@ -47,7 +60,7 @@ def test_more_than_was_expected() -> None:
 
 def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar replaces the last one and is cut to the width; a line removes it; an unknown total has no bar."""
-    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("COLUMNS", "70")
     out, clock = Terminal(), Clock()
     progress = Progress(out, clock)
     clock.now = 1.0
@@ -57,8 +70,8 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     progress.show("\x1b" * 50, 50, 0)
     progress.line("done")
     first, second, last = out.getvalue().split("\r\x1b[K")[1:]
-    assert first == "[############............]  50% S, 50 B of 100 B, 50 B/s"
-    assert len(second) == 59
+    assert first == "[############............]  50% S, 50 B of 100 B, 50 B/s, 1 s left"
+    assert len(second) == 69
     assert "[" not in second
     assert last == "done\n"
 

