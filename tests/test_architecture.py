@@ -179,7 +179,7 @@ MAY: dict[str, set[str]] = {
     "maintenance": {
         "base", "cluster", "config.arguments", "inspect", "maintenance.cost", "storage.checkpoint", "storage.format",
         "storage.journal_replay", "storage.log", "storage.objectstore", "storage.paths", "storage.put",
-        "storage.shard", "storage.state", "storage.unsynced_tail"},
+        "storage.shard", "storage.state", "storage.unsynced_tail", "version"},
     "pipeline.errors": {"storage.format"},
     "pipeline.store": {
         "base", "pipeline.errors", "storage.format", "storage.objectstore", "storage.paths", "storage.unsynced_tail"},

@@ -101,7 +101,7 @@ def bar_chart(bars: Sequence[Bar], places: int, *, labels: int, unit: Callable[[
     """Return a bar chart as SVG.
 
     Args: ``places``: bars that there is room for; ``labels``: labels that are shown at most; ``unit`` formats the
-        highest value; ``about``: what the chart shows, for readers that hear it.
+        highest value; ``about``: what the chart shows, for screen readers.
     """
     if not bars:
         return "<p>There are no messages.</p>"

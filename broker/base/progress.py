@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from typing import TextIO
+from typing import IO
 
 from broker.base.output import count, printable, size
 
@@ -24,7 +24,7 @@ class Progress:
     Args: amount formats what is counted, by default bytes.
     """
 
-    def __init__(self, out: TextIO | None = None, now: Callable[[], float] = time.monotonic, *,
+    def __init__(self, out: IO[str] | None = None, now: Callable[[], float] = time.monotonic, *,
                  amount: Callable[[int], str] = size) -> None:
         self._out = out if out is not None else sys.stderr
         self._amount = amount
