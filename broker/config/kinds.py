@@ -14,8 +14,8 @@ from typing import Any
 from broker.base.gotime import format_duration, parse_duration
 
 __all__ = ["DEFAULT_MAX_CONSUMERS", "SYNC_INTERVAL_NS", "Kind", "boolean", "bound", "choice", "consumers",
-           "duration_ns", "fingerprints", "handshake_first", "header_fields", "integer", "limit", "name", "names",
-           "networks", "origins", "parse_duration_ns", "parse_size", "port", "size", "sync_interval", "text"]
+           "duration_ns", "fingerprints", "handshake_first", "header_fields", "http_url", "integer", "limit", "name",
+           "names", "networks", "origins", "parse_duration_ns", "parse_size", "port", "size", "sync_interval", "text"]
 
 MASK = "[REDACTED]"
 """The text that replaces a secret wherever settings are shown. It is refused as a value: everybody would know it."""
@@ -183,6 +183,14 @@ def names(value: Any) -> tuple[str, ...]:
     if isinstance(value, list | tuple):
         return tuple(text(item) for item in value)
     raise ValueError("must be a word or a list of words")
+
+
+def http_url(value: Any) -> str:
+    """An http:// or https:// address; "" for none."""
+    found = text(value)
+    if found and not re.fullmatch(r"https?://[^/\s]+\S*", found):
+        raise ValueError("must be an address such as http://127.0.0.1:4318")
+    return found
 
 
 def networks(value: Any) -> tuple[str, ...]:

@@ -460,6 +460,9 @@ class JetStreamSettings(Section):
     overlapping_streams: bool = setting(
         False, kinds.boolean, "Let streams of one account have subjects in common: each stores a message, and the "
         "oldest stream acknowledges it, unless Nats-Expected-Stream names another.", "jetblock.overlapping_streams")
+    otlp_endpoint: str = setting(
+        "", kinds.http_url, "Address of an OpenTelemetry collector (OTLP over HTTP) for traces of messages that have a "
+        "sampled traceparent; unset: no traces.", "jetblock.otlp_endpoint")
     upstreams: tuple[UpstreamSettings, ...] = setting(
         (), kinds.text, "Other NATS systems whose streams may be mirrored, as `$JS.<name>.API`: { prod { urls: "
         "[nats://host:4222], credentials: …, account: … } }; from a file only.", "jetblock.upstreams", variable="")

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
-__all__ = ["BatchHandler", "Bus", "Deliveries", "InterestWatch", "Msg", "OwnSource", "Source", "Subscription"]
+__all__ = ["BatchHandler", "Bus", "Deliveries", "InterestWatch", "MessageTracer", "Msg", "OwnSource", "Source",
+           "Subscription"]
 
 Msg = tuple[bytes, bytes, int, bytes]
 """(subject, reply or b"", header length, headers + payload)."""
@@ -95,8 +96,27 @@ class Deliveries:
         return len(self.subjects)
 
 
+class MessageTracer(Protocol):
+    """The receiver of what happens to messages, for traces of other programs (OpenTelemetry)."""
+
+    def published(self, account: str, stream: Any, name: str, log: Any, first_seq: int,
+                  subjects: Sequence[bytes], hlens: Sequence[int], bodies: Sequence[bytes]) -> None:
+        """Record that messages were appended to the stream ``name`` from ``first_seq`` on; some have headers."""
+
+    def delivered(self, account: str, stream: str, consumer: str, began_ns: int, seqs: Sequence[int],
+                  subjects: Sequence[bytes], hlens: Sequence[int], bodies: Sequence[bytes],
+                  counts: Sequence[int] | None) -> None:
+        """Record that a consumer sent messages, some of which have headers.
+
+        Args: ``began_ns``: the time at which it began to; ``counts``: how often each was delivered, None for once.
+        """
+
+
 class Bus(Protocol):
     """The subject space of one account."""
+
+    tracer: MessageTracer | None
+    """None if no messages are traced."""
 
     def subscribe(self, subject: bytes, handler: BatchHandler, *, queue: bytes = b"", stream: str = "") -> Subscription:
         """Subscribe to ``subject`` (wildcards allowed). In-process subscribers count as responders.

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from broker.maintenance.scrub import Finding
     from broker.monitor.views import Views
     from broker.runtime.jetstream_accounts import JetStreamAccounts
+    from broker.runtime.otel import OtelTracer
     from broker.runtime.pages import Pages
     from broker.runtime.shard_owner import ShardOwner
     from broker.runtime.store_host import StoreHost
@@ -72,7 +73,8 @@ class App:
         self._read = read
         self.clock = clock or GuardedClock()
         self.rng = rng or random.Random()
-        self.server = Server(settings, self.clock, self.rng)
+        self._tracer = _tracer(settings, self.clock) if settings.jetstream.otlp_endpoint else None
+        self.server = Server(settings, self.clock, self.rng, tracer=self._tracer)
         self.parts: dict[str, Prepare] = {"server": self.server.prepare}
         """The parts that new settings apply to while the broker runs. The declaration of a setting names its part."""
 
@@ -170,6 +172,8 @@ class App:
             await self.store_host.close()
         if self.pages is not None:
             await self.pages.close()
+        if self._tracer is not None:
+            await self._tracer.close()
 
     async def failed(self) -> str:
         """Wait for an error that must end the process, and return its text: for example, a broker of our name took
@@ -528,3 +532,14 @@ def _friendly_bytes(size: int) -> str:
         return "unlimited"
     power = min(max(size.bit_length() - 1, 0) // 10, 6)
     return f"{size / (1 << 10 * power):.2f} {'KMGTPE'[power - 1]}B" if power else f"{size} B"
+
+
+def _tracer(settings: Settings, clock: Clock) -> OtelTracer:
+    """Return the tracer of messages. Raises: StartError if its packages are not installed."""
+    try:
+        # Imported only if it is configured.
+        from broker.runtime.otel import OtelTracer
+    except ImportError as error:
+        raise StartError(f"otlp_endpoint needs the packages of OpenTelemetry ({error}): pip install 'jetblock[otel]', "
+                         "or remove the setting") from None
+    return OtelTracer(settings.jetstream.otlp_endpoint, settings.server_name, clock)

@@ -70,12 +70,13 @@ class Server:
     """
 
     def __init__(self, settings: Settings, clock: Clock | None = None, rng: random.Random | None = None, *,
-                 authenticators: Sequence[Authenticator] = ()) -> None:
-        """Args: ``authenticators`` are tried before those in ``settings.auth``."""
+                 authenticators: Sequence[Authenticator] = (), tracer: Any = None) -> None:
+        """Args: ``authenticators`` are tried before those in ``settings.auth``; ``tracer``: that of all routers."""
         self.settings = settings
         self.clock: Clock = clock if clock is not None else SystemClock()
         self.rng = rng if rng is not None else random.Random()
-        self.accounts = Accounts(settings.accounts, lambda name: Router(self.clock, self.rng, self._call_soon, name),
+        self._tracer = tracer
+        self.accounts = Accounts(settings.accounts, self._make_router,
                                  Exchange(self.rng, self._call_later, self.clock.now_ns, self._own_client), self.rng,
                                  settings.jetstream.domain if settings.jetstream.enabled else "",
                                  operator=settings.operator.enabled)
@@ -142,6 +143,11 @@ class Server:
         return sum(account.subscriptions for account in self.accounts)
 
     # Start and shutdown
+
+    def _make_router(self, name: str) -> Router:
+        router = Router(self.clock, self.rng, self._call_soon, name)
+        router.tracer = self._tracer
+        return router
 
     async def bind(self) -> None:
         """Bind the port, but refuse connections until ``start``. Raises: OSError if it is not available."""

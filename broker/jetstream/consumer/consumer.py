@@ -106,7 +106,9 @@ class Consumer(Notified):
                                       self._schedule_delivery, self._resume_at)
         self._double_acks = DoubleAcks(stream, self._changed, stored=config.stored)
         self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, self.reply_subjects.ack,
-                                      self._double_acks.acked)
+                                      self._double_acks.acked,
+                                      partial(bus.tracer.delivered, stream.account, stream.name, self.name)
+                                      if bus.tracer is not None else None)
         self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, self.reply_subjects.ack[:-1],
                                    self._request, self._double_acks.acked, self._double_acks.acked_from)
         self._large_acks = LargeAcks(self._acks, self._answers, self._loop, self._apply_acks, self._changed,

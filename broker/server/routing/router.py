@@ -79,6 +79,8 @@ class Router:
         self.mapper: Mapper | None = None
         self.shadows: Shadows | None = None
         self.tracing: Tracing | None = None
+        self.tracer: Any = None
+        """The receiver of what streams and consumers do with messages (``broker.jetstream.bus.MessageTracer``)."""
         self._narrowed: dict[tuple[bytes, ...], Routes] = {}
         self._all_routes: tuple[Routes, ...] = (self.routes,)
         """``routes``, and those of ``narrowed``."""

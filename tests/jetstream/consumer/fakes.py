@@ -118,6 +118,8 @@ class FakeBus:
     """A bus that records everything sent. Inboxes have interest unless in ``deaf``,
     other subjects only if in ``wanted``."""
 
+    tracer: Any = None
+
     def __init__(self) -> None:
         self.sent: list[Delivered] = []
         self.events: list[tuple[str, dict[str, Any]]] = []

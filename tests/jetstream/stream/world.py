@@ -57,6 +57,8 @@ class Bus:
             self.headers[subject] = body[:hlen]
         return 1
 
+    tracer = None
+
     def pub_acks(self, source: Any, replies: Sequence[bytes], prefix: bytes, first_seq: int, suffix: bytes) -> None:
         self.acked += len(replies)
         for i, reply in enumerate(replies):

@@ -67,17 +67,19 @@ _END = Step(Verdict.END)
 class DeliveryLoop:
     """The delivery of one consumer; exactly one of ``waiting`` (pull) and ``push`` is set.
 
-    Args: ``done`` is called with deliveries that need no ack.
+    Args: ``done`` is called with deliveries that need no ack; ``trace``: ``MessageTracer.delivered`` of this consumer,
+        None if no messages are traced.
     """
 
     def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, events: ConsumerEvents, prefix: bytes,
-                 done: Callable[[Sequence[int]], None]) -> None:
+                 done: Callable[[Sequence[int]], None], trace: Callable[..., None] | None = None) -> None:
         self._bus = bus
         self._done = done
         self._acks = acks
         self._cursor = cursor
         self._events = events
         self._prefix = prefix
+        self._trace = trace
         self.waiting: Waiting | None = None
         self.push: PushSide | None = None
         self.acked = True
@@ -173,6 +175,8 @@ class DeliveryLoop:
             else:
                 self._acks.deliver_unacked(seqs[-1], n, now_ns)
             cursor.advance(msgs, n)
+            if self._trace is not None and msgs.hlens is not None:
+                self._trace(now_ns, msgs.seqs[:n], msgs.subjects, msgs.hlens[:n], msgs.bodies, None)
             if not self.acked:
                 self._done(seqs)
             self.sent_mono_ns = mono_ns
@@ -214,6 +218,8 @@ class DeliveryLoop:
             # Only messages that were actually sent count as delivered; the others keep their places in the queue.
             acks.deliver_again([s for s in msgs.seqs[:n] if s not in gone], now_ns, mono_ns)
             acks.delivered_cseq += len(gone)
+            if self._trace is not None and msgs.hlens is not None:
+                self._trace(now_ns, msgs.seqs[:n], msgs.subjects, msgs.hlens[:n], msgs.bodies, counts)
             self.sent_mono_ns = mono_ns
         acks.advance_floor()
         return n, sum(map(len, msgs.bodies[:n]))

@@ -43,6 +43,7 @@ class Appender:
         self._live, self._subjects = parts.live, parts.subjects
         self._dedupe, self._retention, self._ttls = context.dedupe, context.retention, context.ttls
         self._replies, self._lost = replies, lost
+        self._tracer, self._account = parts.bus.tracer, parts.account
         self._logged_ns = -_LOG_INTERVAL_NS
 
     def append(self, pending: Pending) -> bool:
@@ -87,6 +88,9 @@ class Appender:
             self._replies.counted(pending.source, replies, first_seq, pending.values)
         else:
             self._replies.accepted(pending.source, replies, first_seq)
+        if self._tracer is not None and any(hlens):
+            self._tracer.published(self._account, self._stream, self._name, self._log, first_seq, subjects, hlens,
+                                   bodies)
         if pending.removed:
             self._retention.remove_listed(pending.removed)
 

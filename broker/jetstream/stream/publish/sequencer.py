@@ -66,6 +66,7 @@ class Sequencer:
         self._stream, self._log, self._queue = parts.stream, parts.log, parts.queue
         self._live, self._subjects = parts.live, parts.subjects
         self._pub_acks_each, self._count_work = parts.bus.pub_acks_each, parts.bus.count_work
+        self._tracer, self._name, self._account = parts.bus.tracer, parts.name, parts.account
         self.context = context
         self._dedupe, self._retention = context.dedupe, context.retention
         self._ceiling, self._blocked, self._batching = ceiling, blocked, batching
@@ -276,6 +277,9 @@ class Sequencer:
             self.replies.accepted(source, replies, first_seq)
         else:
             self._batching.ingested(ingest, replies)
+        if with_headers and self._tracer is not None:
+            self._tracer.published(self._account, self._stream, self._name, self._log, first_seq, subjects, hlens,
+                                   bodies)
         if removed:
             self._retention.remove_listed(removed)
         return True
