@@ -286,15 +286,8 @@ class Bench:
     def spark_driver(self, ours: Server, directory: str, messages: int, of: str, *options: str) -> dict[str, Any]:
         """Run the queries, and compare the answers of all forms; return all figures."""
         ours.stop()  # Spark needs no broker
-        words = [sys.executable, "-m", "bench.spark_driver", f"file://{ours.dir}/store", directory,
-                 "--repeat", str(self.args.repeat), *options]
-        environ = {**os.environ, "JAVA_HOME": str(parts.java()), "PYSPARK_PYTHON": sys.executable,
-                   "PYTHONPATH": f"{HERE.parent}:{HERE.parent}/broker/pipeline/autoload"}
-        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=HERE.parent, env=environ)
-        if done.returncode:
-            errors = [line for line in done.stderr.splitlines() if "Error" in line]
-            raise RuntimeError(errors[-1] if errors else done.stderr[-2000:])
-        got: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        got = self.spark_process("bench.spark_driver", f"file://{ours.dir}/store", directory,
+                                 "--repeat", str(self.args.repeat), *options)
         for query, ours_took in got["forms"]["jetblock"].items():
             mark = self.SPARK_MARKS.get(query, "")
             for codec in ("zstd", "snappy"):
@@ -310,11 +303,37 @@ class Bench:
         self.table.add(f"Spark, messages of a block{of}, on average", "", got["messages_of_a_block"], None, "messages")
         return got
 
+    @staticmethod
+    def spark_process(module: str, *arguments: str) -> dict[str, Any]:
+        """Run a module with a Spark session of its own; return its figures."""
+        environ = {**os.environ, "JAVA_HOME": str(parts.java()), "PYSPARK_PYTHON": sys.executable,
+                   "PYTHONPATH": f"{HERE.parent}:{HERE.parent}/broker/pipeline/autoload"}
+        done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False,
+                              cwd=HERE.parent, env=environ)
+        if done.returncode:
+            errors = [line for line in done.stderr.splitlines() if "Error" in line]
+            raise RuntimeError(errors[-1] if errors else done.stderr[-2000:])
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+
+    def spark_writes(self) -> None:
+        with tempfile.TemporaryDirectory(prefix="jetblock-bench-") as directory, jetblock() as ours:
+            got = self.spark_process("bench.spark_writes", f"file://{ours.dir}/store", str(ours.port),
+                                     f"{directory}/out", "--scale", str(self.n(1_000_000) / 1_000_000))
+        for case, marks in (("sink", {"100 B": ">= 450,000", "2 kB": ">= 60,000"}), ("export", {})):
+            for size, took in got[case].items():
+                rows = took["rows"]
+                self.table.add(f"Spark, {case}, rows of {size}: blocks / Parquet zstd", marks.get(size, ""),
+                               rows / took["jetblock"]["wall"], rows / took["parquet"]["wall"], "row/s",
+                               cpu=took["jetblock"]["cpu"], theirs_cpu=took["parquet"]["cpu"])
+        self.table.add("Spark, save() of ten rows", "<= 0.3", got["save"]["median"], None, "s")
+        self.table.add("Spark, stream to stream, trigger of 1500 rows", "<= 0.4", got["trigger"]["median"], None, "s")
+
     SPARK_MARKS: ClassVar = {"full scan to noop": ">= 0.5", "subject prefix, 0.1 %": ">= 1",
                              "count without payloads": ">= 2,000,000"}
     CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "work_queue", "core", "core_tls",
              "thousand_streams",
-             "memory_and_lag", "stalls", "restart", "jetstream_cost", "core_cost", "spark", "spark_small_blocks")
+             "memory_and_lag", "stalls", "restart", "jetstream_cost", "core_cost", "spark", "spark_small_blocks",
+             "spark_writes")
 
 
 def main() -> int:

@@ -133,3 +133,28 @@ async def test_refusals(spark: Any, url: str, tmp_path: Path) -> None:
     with pytest.raises(BadOption, match="files that this job would overwrite"):
         audit(spark, store=url, stream="S", to=str(target))
     assert (target / "gaps" / "mine").read_text() == "kept"
+
+
+@pytest.mark.soak
+async def test_the_page_in_a_browser(spark: Any, url: str, tmp_path: Path) -> None:
+    """Chromium shows the page: both charts have visible bars, the lists their rows, and text of messages stays text.
+    Nothing else is loaded."""
+    from tests.console.test_browser import browser
+
+    done = audit(spark, store=url, stream="S", to=str(tmp_path / "out"))
+    async with browser() as page:
+        loaded: list[str] = []
+        page.on("request", lambda request: loaded.append(request.url))
+        address = Path(done.page).as_uri()
+        await page.goto(address)
+        assert await page.locator("h1").inner_text() == "Stream S"
+        bars = page.locator("svg rect")
+        for number in range(await bars.count()):
+            box = await bars.nth(number).bounding_box()
+            assert box is not None
+            assert box["width"] >= 1
+            assert box["height"] >= 1
+        assert await page.locator("svg").count() == 2
+        assert await page.get_by_text("<b>", exact=True).count() == 1
+        assert "15 in 3 gaps" in await page.locator("body").inner_text()
+        assert loaded == [address]

@@ -51,3 +51,37 @@ async def test_totals_of_orders_by_a_bucket(spark: Any, kind: str, tmp_path: Pat
             assert (message.subject, message.data) == (subject, data)
         await nc.close()
         await broker.stop()
+
+
+async def test_streams_copied_and_joined(spark: Any, tmp_path: Path) -> None:
+    """A stream is copied to another one with its headers and times, and two streams are joined into a third. A second
+    query with the same checkpoint adds what is new; nats-py reads each message once."""
+    recipes = tour("recipes_spark")
+    url = f"file://{tmp_path}/store"
+    async with BrokerProcess("-js", "--store", url) as broker:
+        nc = await nats.connect(broker.url)
+        js = nc.jetstream()
+        for name in ("ORDERS", "PAYMENTS", "PAID"):
+            await js.add_stream(name=name, subjects=[f"{name.lower()}.>"])
+        await js.add_stream(name="ARCHIVE", subjects=["archive.>"])
+
+        async def published(*messages: tuple[str, bytes]) -> None:
+            for subject, data in messages:
+                await js.publish(subject, data, headers={"Trace-Id": subject})
+            recipes.copy_stream(spark, url, broker.url, f"{tmp_path}/copy").awaitTermination()
+            recipes.publish_paid(spark, url, broker.url, f"{tmp_path}/join").awaitTermination()
+
+        async def messages_of(stream: str) -> list[Any]:
+            last = (await js.stream_info(stream)).state.last_seq
+            return [await js.get_msg(stream, seq) for seq in range(1, last + 1)]
+
+        await published(("orders.1", b"book"), ("orders.2", b"pen"), ("payments.2", b"ann"))
+        assert [(one.subject, one.data) for one in await messages_of("PAID")] == [("paid.2", b"pen paid by ann")]
+        await published(("payments.1", b"bob"), ("payments.3", b"cy"), ("orders.3", b"cup"))
+        assert sorted((one.subject, one.data) for one in await messages_of("PAID")) == [
+            ("paid.1", b"book paid by bob"), ("paid.2", b"pen paid by ann"), ("paid.3", b"cup paid by cy")]
+        orders, copies = await messages_of("ORDERS"), await messages_of("ARCHIVE")
+        assert [(one.subject, one.data, one.headers) for one in copies] == [
+            (f"archive.{one.subject}", one.data, one.headers) for one in orders]
+        await nc.close()
+        await broker.stop()

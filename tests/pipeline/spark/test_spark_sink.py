@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import nats
 import pytest
+from pyspark import TaskContext
 from pyspark.errors import PySparkException
 
 import jetblock
 from tests.harness import BrokerProcess
 from tests.pipeline.environment import environment
+from tests.real.s3 import session_of
 from tests.stores import Store, make_store
 
 LINES = 8
@@ -160,6 +163,51 @@ async def test_refused_writes_name_their_reason(world: World, tmp_path: Path) ->
             stream.writeStream.format("jetblock").outputMode(mode).options(
                 store=world.store.url, stream="S").option("checkpointLocation", f"{tmp_path}/{mode}").trigger(
                 availableNow=True).start().awaitTermination()
+
+
+@pytest.mark.parametrize("world", ["minio"], indirect=True)
+async def test_denied_access(world: World, request: pytest.FixtureRequest) -> None:
+    """Credentials that may only read: the error says which right is missing, and the task is not repeated."""
+    await world.make_stream("S")
+    bucket = request.getfixturevalue("minio").bucket
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [
+        {"Effect": "Allow", "Action": ["s3:ListBucket", "s3:GetObject"],
+         "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]}]})
+    rows = world.spark.range(0, 3000, 1, 2).selectExpr("'S.a' subject", "repeat('x', 1000) data")
+    with environment(world.spark, session_of(request.getfixturevalue("minio"), policy)):
+        text = await world.refusal(rows, "S")
+    assert "/runs/" in text
+    assert "AccessDenied (403): allow s3:PutObject on such keys" in text
+
+
+@pytest.mark.parametrize("world", ["directory"], indirect=True)
+async def test_many_partitions_and_failed_tasks(world: World) -> None:
+    """Rows of 30 partitions join in their order, with text columns of other types, times, ids and headers. A task
+    fails after it read rows, and Spark repeats it."""
+    await world.make_stream("S")
+
+    def once(numbers: Any) -> Any:
+        task = TaskContext.get()
+        yield from ((n,) for n in numbers)
+        if task.partitionId() in (7, 15) and not task.attemptNumber():
+            raise RuntimeError("made to fail")
+
+    numbers = world.spark.sparkContext.range(0, 900, 1, 30).mapPartitions(once)
+    frame = (world.spark.createDataFrame(numbers, "id LONG").selectExpr(
+        "'S.a' COLLATE UTF8_LCASE AS subject", "if(id = 5, NULL, cast(id AS string)) AS data",
+        "if(id % 2 = 0, concat('id', id), NULL) AS msg_id",
+        "if(id % 3 = 0, array(named_struct('name', 'N', 'value', cast(id AS string))), NULL) AS headers",
+        "timestamp_micros(1700000000000000 + id div 10) AS ts"))
+    await world.write(frame, "S")
+    found = await world.rows("S", "seq", "data", "headers", "ts_ns")
+    assert [row[0] for row in found] == list(range(1, 901))
+    assert [row[1] for row in found] == [b"" if n == 5 else b"%d" % n for n in range(900)]
+    assert [row[2] for row in found[:4]] == [b"NATS/1.0\r\nN: 0\r\nNats-Msg-Id: id0\r\n\r\n", None,
+                                            b"NATS/1.0\r\nNats-Msg-Id: id2\r\n\r\n",
+                                            b"NATS/1.0\r\nN: 3\r\n\r\n"]
+    assert [row[3] for row in found] == [1_700_000_000_000_000_000 + n // 10 * 1000 for n in range(900)]
+    early = world.spark.sql("SELECT 'S.a' subject, '' data, TIMESTAMP'1969-07-20 20:17:40Z' ts")
+    assert "a message's time is after 1970" in await world.refusal(early, "S")
 
 
 @pytest.mark.parametrize("world", ["directory"], indirect=True)

@@ -17,12 +17,15 @@ import pytest
 
 import jetblock
 from broker.pipeline.errors import NoStream, PipelineError, Unreachable
+from broker.pipeline.plan.options import Options
+from broker.pipeline.plan.progress import Progress
 from broker.pipeline.store.objects import open_object_client
 from broker.pipeline.write import commit as commit_module
 from broker.pipeline.write.columns import Columns
 from broker.pipeline.write.commit import Outcome, commit, plan
 from broker.pipeline.write.options import WriteOptions
 from broker.pipeline.write.stage import stage_batches
+from broker.storage.format.request import Version
 from tests.harness import BrokerProcess
 from tests.stores import make_store
 
@@ -245,6 +248,53 @@ async def test_a_second_attempt_of_a_task(world: World) -> None:
 
     assert (await asyncio.to_thread(write)).messages == 1000
     assert await world.rows("S") == [(n + 1, b"%d" % n) for n in range(1000)]
+
+
+class Counting:
+    """Counts the requests of a client: each range, listing and put is one."""
+
+    def __init__(self, objects: Any) -> None:
+        self._objects, self.url, self.requests = objects, objects.url, 0
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*args: Any) -> Any:
+            self.requests += len(args[0]) if name == "get_many" else 1
+            return getattr(self._objects, name)(*args)
+
+        return call
+
+
+async def test_requests_of_a_trigger(world: World) -> None:
+    """The driver of a query from stream to stream makes 5 requests to the store for each write of a batch, if a
+    checkpoint has the stream: 3 to find it, the run and the request. Following the stream that it reads takes 12."""
+    await world.make_stream("IN")
+    await world.make_stream("OUT")
+    await world.broker.stop()  # a checkpoint
+    await world.broker.start()
+    counting: Any = Counting(world.objects)
+    options = WriteOptions.parse({"store": world.url, "stream": "OUT", "nats": world.broker.url})
+    progress = Progress(counting, Options.parse({"store": world.url, "stream": "IN"}, streaming=True))
+    columns = Columns(0, 1, None, None, None, None)
+    batch = pa.record_batch([pa.array(["OUT.x"] * 1500), pa.array([b"x"] * 1500)], names=["subject", "data"])
+
+    def trigger(start: Any, number: int) -> Any:
+        counting.requests = 0
+        end = progress.latest(start, 1500)
+        assert progress.tasks(start, end)
+        reads.append(counting.requests)
+        target = plan(counting, options, brief=True)
+        results = [stage_batches(world.objects, target, columns, 0, [batch])]
+        commit(counting, options, target, Version("query", number), results)
+        return end
+
+    await world.write("IN", numbered("IN", range(1500)))
+    place = await asyncio.to_thread(progress.initial)
+    reads: list[int] = []
+    for number in range(4):
+        place = await asyncio.to_thread(trigger, place, number)
+        assert counting.requests - reads[-1] == 5
+        await world.write("IN", numbered("IN", range(1500)))
+    assert max(reads[1:]) <= 12, reads
 
 
 @pytest.mark.soak
