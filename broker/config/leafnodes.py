@@ -22,7 +22,12 @@ class LeafUrl(NamedTuple):
     port: int
     user: str = ""
     password: str = ""
-    tls: bool = False
+    scheme: str = "nats-leaf"
+    """The scheme as it was written: any, with TLS for ``tls`` only."""
+
+    @property
+    def tls(self) -> bool:
+        return self.scheme == "tls"
 
     @property
     def address(self) -> str:
@@ -33,7 +38,7 @@ class LeafUrl(NamedTuple):
     def shown(self) -> str:
         """The URL without secrets; a user name without a password is a token, and as secret."""
         user = f"{quote(self.user, safe='')}:{MASK}@" if self.password else f"{MASK}@" if self.user else ""
-        return f"{'tls' if self.tls else 'nats-leaf'}://{user}{self.address}"
+        return f"{self.scheme}://{user}{self.address}"
 
 
 class LeafTls(Value):
@@ -66,6 +71,9 @@ class LeafRemote(Value, hidden=["urls", "nkey"]):
     ignore_discovered_servers: bool = False
     hub: bool = False
     """Flag: this server is the hub, and the other one its spoke."""
+
+    isolate_leafnode_interest: bool = False
+    """Flag: do not inform the other server about further leaf nodes' subscriptions."""
 
     request_isolation: bool = False
     disabled: bool = False

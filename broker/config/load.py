@@ -366,9 +366,9 @@ def _connection_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, 
                     f"character public key, starting with the letter 'A', not {remote.account!r}")
         elif remote.account not in names:
             yield ("leafnodes.remotes",), (f'cannot find local account "{remote.account}" specified in leafnode remote')
-        key = remote.account, frozenset((url.host, url.port) for url in remote.urls)
+        key = remote.account, remote.urls, remote.credentials or remote.nkey
         if key in seen:
-            yield ("leafnodes.remotes",), f"duplicate remote {', '.join(url.address for url in remote.urls)}"
+            yield ("leafnodes.remotes",), f"duplicate remote {remote.shown}"
         seen.add(key)
 
 

@@ -346,6 +346,12 @@ class LeafSettings(Section):
         "reconnect_interval", "reconnect_delay", "reconnect")
     dial_timeout_ns: int = setting(
         SECOND, kinds.duration_ns(MS), "Time to connect to another server.", "dial_timeout")
+    write_deadline_ns: int | None = setting(
+        None, kinds.duration_ns(MS), "Longest time that a write to another server may make no progress; unset: as for "
+        "clients.", "write_deadline")
+    write_timeout: str = setting(
+        "default", kinds.choice("default", "close", "retry"), "What happens to a leaf node past write_deadline: close "
+        "disconnects it; retry keeps it as long as it reads something; default means retry.", "write_timeout")
 
 
 class MonitoringSettings(Section):

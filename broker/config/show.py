@@ -131,7 +131,8 @@ def _remote(remote: LeafRemote) -> _Block:
     for name in ("deny_imports", "deny_exports"):
         if subjects := getattr(remote, name):
             shown[name] = _texts(subjects)
-    for name in ("no_randomize", "ignore_discovered_servers", "hub", "request_isolation", "disabled"):
+    for name in ("no_randomize", "ignore_discovered_servers", "hub", "isolate_leafnode_interest", "request_isolation",
+                 "disabled"):
         if getattr(remote, name):
             shown[name] = "true"
     shown["first_info_timeout"] = _text(format_duration(remote.first_info_timeout_ns))

@@ -357,6 +357,12 @@ class Server:
             ready.append(self.websocket.entrance.prepare(settings, chain_of))
         if self.leafs is not None and self.leafs.port is not None:
             ready.append(self.leafs.port.prepare(settings, chain_of))
+        if any(remote.tls is not None for remote in settings.leafnodes.remotes):
+            from broker.server.leaf.solicited import tls_context
+
+            for remote in settings.leafnodes.remotes:
+                if remote.tls is not None:
+                    tls_context(remote.tls)  # a file that cannot be used is an error at once
         return ready
 
     def _call_soon(self, callback: Any) -> None:

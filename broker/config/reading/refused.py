@@ -14,11 +14,8 @@ LATER = "is not supported by this version of jetblock"
 ALONE = "needs other servers, and this version of jetblock runs alone"
 NOT_OURS = "is nothing that jetblock has"
 
-_NO_LISTENER = f"{LATER} for the listener of leaf nodes"
-
 REFUSED: dict[str, str] = {
-    **dict.fromkeys((f"leafnodes.{key}" for key in (
-        "write_deadline", "write_timeout", "authorization.proxy_required")), _NO_LISTENER),
+    "leafnodes.authorization.proxy_required": f"{LATER} for the listener of leaf nodes",
     **dict.fromkeys(("ocsp", "ocsp_cache", "tls.ocsp_peer", "websocket.tls.ocsp_peer",
                      "leafnodes.tls.ocsp_peer"),
                     f"{LATER}: certificates are not checked by OCSP"),

@@ -23,7 +23,7 @@ from broker.config.reading.findings import Findings, aliases, go_type, go_value
 from broker.config.syntax import Value
 from broker.protocol.subject import is_valid
 
-__all__ = ["AnyUser", "read_permissions", "read_users", "with_defaults"]
+__all__ = ["AnyUser", "read_patterns", "read_permissions", "read_users", "with_defaults"]
 
 AnyUser = User | NkeyUser
 
@@ -105,19 +105,20 @@ def read_permissions(value: Value, found: Findings) -> Permissions | None:
 def _read_subjects(value: Value, found: Findings, *, queues: bool) -> SubjectPermission:
     """Read subjects: a subject or a list is allowed, and a block lists allowed and denied ones."""
     if not isinstance(value.value, dict):
-        return SubjectPermission(_read_patterns(value, found, queues=queues) or None)
+        return SubjectPermission(read_patterns(value, found, queues=queues) or None)
     allow: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     words = "Unknown field name \"{}\" parsing subject permissions, only 'allow' or 'deny' are permitted"
     for name, _, inner in found.fields(value, aliases("allow", "deny"), words):
         if name == "allow":
-            allow = _read_patterns(inner, found, queues=queues)
+            allow = read_patterns(inner, found, queues=queues)
         else:
-            deny = _read_patterns(inner, found, queues=queues)
+            deny = read_patterns(inner, found, queues=queues)
     return SubjectPermission(allow or None, deny)
 
 
-def _read_patterns(value: Value, found: Findings, *, queues: bool) -> tuple[str, ...]:
+def read_patterns(value: Value, found: Findings, *, queues: bool) -> tuple[str, ...]:
+    """Read one subject or a list of subjects, with wildcards; ``queues``: each may be followed by a queue group."""
     if isinstance(value.value, list):
         if not all(isinstance(row.value, str) for row in value.value):
             found.wrong(value, "Subject in permissions array cannot be cast to string")

@@ -165,11 +165,10 @@ class Connection(asyncio.Protocol, ABC):
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):
             self.ip, self.port = peer[0], peer[1]
-        settings = server.settings.clients
+        deadline_ns, retry = self._write_deadline
         kind = TracedOutbound if self._trace is not None else Outbound
-        self._outbound = kind(self._loop, server.flusher, self._transport, settings.max_pending,
-                              settings.write_deadline_ns, self._close_slow,
-                              self._count_late if settings.write_timeout == "retry" else None)
+        self._outbound = kind(self._loop, server.flusher, self._transport, server.settings.clients.max_pending,
+                              deadline_ns, self._close_slow, self._count_late if retry else None)
         if isinstance(self._outbound, TracedOutbound) and self._trace is not None:
             self._outbound.trace = self._trace
         self.cid = server.next_cid()
@@ -182,6 +181,12 @@ class Connection(asyncio.Protocol, ABC):
         if refused:
             self.fail(refused, "Maximum Connections Exceeded")
         return not refused
+
+    @property
+    def _write_deadline(self) -> tuple[int, bool]:
+        """The time by which the peer must read something, and whether it may be late if it reads less than all."""
+        settings = self.server.settings.clients
+        return settings.write_deadline_ns, settings.write_timeout == "retry"
 
     def set_address(self, ip: str, port: int) -> None:
         """Set the address of the peer, if it connects through a proxy that sends it."""

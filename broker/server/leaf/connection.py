@@ -215,6 +215,12 @@ class LeafConnection(Connection):
         if subs:
             self._loop.call_soon(self._remove_some, subs, router)
 
+    @property
+    def _write_deadline(self) -> tuple[int, bool]:
+        settings = self.server.settings
+        own = settings.leafnodes
+        return own.write_deadline_ns or settings.clients.write_deadline_ns, own.write_timeout != "close"
+
     def _break_cycles(self) -> None:
         super()._break_cycles()
         self._publishing.forget_connection()

@@ -64,10 +64,10 @@ class _Entry:
         """The spokes' part by their groups."""
 
     def weight_for(self, leaf: Informed) -> int:
-        if not leaf.hub:
-            return self.local + self.spokes
         if leaf.isolated:
             return self.local
+        if not leaf.hub:
+            return self.local + self.spokes
         own = self.groups[leaf.group] if self.groups is not None else 0
         return self.local + self.spokes + self.hubs - own
 

@@ -38,7 +38,7 @@ from broker.server.leaf.connection import (
     with_denials,
 )
 
-__all__ = ["Remote", "RemoteFailed", "SolicitedLeaf"]
+__all__ = ["Remote", "RemoteFailed", "SolicitedLeaf", "tls_context"]
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +101,8 @@ class SolicitedLeaf(LeafConnection):
         self.account, self.router = account, account.router
         self.remote = remote
         self.hub = remote.settings.hub
+        self.isolated = (server.settings.leafnodes.isolate_leafnode_interest
+                         or remote.settings.isolate_leafnode_interest)
         self.ended = asyncio.Event()
         self.known_info = info
         self.pause_ns = 0
@@ -236,7 +238,7 @@ class Remote:
         found = [url for text in offered if isinstance(text, str) and (url := _address(text)) is not None]
         configured = {(url.host, url.port) for url in self.settings.urls}
         first = self.settings.urls[0]
-        self._discovered = [LeafUrl(url.host, url.port, first.user, first.password, first.tls) for url in found
+        self._discovered = [LeafUrl(url.host, url.port, first.user, first.password, first.scheme) for url in found
                             if (url.host, url.port) not in configured]
         self._server.rng.shuffle(self._discovered)
         self._urls = [*self._discovered, *(url for url in self._urls if (url.host, url.port) in configured)]
@@ -360,16 +362,34 @@ class _Greeting(asyncio.Protocol):
 
 
 def tls_context(settings: LeafTls | None) -> ssl.SSLContext:
-    """Return the TLS context of a remote. Raises: OSError, ValueError."""
+    """Return the TLS context of a remote. Raises: ValueError, which names the file that cannot be used."""
     settings = settings or LeafTls()
-    context = ssl.create_default_context(cafile=settings.ca_file or None)
+    for path in filter(None, (settings.ca_file, settings.cert_file, settings.key_file)):
+        try:
+            open(path, "rb").close()
+        except OSError as error:
+            raise ValueError(f"open {path}: {(error.strerror or str(error)).lower()}") from None
+    try:
+        context = ssl.create_default_context(cafile=settings.ca_file or None)
+    except ssl.SSLError:
+        raise ValueError(f"failed to parse root ca certificate: {settings.ca_file} has none in PEM") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if settings.min_version == "1.3" else ssl.TLSVersion.TLSv1_2
     if settings.insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     if settings.cert_file:
-        context.load_cert_chain(settings.cert_file, settings.key_file)
+        try:
+            context.load_cert_chain(settings.cert_file, settings.key_file, _no_password)
+        except OSError as error:
+            why = "the private key does not match" if "MISMATCH" in str(error) else str(error)
+            raise ValueError(f"error parsing X509 certificate/key pair: {settings.cert_file}, {settings.key_file}: "
+                             f"{why}") from None
     return context
+
+
+def _no_password() -> str:
+    """Refuse encrypted keys; without this callback OpenSSL prompts for the password on the terminal."""
+    raise OSError("the private key is encrypted")
 
 
 def decoded(arg: bytes) -> dict[str, Any] | None:
