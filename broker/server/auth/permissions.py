@@ -98,8 +98,8 @@ class SubscribeRules:
     """The subjects that may be subscribed to, and the messages that a wide subscription does not receive."""
 
     def __init__(self, allow: Iterable[str], deny: Iterable[str]) -> None:
-        allowed, self._allow = _patterns(allow)
-        self._all_allowed = not allowed
+        self._allowed, self._allow = _patterns(allow)
+        self._all_allowed = not self._allowed
         self._denied, self._deny = _patterns(deny)
 
     def permits(self, subject: bytes, queue: bytes) -> bool:
@@ -120,6 +120,22 @@ class SubscribeRules:
         if not any(collide(pattern.subject, subject) for pattern in self._denied):
             return None
         return self.denials(queue)
+
+    def permits_some(self, subject: bytes, queue: bytes) -> bool:
+        """Return whether a server may subscribe: as ``permits``, but its pattern may be wider than what is allowed.
+
+        Source: nats-server, server/client.go (canSubscribeInternal, for leaf nodes).
+        """
+        if self.permits(subject, queue):
+            return True
+        return (not is_literal(subject) and any(collide(pattern.subject, subject) for pattern in self._allowed)
+                and not self._denies(subject, queue))
+
+    def filter_some(self, subject: bytes, queue: bytes) -> Callable[[bytes], bool] | None:
+        """Return a predicate like ``filter`` for a subscription of a server, which may be wider than is permitted."""
+        if self._all_allowed or self.permits(subject, queue):
+            return self.filter(subject, queue)
+        return lambda subject: not self.permits(subject, queue)
 
     def denials(self, queue: bytes) -> Callable[[bytes], bool]:
         """Return a predicate for the subjects denied to subscriptions in the group ``queue``, if any."""

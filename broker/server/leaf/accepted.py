@@ -36,7 +36,7 @@ from broker.server.leaf.connection import (
     texts,
     with_denials,
 )
-from broker.server.leaf.solicited import Server, decoded
+from broker.server.leaf.solicited import PROTOCOL, Server, decoded
 from broker.server.listeners.certificates import TlsParameters
 from broker.server.listeners.opening import Opening
 
@@ -89,11 +89,17 @@ class LeafPort:
     def describe(self, info: dict[str, Any]) -> None:
         """Do nothing: INFO for other servers is made here."""
 
-    @property
-    def address(self) -> str:
-        """The address that other servers may also connect to."""
+    def address(self, local_ip: str) -> tuple[str, int]:
+        """Return the host and port that other servers may also connect to.
+
+        Args: ``local_ip``: the address at which one of them has reached this server. nats-server offers its first
+            address that is not local instead.
+        """
+        if self.settings.advertise:
+            host, _, port = self.settings.advertise.rpartition(":")
+            return (host.strip("[]"), int(port)) if port.isdigit() else (self.settings.advertise, self.port)
         host = self.settings.host
-        return self.settings.advertise or f"{f'[{host}]' if ':' in host else host}:{self.port}"
+        return (local_ip if host in ("", "0.0.0.0", "::") and local_ip else host), self.port
 
     async def bind(self) -> None:
         """Bind the port. Raises: OSError if it is not available."""
@@ -154,7 +160,7 @@ class AcceptedLeaf(LeafConnection):
     def greet(self) -> None:
         """Send the first INFO."""
         info = self._info()
-        self.send_line(encoder.info({**info, "nonce": self.nonce.decode()}))
+        self.send_line(encoder.info({**info, "nonce": self.nonce.decode(), "compression": "off"}))
         self._outbound.flush()
         log.info("%s - Leafnode connection created", self.label)
 
@@ -173,9 +179,12 @@ class AcceptedLeaf(LeafConnection):
 
     def _info(self) -> dict[str, Any]:
         server, settings = self._server, self.server.settings
+        local = self._transport.get_extra_info("sockname")
+        host, port = self._port.address(local[0] if isinstance(local, tuple) else "")
+        address = f"{f'[{host}]' if ':' in host else host}:{port}"
         info: dict[str, Any] = {
             "server_id": server.server_id, "server_name": server.server_name, "version": NATS_SERVER_VERSION,
-            "proto": 2, "host": self._port.settings.host, "port": self._port.port,
+            "proto": PROTOCOL, "host": host, "port": port, "ip": address,
             "headers": not settings.clients.no_header_support, "auth_required": True,
             "max_payload": settings.clients.max_payload, "jetstream": settings.jetstream.enabled,
             "client_id": self.cid, "domain": settings.jetstream.domain,
@@ -185,7 +194,7 @@ class AcceptedLeaf(LeafConnection):
         if (tls := self._port.tls) is not None:
             info |= {"tls_required": True, "tls_verify": tls.verify}
         shown = {name: value for name, value in info.items() if value not in ("", False)}
-        return {**shown, "leafnode_urls": [] if self._port.settings.no_advertise else [self._port.address]}
+        return {**shown, "leafnode_urls": [] if self._port.settings.no_advertise else [address]}
 
     # Login (Applicant of the handshake)
 
@@ -257,7 +266,7 @@ class AcceptedLeaf(LeafConnection):
         denied = (*jetstream_denials(self.account), *domain_denials(self.server.settings.jetstream.domain),
                   *texts(fields.get("deny_pub")))
         receives = permissions.publish if permissions.publish != SubjectPermission() else None
-        self.register(Passage(with_denials(permissions.subscribe, denied), None, receives))
+        self.register(Passage(with_denials(permissions.subscribe, denied), receives, receives))
 
     def become_user(self, login: Login) -> bool:
         """Take the account and user of ``login``. Returns: False if the connection was closed instead."""

@@ -48,6 +48,9 @@ _JETSTREAM: Final = ("$JS.API.>", "$KV.>", "$OBJ.>")
 
 _RAFT: Final = ("$JSC.>", "$NRG.>")
 
+_TOLD_BY_HUBS: Final = (*EXEMPT, b"$SYS.", b"$JS.")
+"""Prefixes of the interest that a hub tells whatever its user may publish, like nats-server's service imports."""
+
 _REMOVED_AT_ONCE: Final = 2000
 """Subscriptions that are removed, or inserted again, in one turn of the loop."""
 
@@ -147,6 +150,7 @@ class LeafConnection(Connection):
 
         self.group = ""
         self.isolated = False
+        self._own_api = b"$JS.%b.API.>" % server.settings.jetstream.domain.encode()
 
     # Opening and closing
 
@@ -233,10 +237,13 @@ class LeafConnection(Connection):
     def inform(self, key: Key, weight: int) -> None:
         """Send the number of subscriptions, unless the other server knows it already."""
         subject, queue = key
+        if subject == self._own_api and not queue:
+            return  # the other server knows the subjects below it, which the account maps to $JS.API
         if weight and not queue:
             weight = 1
         wants = self.passage.wants
-        if weight and wants is not None and not wants.permits(subject, queue) and not subject.startswith(EXEMPT):
+        if (weight and wants is not None and not wants.permits_some(subject, queue)
+                and not subject.startswith(_TOLD_BY_HUBS if self.hub else EXEMPT)):
             weight = 0
         if weight != self._known.get(key, 0):
             if weight:
@@ -272,7 +279,7 @@ class LeafConnection(Connection):
         sub = Subscription(subject, queue, peer=self)
         sub.leaf, sub.weight = self, weight
         if not subject.startswith(EXEMPT):
-            sub.denies = self.passage.sends.filter(subject, queue)
+            sub.denies = self.passage.sends.filter_some(subject, queue)
         self.subs[subject, queue] = sub
         self.router.add(sub)
 

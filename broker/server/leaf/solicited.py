@@ -38,7 +38,7 @@ from broker.server.leaf.connection import (
     with_denials,
 )
 
-__all__ = ["Remote", "RemoteFailed", "SolicitedLeaf", "tls_context"]
+__all__ = ["PROTOCOL", "Remote", "RemoteFailed", "SolicitedLeaf", "tls_context"]
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _LONG_PAUSES: Final = {"Loop detected": RECONNECT_DELAY_NS, "Permissions Violati
                        "connection rejected since minimum version": _VERSION_DELAY_NS}
 """The pauses after errors of the other server, by the beginning of the error."""
 
-_PROTOCOL: Final = 2
+PROTOCOL: Final = 2
 """The version of the protocol between servers: from 3 on, traces of messages pass; they do not pass here."""
 
 _STALE: Final = "Stale Leaf Node Connection - Closing"
@@ -323,7 +323,7 @@ class Remote:
                    "cluster": server.server_name, "headers": not server.settings.clients.no_header_support,
                    "jetstream": jetstream.enabled, "deny_pub": list(settings.deny_imports),
                    "isolate": settings.request_isolation, "is_hub": settings.hub, "compress_mode": "off",
-                   "remote_account": account.name, "protocol": _PROTOCOL}
+                   "remote_account": account.name, "protocol": PROTOCOL}
         return {name: value for name, value in fields.items() if value not in ("", False, [])}
 
 

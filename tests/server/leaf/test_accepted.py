@@ -302,3 +302,14 @@ async def test_a_spoke_knows_the_inbox_before_it_gets_a_request(tmp_path: Path, 
         assert await answering
         raw.close()
         await client.close()
+
+
+async def test_a_listener_on_all_addresses_offers_the_one_that_was_reached(tmp_path: Path) -> None:
+    """A spoke that tries the offered URLs must not try 0.0.0.0, which is its own machine."""
+    port = free_port()
+    path = write(tmp_path / "hub.conf", f'server_name: hub\nleafnodes {{ port: {port} }}')
+    async with KINDS["jetblock"]("-c", path):
+        raw, first = await Raw.open(port)
+        info = json.loads(first.removeprefix(b"INFO "))
+        assert info["leafnode_urls"] == [info["ip"]] == [f"127.0.0.1:{port}"]
+        raw.close()
