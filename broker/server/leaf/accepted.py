@@ -219,7 +219,9 @@ class AcceptedLeaf(LeafConnection):
         self.fail("Authorization Violation", refusal.reason)
 
     def _receive_info(self, arg: bytes) -> None:
-        """Ignore the INFO of a spoke, which has nothing that this server needs."""
+        """Ignore the INFO of a spoke, which has nothing that this server needs, but close if it is no JSON."""
+        if decoded(arg) is None:
+            self.fail(None, "Protocol Violation")
 
     def _receive_connect(self, arg: bytes) -> None:
         fields, known = decoded(arg), read_connect(arg)
@@ -243,6 +245,9 @@ class AcceptedLeaf(LeafConnection):
         if least and _version(fields.get("version")) < _version(least):
             self.send_line(encoder.info({**self._info(), "connect_info": True}))
             self.fail(f'connection rejected since minimum version required is "{least}"', "Minimum Version Required")
+            return
+        if " " in _text(fields, "cluster"):
+            self.fail("cluster name cannot contain spaces", "Protocol Violation")
             return
         own_cluster = self._info().get("cluster")
         if own_cluster and fields.get("cluster") == own_cluster:

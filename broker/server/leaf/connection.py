@@ -129,6 +129,9 @@ class LeafConnection(Connection):
         self._handshake = _OpenHandshake()
         self._trace = None
         self.subs: dict[Key, Subscription] = {}
+        self._outdated: list[Subscription] = []
+        """The other server's subscriptions that were inserted with earlier permissions."""
+
         self._known: dict[Key, int] = {}
         """The interest that the other server knows."""
 
@@ -189,17 +192,19 @@ class LeafConnection(Connection):
         """Apply other permissions to a connection that is in use."""
         self.passage = passage
         self._publishing.rules = passage.receives
-        self._insert_again(list(self.subs.values()))
+        under_way, self._outdated = bool(self._outdated), list(self.subs.values())
+        if not under_way:
+            self._insert_again()
 
-    def _insert_again(self, subs: list[Subscription]) -> None:
-        """Insert ``subs`` with the present permissions, on several turns of the loop."""
-        for _ in range(min(len(subs), _REMOVED_AT_ONCE)):
-            sub = subs.pop()
+    def _insert_again(self) -> None:
+        """Insert outdated subscriptions with the present permissions, on several turns of the loop."""
+        for _ in range(min(len(self._outdated), _REMOVED_AT_ONCE)):
+            sub = self._outdated.pop()
             if self.subs.get((sub.subject, sub.queue)) is sub:
                 self._remove(sub)
                 self._insert(sub.subject, sub.queue, sub.weight)
-        if subs and not self.closed:
-            self._loop.call_soon(self._insert_again, subs)
+        if self._outdated and not self.closed:
+            self._loop.call_soon(self._insert_again)
 
     def _leave(self) -> None:
         if self.registered:
@@ -361,12 +366,14 @@ class LeafConnection(Connection):
             self._keepalive.pong()
         elif kind is Info:
             self._receive_info(op.arg)
+            self.router.outward.work += AT_ONCE // 10
         elif kind is Connect:
             self._receive_connect(op.arg)
         else:
             assert kind is Err
             text = op.arg.decode("utf-8", "replace").strip("'")
             log.error("%s - Leafnode Error '%s'", self.label, text)
+            self.router.outward.work += AT_ONCE // 100
             self._receive_error(text)
 
     @abstractmethod

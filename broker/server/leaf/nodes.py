@@ -47,6 +47,9 @@ class LeafNodes:
         leafnodes = server.settings.leafnodes
         self.port = LeafPort(leafnodes) if leafnodes.port is not None else None
         """The port for other servers; None if there is none."""
+        self._informing: dict[int, bool] = {}
+        """The connections that are being informed about all interest, and whether they must be again."""
+
         self._tasks: set[asyncio.Task[None]] = set()
         self._running: dict[Remote, asyncio.Task[None]] | None = None
         """The tasks of the remotes; None unless started."""
@@ -149,7 +152,11 @@ class LeafNodes:
             self.connections[leaf.cid] = leaf
             if leaf.remote_domain != own:
                 log.info('%s - JetStream using domains: local "%s", remote "%s"', leaf.label, own, leaf.remote_domain)
-        self._run(self._inform(leaf), f"interest for {leaf.label}")
+        if leaf.cid in self._informing:
+            self._informing[leaf.cid] = True
+        else:
+            self._informing[leaf.cid] = False
+            self._run(self._inform(leaf), f"interest for {leaf.label}")
 
     def _close_duplicate(self, leaf: LeafConnection) -> None:
         """Close an older connection of the same server for the same accounts: it did not notice that it had ended."""
@@ -168,6 +175,10 @@ class LeafNodes:
         await asyncio.shield(counting)
         await interest.inform(leaf)
         leaf.informed()
+        while self._informing.get(leaf.cid):
+            self._informing[leaf.cid] = False
+            await interest.inform(leaf)
+        self._informing.pop(leaf.cid, None)
         for remote in self.remotes:
             if remote.connection is leaf:
                 remote.settled.set()
@@ -175,6 +186,7 @@ class LeafNodes:
     def ended(self, leaf: LeafConnection) -> None:
         """Remove a connection that is closing."""
         self.connections.pop(leaf.cid, None)
+        self._informing.pop(leaf.cid, None)
         if isinstance(leaf, AcceptedLeaf):
             self._accepted.pop(leaf, None)
         log.info("%s - Leafnode connection closed: %s%s", leaf.label, leaf.close_reason,

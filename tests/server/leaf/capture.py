@@ -1,4 +1,4 @@
-"""What two servers say to each other on a leaf connection: a proxy that records both directions.
+"""A proxy on a leaf connection that records what the two servers say to each other.
 
 Names, times and ports differ from run to run: ``Capture.take`` replaces them. Pings are left out, as are these
 differences: jetblock asks other domains which of their streams store a new stream's subjects; it subscribes to acks by

@@ -55,6 +55,14 @@ DIALOGUES: dict[str, bytes] = {
     "a forbidden publish": login(**LEAF) + b"LMSG other 1\r\nx\r\n",
     "a denied publish": login(**LEAF) + b"LMSG out.no 1\r\nx\r\n",
     "too large": login(**LEAF) + b"LMSG out.a 9999999\r\n",
+    "a negative size": login(**LEAF) + b"LMSG out.a -1\r\nx\r\n",
+    "a size that is no number": login(**LEAF) + b"LMSG out.a x\r\nx\r\n",
+    "headers larger than the message": login(**LEAF) + b"HMSG out.a 10 5\r\nxxxxx\r\n",
+    "a body that is too long": login(**LEAF) + b"LMSG out.a 1\r\nxyz\r\n",
+    "an INFO that is no JSON": login(**LEAF) + b"INFO x\r\n",
+    "deep JSON": b"CONNECT " + b"[" * 3000 + b"\r\n",
+    "a cluster with a space": login(cluster="a b", **LEAF) + b"FOO\r\n",
+    "a login of other types": b'CONNECT {"user":5}\r\n',
     "too many leafs": login(user="small", remote_account="R", **{"pass": "small"}),
 }
 

@@ -310,3 +310,49 @@ async def spoke_waiting(standby: BrokerProcess) -> AsyncIterator[BrokerProcess]:
         yield standby
     finally:
         await standby.close()
+
+
+async def test_a_hub_that_changes_permissions_again_and_again(tmp_path: Path) -> None:
+    """Clients are served while a hub sends many INFOs; at the end the last one applies to interest and to messages."""
+    done = asyncio.Event()
+    told: dict[bytes, bool] = {}
+    got: list[bytes] = []
+
+    async def then(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await started.wait()
+        for i in range(201):
+            allowed = {"allow": ["last.>"] if i == 200 else ["b.>" if i % 2 else "a.>"]}
+            writer.write(b"INFO " + json.dumps({**LEAF_PORT, "import": allowed, "export": allowed}).encode() + b"\r\n")
+            if not i:
+                writer.write(b"".join(b"LS+ %s.%d.*\r\n" % (name, j)
+                                      for name in (b"a", b"b", b"last") for j in range(800)))
+        while line := await reader.readline():
+            verb, subject, *_ = [*line.split(), b"", b""]
+            if verb in (b"LS+", b"LS-"):
+                told[subject] = verb == b"LS+"
+            elif verb == b"LMSG":
+                got.append(subject)
+            elif verb == b"PING":
+                writer.write(b"PONG\r\n")
+            if {one for one, known in told.items() if known} & {b"a.x", b"b.x", b"last.x"} == {b"last.x"}:
+                done.set()
+
+    started = asyncio.Event()
+    async with scripted(LEAF_PORT, then) as port, BrokerProcess("-c", remote_config(tmp_path, port)) as ours:
+        client = await connect(ours)
+        for name in ("a.x", "b.x", "last.x"):
+            await serve(client, name)
+        await client.flush()
+        started.set()
+        async with asyncio.timeout(60):
+            while not done.is_set() or b"last.7.x" not in got:
+                for name in ("a.7.x", "b.7.x", "last.7.x"):
+                    await client.publish(name, b"")
+                await client.flush(30)
+        for name in ("a.8.x", "b.8.x", "last.8.x"):
+            await client.publish(name, b"")
+        async with asyncio.timeout(60):
+            while b"last.8.x" not in got:
+                await client.flush(30)
+        assert not {b"a.8.x", b"b.8.x"} & set(got)
+        await client.close()
