@@ -172,8 +172,8 @@ MAY: dict[str, set[str]] = {
     # Pages and tools.
     "monitor": {"base", "protocol"},
     "inspect": {
-        "base", "config.arguments", "protocol", "storage.format", "storage.objectstore", "storage.paths",
-        "storage.read", "storage.state", "storage.unsynced_tail"},
+        "base", "config.arguments", "protocol", "storage.format", "storage.journal_reader", "storage.journal_replay",
+        "storage.objectstore", "storage.paths", "storage.read", "storage.state", "storage.unsynced_tail"},
     "maintenance.scrub": {"base", "inspect", "storage.format", "storage.objectstore", "storage.paths", "storage.state"},
     "maintenance.cost": {"storage.checkpoint", "storage.compaction", "storage.format", "storage.state"},
     "maintenance": {

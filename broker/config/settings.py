@@ -517,8 +517,8 @@ class StorageSettings(Section):
         "since the last one. Unset, or always: messages are synced before PubAcks.", "jetstream.sync_interval",
         "jetstream.sync")
     journal: bool = setting(
-        False, kinds.boolean, "On a directory: acknowledge once a journal has the commit, and store many in one "
-        "segment. false: each commit is a segment.", "jetblock.journal")
+        True, kinds.boolean, "On a directory: acknowledge and deliver once a journal has the commit, and store "
+        "many in one segment. false: each commit is a segment.", "jetblock.journal")
     segment_bytes: int = setting(
         4 * MIB, kinds.size(64 * KIB, 64 * MIB), "Raw bytes at which a segment is full and is put at once.",
         "jetblock.segment_bytes")

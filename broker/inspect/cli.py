@@ -163,6 +163,8 @@ class _Inspection:
             "consumers": self.consumers, "dump": self.dump}
         if self.options.shard is not None:
             await require_shard(self.source, self.options.shard)
+        if self.source.note:
+            print(self.source.note, file=self.err)
         await show[self.options.what]()
         return 1 if self.problems else 0
 

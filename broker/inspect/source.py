@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -16,12 +17,14 @@ from typing import TypeVar
 from broker.base.clock import SystemClock
 from broker.base.nats_server_store import find_store_dir
 from broker.inspect.problems import RESTORE, Problem, of_error
-from broker.storage.format.errors import Corrupt, VersionUnknown
+from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.store import StoreFormat
+from broker.storage.journal_reader import last_journaled
+from broker.storage.journal_replay import Replayed, show_all_journaled
 from broker.storage.objectstore import NotFound, ObjectInfo, ObjectStore, StoreError, open_store
 from broker.storage.objectstore.file import directory_of
 from broker.storage.objectstore.retrying import RetryingStore
-from broker.storage.paths import COPYING, FORMAT, ROOT
+from broker.storage.paths import COPYING, FORMAT, ROOT, ShardPaths
 from broker.storage.unsynced_tail import hide_all_torn
 
 __all__ = ["LARGE_BYTES", "CannotInspect", "Source", "Window", "each", "open_source", "read_format"]
@@ -29,6 +32,9 @@ __all__ = ["LARGE_BYTES", "CannotInspect", "Source", "Window", "each", "open_sou
 LARGE_BYTES = 8 << 20
 _WINDOW_BYTES = 2 << 20
 _LIST_PAGE = 10_000
+_LANDED_SECONDS = 10.0
+_LANDED_POLL_SECONDS = 0.02
+
 _GIVE_UP_NS = 10_000_000_000
 
 T = TypeVar("T")
@@ -40,10 +46,15 @@ class CannotInspect(Exception):
 
 
 class Source:
-    """Read-only access to one store."""
+    """Read-only access to one store.
 
-    def __init__(self, store: ObjectStore, *, give_up_ns: int = _GIVE_UP_NS) -> None:
+    Args: ``journal``: the contents of the killed broker's journal, which ``store`` shows as part of the log.
+    """
+
+    def __init__(self, store: ObjectStore, *, give_up_ns: int = _GIVE_UP_NS, journal: Replayed | None = None) -> None:
         self.url = store.url
+        self.journal = journal
+        self._directory = directory_of(store)
         self.at_once = 32 if store.puts_cost else 4
         """The number of concurrent calls: many hide the round trips to S3; a directory needs a few threads."""
         self._store = RetryingStore(store, clock=SystemClock(), rng=random.Random(), give_up_ns=give_up_ns)
@@ -74,6 +85,33 @@ class Source:
             if len(page) < _LIST_PAGE:
                 return
             after = page[-1].key
+
+    @property
+    def note(self) -> str:
+        """A line about the journal, if the store has one that counts; otherwise empty."""
+        if self.journal is None:
+            return ""
+        return (f"journal      {self.journal.messages} messages in {self.journal.segments} segments were acknowledged "
+                f"by a broker that was killed, and are only in its journal; they are read as the next broker stores "
+                f"them")
+
+    async def landed(self, shards: Iterable[int]) -> bool:
+        """Wait until a running broker has stored what its journal has now; return False if that takes too long.
+
+        Raises: StoreError; FormatError.
+        """
+        directory = self._directory
+        if directory is None:
+            return True
+        for paths in map(ShardPaths, shards):
+            last = await asyncio.to_thread(last_journaled, directory, paths)
+            deadline = time.monotonic() + _LANDED_SECONDS
+            while last is not None and directory.is_locked(paths.prefix.rstrip("/")) and not await self.list(
+                    paths.log(last), limit=1):
+                if time.monotonic() > deadline:
+                    return False
+                await asyncio.sleep(_LANDED_POLL_SECONDS)
+        return True
 
     @asynccontextmanager
     async def window(self, key: str, size: int) -> AsyncIterator[Window]:
@@ -158,8 +196,9 @@ def open_source(url: str) -> Source:
         store = open_store(url, read_only=True)
         if (directory := directory_of(store)) is not None:
             hide_all_torn(directory)
+            return Source(store, journal=show_all_journaled(directory))
         return Source(store)
-    except (ValueError, StoreError) as error:
+    except (ValueError, StoreError, FormatError) as error:
         raise CannotInspect(str(error)) from None
 
 

@@ -49,13 +49,16 @@ class Copied:
     whole: bool = False
     """True if the copy has all objects that its state names."""
     verified: Verified | None = None
+    note: str = ""
+    """A line about the journal of the source, see ``Source.note``."""
     problems: list[Problem] = field(default_factory=list)
     """The faults in the copy; a damaged object of the source is copied unchanged, and listed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report."""
         return {"store_id": self.store_id.hex(), "copied": _extent(self.copied), "present": _extent(self.present),
-                "passes": self.passes, "shards": [{"shard": n, "position": str(at)} for n, at in self.ends.items()],
+                "passes": self.passes, "note": self.note,
+                "shards": [{"shard": n, "position": str(at)} for n, at in self.ends.items()],
                 "whole": self.whole, "verified": None if self.verified is None else
                 {"objects": self.verified.objects, "bytes": self.verified.bytes},
                 "problems": [problem.to_json() for problem in self.problems]}
@@ -74,7 +77,7 @@ class Copier:
         self._source = source
         self._destination = destination
         self._progress = progress
-        self._done = Copied()
+        self._done = Copied(note=source.note)
         self._format = b""
 
     async def run(self, *, must_be_new: bool = False, verifying: bool = False) -> Copied:
@@ -87,6 +90,9 @@ class Copier:
         done, source, destination = self._done, self._source, self._destination
         stored = await self._open(must_be_new)
         numbers = await shards(source)
+        if not await source.landed(numbers):
+            done.note = ("journal      the broker does not store what its journal has: the copy may lack messages that "
+                         "it has acknowledged before the copy began")
         begun = {number: (await read_shard(source, ShardPaths(number))).state.position for number in numbers}
         destination.lock(numbers)
         while True:

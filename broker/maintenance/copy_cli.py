@@ -123,6 +123,8 @@ def _lines(done: Copied) -> list[str]:
              f"there before {count(done.present.count)} objects",
              f"store        {done.store_id.hex()}"]
     lines += [f"shard {number}      ends at {position}" for number, position in done.ends.items()]
+    if done.note:
+        lines.append(done.note)
     if done.verified is not None:
         lines.append(f"verified     {count(done.verified.objects)} objects, {size(done.verified.bytes)}")
     lines.append("the copy is whole" if done.whole and not done.problems else

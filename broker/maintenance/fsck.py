@@ -38,7 +38,7 @@ from broker.storage.format.claim import Seal
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.staged import STAGED_EPOCH
-from broker.storage.journal_replay import log_replayed, replay_journal
+from broker.storage.journal_replay import log_replayed, replay_journal, show_journaled
 from broker.storage.objectstore import ObjectStore, StoreLock
 from broker.storage.objectstore.file import directory_of
 from broker.storage.paths import ShardPaths, parse
@@ -112,6 +112,7 @@ async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: 
                     log_replayed(replay_journal(directory, ShardPaths(shard)), store.url)
                 else:
                     hide_torn(directory, shard)
+                    show_journaled(directory, shard)
         return await _check(store, clock, rng, progress, repair=repair)
     except Fenced as fenced:
         raise Owned(f"{store.url}: {fenced}; a broker took the store meanwhile. Stop it, and run this again") from None

@@ -101,14 +101,15 @@ class _Corrected:
         self.stream_id = correction.stream_id
         self._outcome = correction.outcome
 
-    followed = False
-
     def sealing(self, block: OpenBlock[Any]) -> None:
         block.outcome = self._outcome
 
-    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
         self.sealing(block)
         return ()
+
+    def safe(self, last_seq: int) -> None:
+        pass
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         pass

@@ -17,7 +17,7 @@ from broker.storage.objectstore.base import NotFound, StoreRefused
 from broker.storage.objectstore.file import FileStore
 from broker.storage.paths import ShardPaths, parse
 
-__all__ = ["Journaled", "find_journaled", "journal_path"]
+__all__ = ["Journaled", "find_journaled", "journal_path", "last_journaled"]
 
 
 class Journaled(NamedTuple):
@@ -64,6 +64,15 @@ def find_journaled(store: FileStore, paths: ShardPaths) -> Journaled | None:
         else:
             raise Corrupt(JOURNAL, "commits", 0, f"segment {last.number} ends early, and a later one is in the log")
     return Journaled(epoch, segments) if segments else None
+
+
+def last_journaled(store: FileStore, paths: ShardPaths) -> Position | None:
+    """Return the position of the newest segment with commits in the journal, stored or not; None: there is none.
+
+    The journal may be that of a running broker. Raises: StoreError; FormatError.
+    """
+    areas = _areas(journal_path(store, paths))
+    return max((Position(area.header.epoch, place.segment) for area in areas for place in area.places()), default=None)
 
 
 def _areas(path: str) -> list[Area]:

@@ -19,6 +19,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple
 
 from broker.storage.format.header import Position
@@ -32,13 +33,13 @@ from broker.storage.journal_reader import find_journaled, journal_path
 from broker.storage.log.journal import JournalPlace
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import encode_segment, seal_block
-from broker.storage.objectstore.base import PreconditionFailed, StoreFull, StoreRefused, size_of
+from broker.storage.objectstore.base import NotFound, PreconditionFailed, StoreFull, StoreRefused, size_of
 from broker.storage.objectstore.disk import sync_directory
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.filesystem import network_file_system
 from broker.storage.paths import FORMAT, ShardPaths
 
-__all__ = ["Replayed", "journal_place", "log_replayed", "replay_journal"]
+__all__ = ["Replayed", "journal_place", "log_replayed", "replay_journal", "show_all_journaled", "show_journaled"]
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +73,8 @@ def replay_journal(store: FileStore, paths: ShardPaths) -> Replayed | None:
     for segment in found.segments if found is not None else ():
         assert found is not None
         position = Position(found.epoch, segment.number)
-        data, count = _encode(position, segment)
-        messages += count
+        data, msgs = _encode(position, segment)
+        messages += msgs
         _put(store, paths.log(position), data)
     try:
         os.unlink(path)
@@ -83,6 +84,46 @@ def replay_journal(store: FileStore, paths: ShardPaths) -> Replayed | None:
     except OSError as error:
         raise StoreRefused(f"{path}: {error.strerror or error}: it must be removed after its replay") from error
     return None if found is None else Replayed(len(found.segments), messages)
+
+
+def show_all_journaled(store: FileStore) -> Replayed | None:
+    """Call ``show_journaled`` for each shard of the store. Returns: what is shown of all; None: nothing.
+
+    Raises: StoreError; FormatError.
+    """
+    shown = []
+    for shard in count():
+        if shard and not store.list_sync(ShardPaths(shard).epochs, limit=1):
+            break
+        if (found := show_journaled(store, shard)) is not None:
+            shown.append(found)
+    return Replayed(sum(one.segments for one in shown), sum(one.messages for one in shown)) if shown else None
+
+
+def show_journaled(store: FileStore, shard: int) -> Replayed | None:
+    """Let a reader see the log as the next owner will: with the segments that only the journal of a killed broker has.
+
+    Call this after ``hide_torn``. Nothing is written. While a broker owns the shard, its journal changes all the time:
+    the reader sees the log without it, which is a prefix.
+
+    Returns: what is shown; None: nothing. Raises: StoreError; FormatError.
+    """
+    paths = ShardPaths(shard)
+    while not store.is_locked(paths.prefix.rstrip("/")):
+        try:
+            found = find_journaled(store, paths)
+        except NotFound:
+            continue  # a new owner has swept a part of the log meanwhile
+        if found is None:
+            return None
+        messages = 0
+        for segment in found.segments:
+            position = Position(found.epoch, segment.number)
+            data, msgs = _encode(position, segment)
+            messages += msgs
+            store.show(paths.log(position), b"".join(data))
+        return Replayed(len(found.segments), messages)
+    return None
 
 
 def log_replayed(replayed: Replayed | None, url: str) -> None:
@@ -136,8 +177,8 @@ def _encode(position: Position, segment: JournaledSegment) -> tuple[list[bytes],
 
 def _extend(block: OpenBlock[None], part: JournaledBlock) -> None:
     at = 0
-    for first_seq, count, time_ns in part.runs:
-        end = at + count
+    for first_seq, msgs, time_ns in part.runs:
+        end = at + msgs
         block.append_run(first_seq, part.subjects[at:end], None if part.hlens is None else part.hlens[at:end],
                          part.bodies[at:end], time_ns)
         at = end

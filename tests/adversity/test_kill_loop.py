@@ -60,16 +60,20 @@ async def test_12_kills_on_a_directory(tmp_path: Path, request: pytest.FixtureRe
 @pytest.mark.parametrize("interval", ["2m", "50ms"])
 async def test_kills_of_a_broker_that_syncs_later(interval: str, tmp_path: Path,
                                                   request: pytest.FixtureRequest) -> None:
-    """A kill of the process takes nothing from the system's memory, whatever was synced by then."""
+    """A kill of the process takes nothing from the system's memory, whatever was synced by then.
+
+    The next start stores the acknowledged messages that only the journal has.
+    """
     await kill_rounds(make_store("directory", tmp_path, request), 5, JETBLOCK_SYNC_INTERVAL=interval)
 
 
 @pytest.mark.shows("publish.durable", "store.kill")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("interval", ["always", "2m"])
-async def test_kills_of_a_broker_with_a_journal(interval: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """The next start stores the acknowledged messages that only the journal has."""
-    await kill_rounds(make_store("directory", tmp_path, request), 5, JETBLOCK_JOURNAL="true",
+async def test_kills_of_a_broker_without_a_journal(interval: str, tmp_path: Path,
+                                                   request: pytest.FixtureRequest) -> None:
+    """Each acknowledged message is in a segment."""
+    await kill_rounds(make_store("directory", tmp_path, request), 5, JETBLOCK_JOURNAL="false",
                       JETBLOCK_SYNC_INTERVAL=interval)
 
 

@@ -75,9 +75,7 @@ class Stream:
             "add": [new, new, [T0 + 9] * len(new)], "re": {new[-1]: 2} if new else {}})
         self.owner.log.urgent()
 
-    followed = False
-
-    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
         self.sealing(block)
         return ()
 
@@ -86,6 +84,9 @@ class Stream:
         first = rows[0] if rows else None
         block.outcome = Outcome(first[0] if first else self.last_seq + 1, self.last_seq, len(rows),
                                 sum(map(_size, rows)), first[4] if first else 0)
+
+    def safe(self, last_seq: int) -> None:
+        pass
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         pass

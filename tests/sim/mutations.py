@@ -333,7 +333,7 @@ def granted_again(patch: pytest.MonkeyPatch) -> None:
 
 def delivered_before_stored(patch: pytest.MonkeyPatch) -> None:
     """Consumers see messages that are not in the store yet."""
-    patch.setattr(Stream, "persisted_seq", property(lambda self: self.live.last_seq))
+    patch.setattr(Stream, "safe_seq", property(lambda self: self.live.last_seq))
 
 
 def summaries_forget_a_segment(patch: pytest.MonkeyPatch) -> None:

@@ -72,6 +72,7 @@ class Stream:
         self.lazy_records: list[tuple[int, object]] = []
         self.expires_at_ns: dict[int, int] = {}
         """The expiry times of live messages; removing a message deletes its entry."""
+        self.safe_seq = 0
         self.persisted_blocks: list[SealedBlock[Any]] = []
         self.failures: list[Exception] = []
 
@@ -113,9 +114,7 @@ class Stream:
             block.add(Schedule(seqs, [self.last_seq] * len(seqs)))
         block.outcome = Outcome(self.first_seq, self.last_seq, self.msgs, self.msgs * 43, 1000 if self.msgs else 0)
 
-    followed = False
-
-    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
         """Add the outcome and lazy records, and return the expiries and schedules of the messages from ``start`` on."""
         listed: list[Record] = []
         seqs = [seq for seq in self.expires_at_ns if block.count and block.first_seq + start <= seq]
@@ -125,6 +124,9 @@ class Stream:
         self.sealing(block)
         self.expires_at_ns = kept
         return listed
+
+    def safe(self, last_seq: int) -> None:
+        self.safe_seq = last_seq
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         self.persisted_blocks.append(block)

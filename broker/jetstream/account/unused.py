@@ -38,15 +38,16 @@ class UnusedStream:
         """Record the deletion. Once it is persisted, the stream leaves the applied state and its objects are freed."""
         log.block(self).add(StreamDelete())
 
-    followed = False
-
     def sealing(self, block: OpenBlock[Any]) -> None:
         state = self._state
         block.outcome = Outcome(state.first_seq, state.last_seq, state.msgs, state.bytes, state.first_time_ns)
 
-    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
         self.sealing(block)
         return ()
+
+    def safe(self, last_seq: int) -> None:
+        pass
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         pass

@@ -312,12 +312,12 @@ class Consumer(Notified):
         return seq >= self._cursor.next_seq and not self._acks.ahead
 
     def wake(self) -> None:
-        """Deliver or count new messages, after ``persisted_seq`` has advanced."""
+        """Deliver or count new messages, after ``safe_seq`` has advanced."""
         if self._closed:
             return
         if self._delivery.waiting or (self._push is not None and self._push.active):
             self._schedule_delivery()
-        elif self.stream.persisted_seq - self._cursor.counted > self._count_lag:
+        elif self.stream.safe_seq - self._cursor.counted > self._count_lag:
             # Count them now, before their chunks are evicted from the cache.
             self._prefetcher.load(self._cursor.count())
 

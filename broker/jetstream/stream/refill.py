@@ -65,7 +65,7 @@ class Refill:
         self._max_msg_size = config.max_msg_size if config.max_msg_size >= 0 else RECORD_BYTES_MAX
         self._sources = {source_name(source) for source in config.sources if source is not None}
         live.first_seq, live.last_seq = first_seq, first_seq - 1
-        live.persisted_seq = first_seq - 1
+        live.safe_seq = first_seq - 1
 
     async def room(self) -> None:
         """Wait until the log has room: back-pressure, however long it lasts."""

@@ -170,7 +170,7 @@ class Stream:
         if state is None:
             if config.first_seq:
                 self.live.first_seq, self.live.last_seq = config.first_seq, config.first_seq - 1
-                self.live.persisted_seq = config.first_seq - 1
+                self.live.safe_seq = config.first_seq - 1
             if self._asynchronous():
                 self.ceiling.request(self.live.last_seq)
         else:
@@ -197,7 +197,7 @@ class Stream:
         if state.ceiling > live.last_seq + 1 and self.config.mirror is None:
             # After a crash, clients may know sequences below the ceiling: the next message gets the ceiling.
             live.skip_to(max(live.last_seq, min(state.ceiling - 1, SEQ_MAX)))
-        live.persisted_seq = live.last_seq
+        live.safe_seq = live.last_seq
         if live.ahead.restore():
             self.log.lazy(self)
         # A crash may have happened between an update and its removals.
@@ -249,9 +249,9 @@ class Stream:
         return self.live.last_time_ns
 
     @property
-    def persisted_seq(self) -> int:
+    def safe_seq(self) -> int:
         """The highest sequence that consumers may see."""
-        return self.live.persisted_seq
+        return self.live.safe_seq
 
     # --- publishing ---------------------------------------------------------------------------------------------------
 
@@ -280,6 +280,7 @@ class Stream:
 
     def sealing(self, block: OpenBlock[Any]) -> None:
         """Add the stream's outcome, and the records that no reply waits for, when the segment closes."""
+        self._add_consumers(block)
         recorded = self.dedupe.pop_recorded()
         if recorded:
             block.add(_message_ids(block, recorded))
@@ -291,16 +292,16 @@ class Stream:
         self._add_changes(block)
         self.live.cut(block)
 
-    @property
-    def followed(self) -> bool:
-        """True if a consumer or another stream reads this one."""
-        return self.listeners.any
-
-    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
         """Add the outcome and other records like ``sealing``, to a block that stays open.
+
+        Changes of consumers wait until the segment closes: a kill may lose the deliveries and acks of the last second.
+        But no removal is journaled without the acks that caused it.
 
         Returns: the records that list messages, for those from ordinal ``start`` on.
         """
+        if removed:
+            self._add_consumers(block)
         listed: list[RecordBody] = []
         if self.dedupe.recorded or self.ttls.expiries or self.scheduler.changed:
             first_seq = OpenRows(block).seq_of(start) if start < block.count else block.last_seq + 1
@@ -313,11 +314,14 @@ class Stream:
         self._add_changes(block)
         return [Record.pack(body, block.last_seq) for body in listed]
 
+    def _add_consumers(self, block: OpenBlock[Any]) -> None:
+        """Add the changes of consumers since the last call."""
+        for delta in self.listeners.pop_deltas():
+            block.add(delta)
+
     def _add_changes(self, block: OpenBlock[Any]) -> None:
         """Add the outcome, and the records of what has changed since the last call."""
         live = self.live
-        for delta in self.listeners.pop_deltas():
-            block.add(delta)
         extra = self.interest.pop_changes() if self.interest.moved else {}
         if self.positions.moved:
             extra |= self.positions.pop_changes()
@@ -326,6 +330,13 @@ class Stream:
         if extra:
             block.add(StreamUpdate(self.config.to_json(), extra))
         block.outcome = live.outcome(self.first_time_ns)
+
+    def safe(self, last_seq: int) -> None:
+        """Handle that everything up to ``last_seq`` is in the journal: consumers may see it."""
+        live = self.live
+        if last_seq > live.safe_seq and live.joining is None:  # messages join once their record is persisted
+            live.safe_seq = last_seq
+            self.listeners.wake()
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         """Handle a block that is in the store and in the applied state: consumers may see it."""
@@ -342,8 +353,8 @@ class Stream:
         if live.joining is not None:
             self.appending.persisted(block)
         last_seq = block.outcome.last_seq
-        if last_seq > live.persisted_seq:
-            live.persisted_seq = last_seq
+        if last_seq > live.safe_seq:
+            live.safe_seq = last_seq
             self.listeners.wake()
 
     def _blocks_held(self) -> bool:
@@ -404,12 +415,12 @@ class Stream:
         return self.live.find(seq) is not None
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
-        """Return the number of persisted live matches (None: all) from ``seq`` on, and the last sequence counted."""
+        """Return the number of safe live matches (None: all) from ``seq`` on, and the last sequence counted."""
         await self.load_blocks()
         return await self.queries.count_from(seq, filters)
 
     def tail_count(self, seq: int, filters: Filters) -> int:
-        """Return the number of matches at or after ``seq`` that are not persisted yet."""
+        """Return the number of matches at or after ``seq`` in blocks that are not persisted yet."""
         return self.queries.tail_count(seq, filters)
 
     async def get(self, seq: int) -> StoredMsg | None:

@@ -23,7 +23,7 @@ from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.open_segment import OpenSegment
 from broker.storage.log.owner import BlockOwner
 
-__all__ = ["GROWTH_BYTES_MAX", "Journaling"]
+__all__ = ["GROWTH_BYTES_MAX", "Grown", "Journaling"]
 
 GROWTH_BYTES_MAX = 512 << 10
 """More bytes than this are stored as a segment: writing them twice would take longer than a put."""
@@ -44,20 +44,21 @@ class _Mark(NamedTuple):
 
 _NOTHING = _Mark()
 
+Grown = tuple[BlockOwner, int]
+"""A stream with messages or records in a commit, and the last sequence in its outcome."""
+
 
 class Journaling:
     """The journal's side of one log.
 
-    Attributes: ``commits``: the number of commits of the open segment in the journal; ``followed``: some stream in
-        these commits has readers that wait for the segment; ``gaps``: the number of closed segments that are neither
-        persisted nor journaled.
+    Attributes: ``commits``: the number of commits of the open segment in the journal; ``gaps``: the number of closed
+        segments that are neither persisted nor journaled.
     """
 
     def __init__(self, journal: Journal, on_error: Callable[[BlockOwner, Exception], object]) -> None:
         """Args: ``on_error`` is called for an owner that cannot give its records or its outcome."""
         self.journal = journal
         self.commits = 0
-        self.followed = False
         self.gaps = 0
         self._on_error = on_error
         self._marks: dict[int, _Mark] = {}
@@ -78,14 +79,16 @@ class Journaling:
         """Return whether the journal has some of the stream's open block."""
         return stream_id in self._marks
 
-    def commit(self, opened: OpenSegment, segment: int, failed: set[int], done: Callable[[], object]) -> bool:
+    def commit(self, opened: OpenSegment, segment: int, failed: set[int], done: Callable[[], object]
+               ) -> list[Grown] | None:
         """Journal the growth of ``opened``, the open segment with number ``segment``. ``done``: see ``Journal.append``.
 
         Args: failed: streams that are offline.
-        Returns: False if the growth must be stored as a segment, because it is large or the journal has no room.
+        Returns: what the journal has now; None if the growth must be stored as a segment, because it is large or the
+            journal has no room.
         """
         if not self._fits(opened):
-            return False
+            return None
         rows: list[JournaledBlock] = []
         blocks: list[OpenBlock[Any]] = []
         tally = opened.tally
@@ -100,19 +103,18 @@ class Journaling:
         if not rows or not self.journal.append(segment, self._encode(segment, rows), done):
             for block in blocks:
                 block.touch()
-            return False
+            return None
         for block, mark in zip(blocks, marks, strict=True):
             self._marks[block.stream_id] = mark
-            self.followed = self.followed or block.owner.followed
         self.commits += 1
         self._tally_bytes, self._tally_count = tally.bytes, tally.count
-        return True
+        return _grown(blocks)
 
     def close(self, opened: OpenSegment, segment: int, blocks: Sequence[OpenBlock[Any]], done: Callable[[], object]
-              ) -> bool:
+              ) -> list[Grown] | None:
         """Journal the rest of a segment that was closed; ``blocks`` are all of its blocks, with their last outcomes.
 
-        Returns: whether the segment is journaled.
+        Returns: as ``commit``; None if the segment is not journaled.
         """
         journaled = False
         if self.ready and self._fits(opened):
@@ -126,9 +128,8 @@ class Journaling:
         if not journaled:
             self.gaps += 1
         self.commits = self._tally_bytes = self._tally_count = 0
-        self.followed = False
         self._marks = {}
-        return journaled
+        return _grown(blocks) if journaled else None
 
     def _fits(self, opened: OpenSegment) -> bool:
         tally = opened.tally
@@ -138,7 +139,7 @@ class Journaling:
     def _add(self, block: OpenBlock[Any], blocks: list[OpenBlock[Any]], rows: list[JournaledBlock]) -> None:
         mark = self._marks.get(block.stream_id, _NOTHING)
         try:
-            listed = block.owner.journaling(block, mark.messages)
+            listed = block.owner.journaling(block, mark.messages, removed=len(block.removed) > mark.removed)
         except Exception as error:
             self._on_error(block.owner, error)
             return
@@ -153,6 +154,10 @@ class Journaling:
             return encode_message(segment, self.commits, row.stream_id, row.outcome, row.runs[0], row.subjects[0],
                                   row.bodies[0])
         return encode_commit(Commit(segment, self.commits, False, rows))
+
+
+def _grown(blocks: Sequence[OpenBlock[Any]]) -> list[Grown]:
+    return [(block.owner, block.outcome.last_seq) for block in blocks]
 
 
 def _growth(block: OpenBlock[Any], mark: _Mark, listed: Sequence[Any]) -> JournaledBlock:

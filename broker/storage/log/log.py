@@ -27,14 +27,14 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, NamedTuple
 
 from broker.base.clock import Clock
 from broker.storage.format.header import Position
 from broker.storage.format.records.adoption import Adopted
 from broker.storage.log.commit_schedule import BLOCKS_MANY, BYTES_MANY, Action, CommitSchedule, Facts
 from broker.storage.log.journal import Journal, JournalPlace
-from broker.storage.log.journaling import Journaling
+from broker.storage.log.journaling import Grown, Journaling
 from broker.storage.log.lease import Lease
 from broker.storage.log.listener import LogListener
 from broker.storage.log.open_block import OpenBlock
@@ -54,8 +54,12 @@ __all__ = ["Log"]
 
 _log = logging.getLogger(__name__)
 
-_FOLLOWED_NS = 2_000_000
-"""A segment with commits in the journal is closed this long after the one before it, if something reads its streams."""
+
+class _SafeCommit(NamedTuple):
+    """A commit in the journal that is not safe yet: the calls that wait for it, and what it has of each stream."""
+
+    waiters: list[Waiter]
+    grown: list[Grown]
 
 
 class Log:
@@ -99,11 +103,8 @@ class Log:
         self._journaling: Journaling | None = None
         """None: every commit is a segment."""
 
-        self._unflushed: deque[list[Waiter]] = deque()
-        """The calls that each commit in the journal makes once it is safe, in order."""
-
-        self._closed_ns = 0
-        """The instant when the last segment was closed."""
+        self._unflushed: deque[_SafeCommit] = deque()
+        """The commits in the journal that are not safe yet, in order."""
 
         self._futures: dict[asyncio.Future[None], None] = {}
         self._room: list[Callable[[], object]] = []
@@ -243,7 +244,7 @@ class Log:
         if journaling.gaps and (newest := self._segments.newest) is not None:
             newest.waiters.append(waiter)  # while there are gaps, the newest segment is one
         elif self._unflushed:
-            self._unflushed[-1].append(waiter)
+            self._unflushed[-1].waiters.append(waiter)
         elif self.failure is not None:
             return
         elif self._waiters.due:
@@ -450,8 +451,8 @@ class Log:
     def _commit_to_journal(self, journaling: Journaling) -> None:
         """Journal the growth of the open segment, if nothing needs a segment at once.
 
-        The segment stays open for ``settings.journal_ns`` more, so that it has many commits; for a shorter time if
-        something reads one of its streams. If the commit cannot be journaled, it remains urgent.
+        The segment stays open for ``settings.journal_ns`` more, so that it has many commits. If the commit cannot be
+        journaled, it remains urgent.
         """
         opened = self._open
         if opened.content or (self._waiters.persisted and not self._waiters.any_safe) or opened.full(self.settings):
@@ -460,22 +461,29 @@ class Log:
             journaling.journal.start()
             return
         urgent_ns = opened.urgent_ns
-        if not journaling.commit(opened, self._segments.next.number, self._failed, lambda: self._safe(urgent_ns)):
+        grown = journaling.commit(opened, self._segments.next.number, self._failed, lambda: self._safe(urgent_ns))
+        if grown is None:
             return
-        self._unflushed.append(self._waiters.pop_safe())
+        self._unflushed.append(_SafeCommit(self._waiters.pop_safe(), grown))
         if not self._waiters.persisted:
-            now_ns = self._clock.monotonic_ns()
             opened.urgent, opened.urgent_ns = False, 0
-            self._timers.set_close(max(0, self._closed_ns + _FOLLOWED_NS - now_ns) if journaling.followed
-                                   else self.settings.journal_ns)
+            self._timers.set_close(self.settings.journal_ns)
         if not journaling.journal.sync:
             self._safe(urgent_ns)
 
     def _safe(self, urgent_ns: int) -> None:
-        """Make the calls of the oldest commit in ``_unflushed``, which is safe."""
+        """Let readers see the oldest commit in ``_unflushed``, which is safe, and make its calls."""
         if self.failure is not None:
             return
-        self._waiters.make_due(self._unflushed.popleft())
+        commit = self._unflushed.popleft()
+        for owner, last_seq in commit.grown:
+            try:
+                owner.safe(last_seq)
+            except Exception as error:
+                self._set_offline(owner, self._segments.next.number, error)
+        if self.failure is not None:
+            return
+        self._waiters.make_due(commit.waiters)
         if not self._answering:
             self._answer()
         if urgent_ns:
@@ -509,7 +517,6 @@ class Log:
             return
         self._timers.clear_lazy()
         self._timers.clear_close()
-        self._closed_ns = self._clock.monotonic_ns()
         waiters = self._waiters.pop_calls()
         urgent_ns = opened.urgent_ns
         self._open = OpenSegment(opened.lazy)
@@ -540,12 +547,14 @@ class Log:
             if self._segments.closed:
                 self.schedule_commit()
 
-        if journaling.close(opened, number, segment.blocks, safe):
+        grown = journaling.close(opened, number, segment.blocks, safe)
+        if grown is not None:
             segment.journaled = segment.complete = segment.partly_safe = True
-            self._unflushed.append([waiter for waiter in segment.waiters if not waiter[3]])
+            self._unflushed.append(_SafeCommit([waiter for waiter in segment.waiters if not waiter[3]], grown))
             segment.waiters = [waiter for waiter in segment.waiters if waiter[3]]
             if not journaling.journal.sync:
-                safe()
+                # This may be in the middle of a decision of a stream, which its readers must not interrupt.
+                self._loop.call_soon(safe)
 
     def _leave_out(self, owner: BlockOwner, error: Exception) -> None:
         """Call ``_set_offline`` for an owner whose part of the open segment cannot be stored."""

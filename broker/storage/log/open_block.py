@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar
 
 from broker.storage.format.block import Outcome, Removed
+from broker.storage.format.frame import FRAME_BYTES, Chunk
 from broker.storage.format.record import Record
 from broker.storage.format.records.body import RecordBody
 
@@ -23,6 +25,10 @@ BODY_BYTES_MAX: Final = 128 << 20
 NAMES_BYTES: Final = 256
 """The bytes of a message's subject and reply that do not count towards a segment: at most 10 MB in a segment of 2 * 20
 000 messages. Names may be as long as max_control_line, 1 MiB; an index may have 256 MiB."""
+
+_CHUNK_MESSAGES: Final = 1024
+"""The most messages in a chunk of an open block: a reader at another place needs a chunk of its own, which copies
+them."""
 
 Owner = TypeVar("Owner")
 
@@ -94,10 +100,16 @@ class OpenBlock(Generic[Owner]):
 
     def run_of(self, ordinal: int) -> tuple[int, int, int]:
         """Return the run that message ``ordinal`` was appended in: its first ordinal, its first sequence, its time."""
+        place, start = self._run_at(ordinal)
+        first_seq, _, time_ns = self.runs[place]
+        return start, first_seq, time_ns
+
+    def _run_at(self, ordinal: int) -> tuple[int, int]:
+        """Return the place in ``runs`` of the run with message ``ordinal``, and the run's first ordinal."""
         runs = self.runs
         if self.last_seq - self.first_seq + 1 == self.count:
-            first_seq, _, time_ns = runs[bisect_right(runs, self.first_seq + ordinal, key=itemgetter(0)) - 1]
-            return first_seq - self.first_seq, first_seq, time_ns
+            place = bisect_right(runs, self.first_seq + ordinal, key=itemgetter(0)) - 1
+            return place, runs[place][0] - self.first_seq
         if not 0 <= ordinal < self.count:
             raise IndexError(ordinal)
         starts = self._starts
@@ -106,8 +118,34 @@ class OpenBlock(Generic[Owner]):
         for _, count, _ in runs[len(starts) - 1:-1]:
             starts.append(starts[-1] + count)
         place = bisect_right(starts, ordinal) - 1
-        first_seq, _, time_ns = runs[place]
-        return starts[place], first_seq, time_ns
+        return place, starts[place]
+
+    def chunk(self, start: int, end: int) -> Chunk:
+        """Return messages from ordinal ``start`` on, at least one: those before ``end`` that fit in one chunk."""
+        end = min(end, start + _CHUNK_MESSAGES)
+        lens = list(map(len, self.bodies[start:end]))
+        if sum(lens) > FRAME_BYTES:
+            lens = lens[:max(1, bisect_right(list(accumulate(lens)), FRAME_BYTES))]
+            end = start + len(lens)
+        place, at = self._run_at(start)
+        times = array("q")
+        seqs: list[int] = []
+        gapless = self.last_seq - self.first_seq + 1 == self.count
+        while at < end:
+            first_seq, count, time_ns = self.runs[place]
+            low, high = max(at, start), min(at + count, end)
+            times.extend(repeat(time_ns, high - low))
+            if not gapless:
+                seqs += range(first_seq + low - at, first_seq + high - at)
+            at += count
+            place += 1
+        if gapless or seqs[-1] - seqs[0] + 1 == len(seqs):
+            first, of_message = (self.first_seq + start if gapless else seqs[0]), None
+        else:
+            first, of_message = seqs[0], seqs
+        hlens = None if self._hlens is None else self._hlens[start:end]
+        return Chunk(start, first, of_message, self.subjects[start:end], hlens if hlens and any(hlens) else None,
+                     self.bodies[start:end], times, sum(lens))
 
     def append_run(self, first_seq: int, subjects: Sequence[bytes], hlens: Sequence[int] | None,
                    bodies: Sequence[bytes], time_ns: int, names_bytes: int | None = None) -> None:

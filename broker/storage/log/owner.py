@@ -22,15 +22,20 @@ class BlockOwner(Protocol):
     def sealing(self, block: OpenBlock[Any]) -> None:
         """Set ``block.outcome`` to the state after everything sequenced so far, and add lazy records."""
 
-    @property
-    def followed(self) -> bool:
-        """True if something reads the stream as its segments are persisted, such as a consumer."""
+    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
+        """Set ``block.outcome``, and add records, as ``sealing`` does; but ``block`` stays open for more.
 
-    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
-        """Do the same as ``sealing``, but ``block`` stays open for more.
+        Lazy records that nothing waits for may be left to ``sealing``, unless removals in the block depend on them:
+        ``removed``: it has got some since the last call.
 
         Returns: the records that ``sealing`` will add for all messages of the block, for those from ordinal ``start``
             on. They are kept until then, and not added to the block.
+        """
+
+    def safe(self, last_seq: int) -> None:
+        """Handle that all messages up to ``last_seq`` are safe, because the journal has them: readers may see them.
+
+        ``persisted`` is called later. Pending calls are made after all owners were notified.
         """
 
     def persisted(self, block: SealedBlock[Any]) -> None:
@@ -51,14 +56,15 @@ class ShardBlockOwner:
 
     stream_id = 0
 
-    followed = False
-
     def sealing(self, block: OpenBlock[Any]) -> None:
         block.outcome = Outcome()
 
-    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
         self.sealing(block)
         return ()
+
+    def safe(self, last_seq: int) -> None:
+        pass
 
     def persisted(self, block: SealedBlock[Any]) -> None:
         pass

@@ -18,8 +18,7 @@ class CommitTimers:
     Attributes: ``soon`` is set if ``due`` is to be called in this turn of the loop or the next.
     """
 
-    __slots__ = ("_at", "_close", "_close_due", "_due", "_lazy", "_lazy_due", "_lazy_seconds", "_loop", "_stopped",
-                 "soon")
+    __slots__ = ("_at", "_close", "_due", "_lazy", "_lazy_due", "_lazy_seconds", "_loop", "_stopped", "soon")
 
     def __init__(self, due: Callable[[], object], lazy_due: Callable[[], object], lazy_ns: int) -> None:
         self._due = due
@@ -31,7 +30,6 @@ class CommitTimers:
         self._lazy: asyncio.TimerHandle | None = None
         self._at: asyncio.TimerHandle | None = None
         self._close: asyncio.TimerHandle | None = None
-        self._close_due = 0.0
 
     def set_soon(self) -> None:
         """Call ``due`` once the current callback, and others that are ready, have run."""
@@ -50,15 +48,9 @@ class CommitTimers:
         self._at = self._loop.call_later(max(0, delay_ns) / 1e9, self._at_fires)
 
     def set_close(self, delay_ns: int) -> None:
-        """Start the delay until the open segment is closed, unless a shorter one is running."""
-        due = self._loop.time() + delay_ns / 1e9
-        if self._close is not None:
-            if due >= self._close_due:
-                return
-            self._close.cancel()
-        if not self._stopped:
-            self._close_due = due
-            self._close = self._loop.call_at(due, self._close_fires)
+        """Start the delay until the open segment is closed, unless it is running."""
+        if self._close is None and not self._stopped:
+            self._close = self._loop.call_later(delay_ns / 1e9, self._close_fires)
 
     def clear_close(self) -> None:
         if self._close is not None:

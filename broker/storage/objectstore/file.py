@@ -124,6 +124,7 @@ class FileStore(ObjectStore):
             self.put_unsynced = self._put_unsynced
         self._syncing: asyncio.Task[None] | None = None
         self._hidden: list[tuple[str, str]] = []
+        self._shown: dict[str, bytes] = {}
         self._read_only = read_only
         self._nameless = nameless and hasattr(os, "O_TMPFILE")
         self._root = os.fspath(self.directory)
@@ -143,6 +144,8 @@ class FileStore(ObjectStore):
             raise ValueError("a read begins at byte 0 or later")
         if end is not None and end <= start:
             return b""
+        if self._shown and (shown := self._shown.get(key)) is not None:
+            return shown[start:end]
         path = self._path(key)
         if self._inline_bytes >= _TURN_BYTES_MAX:
             return await self._in_thread(self.get_sync, key, start, end)
@@ -223,6 +226,10 @@ class FileStore(ObjectStore):
     def hide(self, first: str, last: str) -> None:
         """Treat objects with keys from ``first`` to ``last``, both included, as missing: a power cut damaged them."""
         self._hidden.append((first, last))
+
+    def show(self, key: str, data: bytes) -> None:
+        """Treat an object as present, with these bytes: the next owner will put it. It is not hidden any more."""
+        self._shown[key] = data
 
     def _hides(self, key: str) -> bool:
         return any(first <= key <= last for first, last in self._hidden)
@@ -377,6 +384,8 @@ class FileStore(ObjectStore):
 
     def get_sync(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """Do the same as ``get``, blocking, for worker threads; same errors."""
+        if self._shown and (shown := self._shown.get(key)) is not None:
+            return shown[start:end]
         path = self._path(key)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -403,7 +412,7 @@ class FileStore(ObjectStore):
             for key, path in _walk(os.path.join(self._root, folder), f"{folder}/" if folder else "", prefix, after):
                 if limit is not None and len(found) >= limit:
                     break
-                if self._hidden and self._hides(key):
+                if key in self._shown or (self._hidden and self._hides(key)):
                     continue
                 try:
                     found.append(ObjectInfo(key, os.stat(path).st_size))
@@ -413,6 +422,10 @@ class FileStore(ObjectStore):
             raise self._error(e, prefix) from e
         if not found and not os.path.isdir(self._root):
             raise self._error(FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)), prefix)
+        if self._shown:
+            found += [ObjectInfo(key, len(data)) for key, data in self._shown.items()
+                      if key.startswith(prefix) and key > after]
+            found = sorted(found)[:limit]
         return found
 
     def _delete(self, key: str) -> None:

@@ -268,7 +268,7 @@ class FakeStream:
         self.chunk_messages = chunk_messages
         self.first_seq = 1
         self.last_seq = 0
-        self.persisted_seq = 0
+        self.safe_seq = 0
         self.messages: dict[int, tuple[bytes, int, bytes, int]] = {}
         self.dead: set[int] = set()
         self.consumers: list[Consumer] = []
@@ -286,7 +286,7 @@ class FakeStream:
             self.last_seq += 1
             body = payload if payload is not None else b"m%d" % self.last_seq
             self.messages[self.last_seq] = subject.encode(), len(headers), headers + body, self.clock.now_ns()
-        self.persisted_seq = self.last_seq
+        self.safe_seq = self.last_seq
         self._chunks.clear()
         for consumer in self.consumers:
             consumer.wake()
@@ -304,10 +304,10 @@ class FakeStream:
         return [s for s in self.messages if s >= start and s >= self.first_seq and s not in self.dead]
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, FakeBlock, int] | FakeLoading | None:
-        while seq <= self.persisted_seq:
+        while seq <= self.safe_seq:
             number = (seq - 1) // self.chunk_messages
             first = number * self.chunk_messages + 1
-            last = min(first + self.chunk_messages - 1, self.persisted_seq)
+            last = min(first + self.chunk_messages - 1, self.safe_seq)
             rows = [self.messages[s] for s in range(first, last + 1)]
             if all(s in self.dead for s in range(seq, last + 1)) or (filters and not filters.any(r[0] for r in rows)):
                 seq = last + 1
@@ -327,7 +327,7 @@ class FakeStream:
     def known_seqs(self, filters: Filters, seq: int, most: int) -> list[int] | None:
         if not self.indexed or len(filters.subjects) != 1 or not filters.literal:
             return None
-        return [s for s in self.live(seq) if s <= self.persisted_seq and filters.match(self.messages[s][0])][:most]
+        return [s for s in self.live(seq) if s <= self.safe_seq and filters.match(self.messages[s][0])][:most]
 
     def chunk_of(self, seq: int) -> tuple[Chunk, FakeBlock, int] | None:
         found = None if self.not_loaded else self.next_chunk(seq, None)
@@ -338,9 +338,9 @@ class FakeStream:
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
         await Turn()
-        found = [s for s in self.live(seq) if s <= self.persisted_seq
+        found = [s for s in self.live(seq) if s <= self.safe_seq
                  and (filters is None or filters.match(self.messages[s][0]))]
-        return len(found), self.persisted_seq
+        return len(found), self.safe_seq
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
         found = [s for s in self.live() if filters is None or filters.match(self.messages[s][0])]

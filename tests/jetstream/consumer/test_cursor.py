@@ -20,20 +20,20 @@ class Messages:
     """A stream of ``msgs`` messages, counted by hand: ``counting`` is called during a count."""
 
     def __init__(self, msgs: int) -> None:
-        self.first_seq, self.persisted_seq = 1, msgs
+        self.first_seq, self.safe_seq = 1, msgs
         self.counting: list[object] = []
 
     def next_chunk(self, seq: int, filters: Filters | None) -> tuple[Chunk, object, int] | None:
         return None
 
     def may_hold(self, seq: int) -> bool:
-        return self.first_seq <= seq <= self.persisted_seq
+        return self.first_seq <= seq <= self.safe_seq
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
-        counted = self.persisted_seq - max(seq, self.first_seq) + 1
+        counted = self.safe_seq - max(seq, self.first_seq) + 1
         if self.counting:
             self.counting.pop()()  # type: ignore[operator]
-        return counted, self.persisted_seq
+        return counted, self.safe_seq
 
 
 async def test_messages_removed_during_the_first_count_are_not_counted() -> None:
@@ -118,7 +118,7 @@ async def test_removals_around_a_list_of_last_messages() -> None:
 class Chunks:
     """A stream of chunks of four messages, sequences 1 to 20 without every fifth, of which some have left."""
 
-    first_seq, persisted_seq = 1, 20
+    first_seq, safe_seq = 1, 20
 
     def __init__(self) -> None:
         self.dead: set[int] = set()
@@ -305,7 +305,7 @@ def test_only_stored_messages_are_delivered() -> None:
     """Shows that messages in memory that are not persisted are not delivered."""
     stream, cursor = all_messages(3, 9)
     later, _ = all_messages(3, 9)
-    stream.persisted_seq, stream.chunk_of = 6, later.chunk_of  # type: ignore[method-assign]
+    stream.safe_seq, stream.chunk_of = 6, later.chunk_of  # type: ignore[method-assign]
     msgs = cursor.next_messages(100, 1 << 20)
     assert isinstance(msgs, MessageColumns)
     assert msgs.seqs == range(1, 7)

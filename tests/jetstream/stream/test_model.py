@@ -227,7 +227,7 @@ class StreamMachine(RuleBasedStateMachine):
             assert await everything(stream) == kept
             assert await stream.last_seqs_by_subject(Filters([b"S.*"]), model.last_seq) == sorted(
                 model.last(s) for s in SUBJECTS if model.last(s) and s.count(b".") == 1)
-            limit = stream.persisted_seq
+            limit = stream.safe_seq
             assert await read_all(stream) == [msg for msg in kept if msg[0] <= limit]
             wanted = WANTED
             assert await read_all(stream, wanted) == [m for m in kept if m[0] <= limit and wanted.match(m[1])]

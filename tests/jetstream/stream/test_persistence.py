@@ -23,12 +23,12 @@ async def test_async_acknowledges_at_once() -> None:
     run = [pub(b"S.a"), pub(b"S.a", b"", Nats_Expected_Last_Sequence="7"), pub(b"S.a")]
     publish(world, stream, *run)
     assert [world.bus.answer(msg[1])["seq"] for msg in run] == [1, 0, 2]
-    assert stream.persisted_seq == 0
+    assert stream.safe_seq == 0
     assert stream.next_chunk(1, None) is None
     kept = await stream.get(2)
     assert kept is not None
     await world.settle()
-    assert stream.persisted_seq == 2
+    assert stream.safe_seq == 2
     await world.close()
 
 
@@ -122,7 +122,7 @@ async def test_a_restart_reads_nothing() -> None:
         await ask(world, stream, pub(b"S.%d" % i, Nats_Msg_Id=str(i)))
     again = await world.restart(stream)
     assert store.gets == 0
-    assert (again.first_seq, again.last_seq, again.msgs, again.persisted_seq) == (1, 30, 30, 30)
+    assert (again.first_seq, again.last_seq, again.msgs, again.safe_seq) == (1, 30, 30, 30)
     assert not again.live.blocks_loaded
     assert await ask(world, again, pub(b"S.x")) == {"stream": "S", "seq": 31}
     assert store.gets > 0
@@ -210,7 +210,7 @@ async def test_blocks_may_be_loaded_at_any_time(moment: str) -> None:
         stream = await world.restart(stream)
         assert not stream.live.blocks_loaded
     check_blocks()
-    assert (stream.msgs, stream.first_seq, stream.last_seq, stream.persisted_seq) == (12, 1, 12, 12)
+    assert (stream.msgs, stream.first_seq, stream.last_seq, stream.safe_seq) == (12, 1, 12, 12)
     if moment not in ("applied", "restarted"):
         world.store.objects.clear()  # newly persisted messages are still in memory
         assert await read_all(stream) == expected

@@ -191,19 +191,24 @@ def test_a_call_that_needs_the_applied_state_closes_the_segment(world: World) ->
     play(world, main)
 
 
-def test_readers_shorten_the_delay(world: World) -> None:
-    """Shows that a segment of a stream with readers is closed at once, and then at most every 2 ms."""
+def test_readers_see_what_is_safe(world: World) -> None:
+    """Shows that a stream is notified of each commit once it is safe, before the calls that wait for it."""
     async def main(world: World, clock: ManualClock) -> None:
         await ready(world, clock)
-        world.stream.followed = True
-        await asyncio.sleep(1)
-        began_ns, blocks = clock.monotonic_ns(), len(world.stream.persisted_blocks)
-        for messages in (1, 5):
-            await world.publish(messages)
-            if len(world.stream.persisted_blocks) == blocks:
-                await world.stored_once()
-            blocks = len(world.stream.persisted_blocks)
-        assert clock.monotonic_ns() - began_ns < 5_000_000
+        blocks = len(world.stream.persisted_blocks)
+        seen = []
+        world.stream.publish(1)
+        world.log.wait_safe(lambda: seen.append(world.stream.safe_seq))
+        world.journal_thread.held = [] if world.sync_interval_ns is None else None
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if world.journal_thread.held is not None:
+            assert (seen, world.stream.safe_seq) == ([], 0)  # message 1 was stored without the journal
+            world.journal_thread.release()
+            await asyncio.sleep(0)
+        assert seen == [2]
+        await world.publish(4)
+        assert (world.stream.safe_seq, len(world.stream.persisted_blocks)) == (6, blocks)
         await world.kill()
 
     play(world, main)

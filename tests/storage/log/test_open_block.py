@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from broker.storage.format.frame import FRAME_BYTES
 from broker.storage.log.open_block import OpenBlock
 
 
@@ -24,3 +25,30 @@ def test_the_run_of_a_message(steps: list[tuple[int, int]], data: st.DataObject)
         ordinal = data.draw(st.integers(0, len(seqs) - 1))
         start, first, at_ns = block.run_of(ordinal)
         assert (first + ordinal - start, at_ns) == (seqs[ordinal], times[ordinal])
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 4), st.sampled_from([0, 5, 40_000])), min_size=1,
+                max_size=12), st.data())
+def test_chunks_of_a_block_that_grows(steps: list[tuple[int, int, int]], data: st.DataObject) -> None:
+    """Shows that a chunk from any message on has the rows of the block, with gaps, headers and large bodies, and at
+    most as many bytes as a frame."""
+    block: OpenBlock[None] = OpenBlock(1, None)
+    rows: list[tuple[int, bytes, int, bytes, int]] = []
+    next_seq = 1
+    for time_ns, (gap, count, size) in enumerate(steps):
+        first_seq = next_seq + gap
+        new = [(first_seq + i, b"s%d" % i, size and i, bytes(size + i), time_ns) for i in range(count)]
+        block.append_run(first_seq, [row[1] for row in new], [row[2] for row in new] if size else None,
+                         [row[3] for row in new], time_ns)
+        rows += new
+        next_seq = first_seq + count
+        start = data.draw(st.integers(0, len(rows) - 1))
+        end = data.draw(st.integers(start + 1, len(rows)))
+        chunk = block.chunk(start, end)
+        got = [(chunk.seq(i), chunk.subjects[i], 0 if chunk.hlens is None else chunk.hlens[i], chunk.bodies[i],
+                chunk.times[i]) for i in range(len(chunk))]
+        assert got == rows[start:start + len(got)]
+        assert (chunk.start, chunk.first_seq, chunk.last_seq) == (start, got[0][0], got[-1][0])
+        assert len(got) == 1 or sum(map(len, chunk.bodies)) <= FRAME_BYTES
+        if len(got) < end - start:
+            assert sum(len(row[3]) for row in rows[start:start + len(got) + 1]) > FRAME_BYTES

@@ -42,7 +42,7 @@ class _Stream(Protocol):
     @property
     def last_seq(self) -> int: ...
     @property
-    def persisted_seq(self) -> int: ...
+    def safe_seq(self) -> int: ...
 
 
 def _sample_percent(text: str) -> int:
@@ -313,7 +313,7 @@ class AckHandler:
     @property
     def _ahead_max(self) -> int:
         """The last message whose delivery may have been lost in a crash."""
-        return min(self.forgotten_seq, self._stream.persisted_seq)
+        return min(self.forgotten_seq, self._stream.safe_seq)
 
     def _ack_ahead(self, seq: int, cseq: int, now_ns: int) -> bool:
         """Apply an ack ahead of the deliveries, if that delivery may have been lost in a crash.

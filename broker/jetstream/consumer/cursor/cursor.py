@@ -5,8 +5,8 @@ Owns the next sequence to deliver, and the count of messages that are yet to be 
 the stream and cuts columns from them. It never waits: for a chunk that is not in memory it returns a ``Loading``, which
 the caller awaits.
 
-    ....delivered........│next_seq .... counted│......... persisted_seq
-                         └──── num_pending ────┘ + count()  brings ``counted`` up to persisted_seq
+    ....delivered........│next_seq .... counted│......... safe_seq
+                         └──── num_pending ────┘ + count()  brings ``counted`` up to safe_seq
 
 ``pending`` counts all messages at or below ``counted``; ``removed`` subtracts messages that leave the stream before
 they were delivered. If their number is unknown (a range, of a filtered consumer), ``pending`` is wrong until
@@ -71,13 +71,13 @@ class Block(Protocol):
 
 
 class Readable(Protocol):
-    """The parts of a stream that a cursor uses, over messages at or below ``persisted_seq``."""
+    """The parts of a stream that a cursor uses, over messages at or below ``safe_seq``."""
 
     @property
     def first_seq(self) -> int: ...
 
     @property
-    def persisted_seq(self) -> int: ...
+    def safe_seq(self) -> int: ...
 
     @property
     def last_seq(self) -> int: ...
@@ -187,7 +187,7 @@ class Cursor:
             if msgs is not None:
                 return self._with_following(msgs, chunk, count_max, bytes_max) if self.filters.all else msgs
             # Nothing in this chunk matches.
-            self._move(min(chunk.last_seq, self.stream.persisted_seq) + 1)
+            self._move(min(chunk.last_seq, self.stream.safe_seq) + 1)
 
     def _next_known(self, seqs: Sequence[int], bytes_max: int) -> MessageColumns | Loading | None:
         """Return the first of ``seqs``, from one chunk after another, as far as these are in memory.
@@ -231,7 +231,7 @@ class Cursor:
         messages.
         """
         parts = [msgs]
-        while len(chunk) <= _JOINED_MAX and msgs.end > chunk.last_seq and msgs.end <= self.stream.persisted_seq:
+        while len(chunk) <= _JOINED_MAX and msgs.end > chunk.last_seq and msgs.end <= self.stream.safe_seq:
             count_max -= len(msgs)
             bytes_max -= sum(map(len, msgs.bodies))
             if count_max <= 0 or bytes_max <= 0 or (found := self.stream.chunk_of(msgs.end)) is None:
@@ -268,7 +268,8 @@ class Cursor:
         if not picks:
             return None
         end = chunk.last_seq + 1
-        if len(picks) > limit:
+        if len(picks) >= limit:
+            # Pass over nothing more, even if no other message of the chunk matches: the filters may change.
             picks = picks[:limit]
             end = chunk.seq(picks[-1]) + 1
         return MessageColumns.picked(chunk, picks, end)
@@ -356,7 +357,7 @@ class Cursor:
 
     def _ended(self) -> None:
         """Record that no message is left at or after ``next_seq``: ``pending`` is 0, whatever was counted."""
-        end = self.stream.persisted_seq
+        end = self.stream.safe_seq
         if end >= self.next_seq:
             self.next_seq = end + 1
         if end >= self.counted:
@@ -372,20 +373,20 @@ class Cursor:
         return self.known and not self._off
 
     def count(self) -> Loading | None:
-        """Bring ``pending`` up to ``persisted_seq``; returns a Loading if that needs a read from the store."""
+        """Bring ``pending`` up to ``safe_seq``; returns a Loading if that needs a read from the store."""
         self._deliver_notifications()
         stream = self.stream
-        if self.known and self._off and not self.listed and stream.persisted_seq - self.next_seq < _TAIL_MAX_EACH:
+        if self.known and self._off and not self.listed and stream.safe_seq - self.next_seq < _TAIL_MAX_EACH:
             # Few messages are left, so count them again at once: the next delivery shows the number.
             self.pending, self.counted, self._off = 0, self.next_seq - 1, False
-        while self.known and self.counted < stream.persisted_seq:
+        while self.known and self.counted < stream.safe_seq:
             found = stream.next_chunk(self.counted + 1, self.narrow)
             if not isinstance(found, tuple):
                 self._loading_count = found
                 if found is not None:
                     self.counted = max(self.counted, found.seq - 1)
                     return found
-                self.counted = stream.persisted_seq
+                self.counted = stream.safe_seq
                 break
             self._loading_count = None
             chunk, block, i = found
@@ -399,19 +400,19 @@ class Cursor:
         0 if many messages would have to be examined (``long_tail``).
         """
         stream = self.stream
-        if not self.known or not stream.persisted_seq <= self.counted < stream.last_seq or self.long_tail:
+        if not self.known or not stream.safe_seq <= self.counted < stream.last_seq or self.long_tail:
             return 0
         return stream.tail_count(self.counted + 1, self.filters)
 
     @property
     def long_tail(self) -> bool:
         """True if finding matches among the messages that are not yet persisted would hold up the loop."""
-        return not self.filters.all and self.stream.last_seq - self.stream.persisted_seq > _TAIL_MAX
+        return not self.filters.all and self.stream.last_seq - self.stream.safe_seq > _TAIL_MAX
 
     def last_to_come(self) -> int:
         """Return ``last_seq`` if a match may be among the messages that are not yet persisted, else 0."""
         last_seq = self.stream.last_seq
-        behind = last_seq - self.stream.persisted_seq
+        behind = last_seq - self.stream.safe_seq
         if behind <= 0:
             return 0
         return last_seq if behind > _TAIL_MAX_EACH or self.count() is not None or self.tail() else 0

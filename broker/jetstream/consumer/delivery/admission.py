@@ -100,7 +100,7 @@ class PullAdmission:
         self._swept_ns = mono_ns
         beat = status.idle_heartbeat(self._acks.delivered_cseq, self._cursor.next_seq - 1) if heartbeats else None
         send_statuses(self._bus, self.waiting.sweep(mono_ns, self._bus.interest, at_end=at_end,
-                                                    persisted_seq=self._cursor.stream.persisted_seq, heartbeat=beat))
+                                                    safe_seq=self._cursor.stream.safe_seq, heartbeat=beat))
 
     def _pinned_elsewhere(self, request: PullRequest) -> str:
         """Return why a request that names a pin ends at once, or ""; the right pin renews its client's hold on it."""

@@ -89,10 +89,10 @@ class Waiting:
         return self.order.turn(self.requests, supply)
 
     def sweep(self, mono_ns: int, interested: Callable[[bytes], bool], *, at_end: bool,
-              persisted_seq: int, heartbeat: bytes | None = None) -> list[tuple[bytes, bytes]]:
+              safe_seq: int, heartbeat: bytes | None = None) -> list[tuple[bytes, bytes]]:
         """Remove requests that have ended, and send heartbeats to the others.
 
-        Args: at_end: no message up to ``persisted_seq`` is left to deliver. This ends one-shots that have no
+        Args: at_end: no message up to ``safe_seq`` is left to deliver. This ends one-shots that have no
                 ``expires`` or got a message, unless a message published before their arrival may be delivered later.
             heartbeat: the status to send if one is due; None leaves them for later.
         Returns: (inbox, status) to send, in order. Requests whose inbox has no subscriber are dropped silently.
@@ -103,7 +103,7 @@ class Waiting:
             if r.expires_ns <= mono_ns:
                 out.append((r.reply, r.pending_status(status.REQUEST_TIMEOUT)))
                 continue
-            if at_end and r.no_wait and r.until_seq <= persisted_seq and (r.expires_ns == NEVER_NS or r.delivered):
+            if at_end and r.no_wait and r.until_seq <= safe_seq and (r.expires_ns == NEVER_NS or r.delivered):
                 out.append((r.reply, status.NO_MESSAGES))
                 continue
             if not interested(r.reply):

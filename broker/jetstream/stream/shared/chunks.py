@@ -3,7 +3,8 @@
 Owns: the next block and the place in it, and the cache of a block's matches. Does not own: loading and caching
 (storage.read), loading ahead (read_ahead), the subjects (subject_state), the readers' cursors.
 
-Readers are consumers and backups: they see messages at or below ``persisted_seq``.
+Readers are consumers and backups: they see messages at or below ``safe_seq``. The newest of these may be in blocks that
+still grow: a reader gets a chunk of such a block as it is now.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import asyncio
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.shared.read_ahead import ReadAhead
 from broker.jetstream.stream.state.live import LiveBlock
 from broker.jetstream.stream.state.matching import EXCLUDED_AT_ONCE, listed_match, matching_ordinals, may_match
+from broker.jetstream.stream.state.rows import OpenRows
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.frame import Chunk
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.live import Live
     from broker.jetstream.stream.state.subject_state import SubjectState
     from broker.jetstream.stream.state.tasks import Tasks
+    from broker.storage.log.open_block import OpenBlock
     from broker.storage.read.reader import BlockReader
 
 __all__ = ["Chunks", "Loading"]
@@ -81,29 +84,35 @@ class Chunks:
         """Return the chunk with the first persisted live match at or after ``seq``, its block, and the match's place in
         the chunk.
 
-        Returns a Loading if something must be loaded first; None if there is no match up to ``persisted_seq``. Later
+        Returns a Loading if something must be loaded first; None if there is no match up to ``safe_seq``. Later
         messages of the chunk may be dead (``block.dead``) or not match.
         """
         live = self._live
         if seq < live.first_seq:
             seq = live.first_seq
-        if seq > live.persisted_seq:
+        if seq > live.safe_seq:
             return None
         if filters is not None and (known := self._subjects.next(filters, seq)) is not None:
-            if not 0 < known <= live.persisted_seq:
+            if not 0 < known <= live.safe_seq:
                 return None
             seq = known
             block = live.find(known)
-            if block is not None and block.gapless and (chunk := self._stored(block, known)) is not None:
+            if block is not None and block.gapless and (chunk := self._resident(block, known)) is not None:
                 return chunk, block, known - block.first_seq - chunk.start
         blocks, excluded = live.blocks, 0
         for i in range(live.index_at(seq), len(blocks)):
             block = blocks[i]
-            if block.open is not None:
+            if block.first_seq > live.safe_seq:
                 return None
             if not block.live_msgs or (filters is not None and not listed_match(block, filters)):
                 continue
             first = seq if seq > block.first_seq else block.first_seq
+            if block.open is not None:
+                place = self._next_in_open(block, first, filters)
+                if place < 0:
+                    continue
+                growing = self._growing(block, place)
+                return growing, block, place - growing.start
             if filters is not None or block.dead is not None or not block.gapless:
                 ordinal = self.next_ordinal(block, first, filters)
                 if ordinal is None:
@@ -130,7 +139,7 @@ class Chunks:
         """Return the same as ``next_chunk`` for a live ``seq`` if its chunk is in memory; otherwise use
         ``next_chunk``."""
         block = self._live.find(seq)
-        if block is None or not block.gapless or (chunk := self._stored(block, seq)) is None:
+        if block is None or not block.gapless or (chunk := self._resident(block, seq)) is None:
             return None
         return chunk, block, seq - block.first_seq - chunk.start
 
@@ -177,9 +186,43 @@ class Chunks:
             return block.chunks[bisect_right(block.starts, ordinal) - 1]
         return self._reader.cached_chunk(block, ordinal)
 
-    def _stored(self, block: LiveBlock, seq: int) -> Chunk | None:
-        """Return the chunk with ``seq`` of a block without gaps if it is in memory."""
-        return self.cached(block, seq - block.first_seq) if block.open is None else None
+    def _resident(self, block: LiveBlock, seq: int) -> Chunk | None:
+        """Return the chunk with ``seq``, which is safe, of a block without gaps if it is in memory."""
+        ordinal = seq - block.first_seq
+        return self.cached(block, ordinal) if block.open is None else self._growing(block, ordinal)
+
+    # --- blocks that are not persisted --------------------------------------------------------------------------------
+
+    def _growing(self, block: LiveBlock, ordinal: int) -> Chunk:
+        """Return a chunk with message ``ordinal`` of a block that is not persisted, and safe messages after it.
+
+        Readers that are at the same place share the chunk. Later messages of the block will be in other chunks.
+        """
+        chunk = block.tail
+        if chunk is None or not 0 <= ordinal - chunk.start < len(chunk):
+            assert block.open is not None
+            chunk = block.tail = block.open.chunk(ordinal, self._safe_end(block.open))
+        return chunk
+
+    def _safe_end(self, opened: OpenBlock[Any]) -> int:
+        """Return the number of the block's messages that are safe: its first ones."""
+        safe_seq = self._live.safe_seq
+        return opened.count if opened.last_seq <= safe_seq else OpenRows(opened).ordinal_of(safe_seq + 1)
+
+    def _next_in_open(self, block: LiveBlock, seq: int, filters: Filters | None) -> int:
+        """Return the ordinal of the first safe live match at or after ``seq`` in a block that is not persisted; -1:
+        none."""
+        opened = block.open
+        assert opened is not None
+        rows, subjects, dead = OpenRows(opened), opened.subjects, block.dead
+        start, end = rows.ordinal_of(seq), self._safe_end(opened)
+        if filters is not None and filters.literal and end - start > 1 and filters.literals.isdisjoint(
+                subjects[start:end]):
+            return -1
+        for at in range(start, end):
+            if (filters is None or filters.match(subjects[at])) and (dead is None or rows.seq_of(at) not in dead):
+                return at
+        return -1
 
     def _loading(self, block: LiveBlock, ordinal: int | None, seq: int, filters: Filters | None) -> Loading:
         return Loading(self._tasks.start(self._load(block, ordinal, seq, filters), "read"), seq)

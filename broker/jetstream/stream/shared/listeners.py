@@ -66,7 +66,7 @@ class Listener(Changed, Protocol):
         """Return whether it has not received anything from ``seq`` on, whatever the subjects."""
 
     def wake(self) -> None:
-        """Handle that ``persisted_seq`` moved."""
+        """Handle that ``safe_seq`` moved."""
 
     def removed(self, first_seq: int, last_seq: int, msgs: int, subject: bytes | None = None, *,
                 purged: bool = False) -> None:
@@ -89,7 +89,7 @@ class Listeners:
         self.by_name = by_name
         self.followers: dict[Callable[[], None], None] = {}
         """A function of each stream that copies from this one, called in this order when
-        ``persisted_seq`` moves."""
+        ``safe_seq`` moves."""
         self._to_wake: dict[Callable[[], None], None] = {}
         self._stream = stream
         self._dirty: dict[str, Changed] = {}
@@ -112,7 +112,7 @@ class Listeners:
                     yield delta
 
     def wake(self) -> None:
-        """Notify listeners and followers that ``persisted_seq`` moved."""
+        """Notify listeners and followers that ``safe_seq`` moved."""
         self._notify_all(lambda listener: listener.wake())
         if len(self.followers) <= _FOLLOWERS_AT_ONCE:
             for follower in self.followers:

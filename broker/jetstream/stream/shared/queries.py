@@ -3,8 +3,8 @@
 Owns: finding the messages of a query in the live state. Does not own: chunks and the matches of their blocks (chunks),
 loading and caching (storage.read), the subjects (subject_state).
 
-Queries see the whole live stream, including the tail that is not persisted yet. Only ``count_from``, for consumers, is
-limited to persisted messages.
+Queries see the whole live stream, including the tail that is not safe yet. Only ``count_from``, for consumers, is
+limited to safe messages.
 
 If a block's object is deleted during a query, the reader raises NotFound. The block's messages have left the stream
 then, so the query is repeated on the current state.
@@ -350,36 +350,38 @@ class Queries:
     # --- counts -------------------------------------------------------------------------------------------------------
 
     async def count_from(self, seq: int, filters: Filters | None) -> tuple[int, int]:
-        """Return the number of persisted live matches at or after ``seq``, and the ``persisted_seq`` of that count.
+        """Return the number of safe live matches at or after ``seq``, and the ``safe_seq`` of that count.
 
         Messages removed during the count may or may not be included: consumers are notified of removals.
         """
         live = self._live
         if filters is not None and (known := self._subjects.count_from(filters, seq)) is not None:
-            return known, live.persisted_seq
+            return known, live.safe_seq
         if filters is None or filters.all:
             total = await self._decided(lambda: live.live_from(max(seq, live.first_seq)))
-            return total - self.tail_count(seq, ALL), live.persisted_seq
-        if seq <= live.first_seq and self._subjects.index_is_worthwhile(live.persisted_seq):
+            return total - self.tail_count(max(seq, live.safe_seq + 1), ALL), live.safe_seq
+        if seq <= live.first_seq and self._subjects.index_is_worthwhile(live.safe_seq):
             total = await self.count(filters)
-            return total - self.tail_count(seq, filters), live.persisted_seq
-        total, end = 0, live.persisted_seq
+            return total - self.tail_count(max(seq, live.safe_seq + 1), filters), live.safe_seq
+        total, end = 0, live.safe_seq
         not_loaded = []
         for n, block in enumerate(blocks_from(live, seq, end)):
             if n % _BLOCKS_AT_ONCE == _BLOCKS_AT_ONCE - 1:
                 await asyncio.sleep(0)
             if listed_match(block, filters):
-                if block.live_msgs == block.count and block.first_seq >= seq and block.subjects is not None:
+                if (block.live_msgs == block.count and seq <= block.first_seq and block.last_seq <= end
+                        and block.subjects is not None):
                     total += sum(count for subject, count, _, _ in block.subjects if filters.match(subject))
                 else:
                     not_loaded.append(block)
         async with aclosing(self._heads.walk(candidates(not_loaded, filters))) as walk:
             async for block, rows in walk:
-                if block.live_msgs == block.count and block.first_seq >= seq and isinstance(rows, Head):
+                if (block.live_msgs == block.count and seq <= block.first_seq and block.last_seq <= end
+                        and isinstance(rows, Head)):
                     total += sum(map(rows.subject_counts.__getitem__, matching_ids(rows, filters)))
                 else:
                     total += sum(1 for one, _ in matching_rows(rows, block, filters)
-                                 if one >= seq and live.is_live(block, one))
+                                 if seq <= one <= end and live.is_live(block, one))
         return total, end
 
     async def count(self, filters: Filters) -> int:
@@ -403,7 +405,7 @@ class Queries:
                 return total
 
     def tail_count(self, seq: int, filters: Filters) -> int:
-        """Return the number of live matches at or after ``seq`` that are not persisted yet. Reads nothing."""
+        """Return the number of live matches at or after ``seq`` in blocks that are not persisted yet. Reads nothing."""
         return sum(self._tail_counts(seq, filters))
 
     def _tail_counts(self, seq: int, filters: Filters) -> list[int]:

@@ -25,6 +25,7 @@ class LiveBlock:
 
     Attributes:
         open: the writer's block until it is persisted, then None.
+        tail: the newest chunk that a reader needed of ``open``.
         unread: the writer's block of a persisted block of a memory stream, until something reads it (``seal``). An
             unread block has no chunks, head and subjects, and may grow (``memory_blocks``).
         ref: the block's place in the store once it is persisted; None before, and always None in a memory stream.
@@ -36,7 +37,7 @@ class LiveBlock:
     """
 
     __slots__ = ("bytes", "chunks", "count", "dead", "first_seq", "first_time_ns", "head", "last_seq", "last_time_ns",
-                 "live_bytes", "live_msgs", "open", "ref", "starts", "subjects", "unread")
+                 "live_bytes", "live_msgs", "open", "ref", "starts", "subjects", "tail", "unread")
 
     def __init__(self, first_seq: int, last_seq: int, count: int, size: int, first_time_ns: int,
                  last_time_ns: int) -> None:
@@ -50,6 +51,7 @@ class LiveBlock:
         self.live_bytes = size
         self.dead: DeadSet | None = None
         self.open: OpenBlock[Any] | None = None
+        self.tail: Chunk | None = None
         self.unread: OpenBlock[Any] | None = None
         self.ref: BlockRef | None = None
         self.chunks: Sequence[Chunk] | None = None

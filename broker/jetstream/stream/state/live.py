@@ -5,11 +5,11 @@ Does not own: why a message is removed (appender, retention), where the front is
 (log) or are read (chunks, queries).
 
     blocks   …│ persisted │ persisted │ in flight │ in flight │ open │
-               ^first_seq              ^persisted_seq + 1    last_seq^
+               ^first_seq              ^safe_seq + 1    last_seq^
 
 Invariants: blocks are in order and do not overlap; a message is live when its block has it, ``first_seq <= seq`` and
 its block's ``dead`` does not hold it; ``msgs`` and ``bytes`` are the sums of the blocks' ``live_msgs`` and
-``live_bytes``; ``persisted_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before
+``live_bytes``; ``safe_seq <= last_seq``. A stream without messages has ``first_seq == last_seq + 1``, or 0 before
 its first one.
 
 The blocks are loaded when they are first needed. Publishes alone need only the numbers, which are known from the
@@ -91,7 +91,7 @@ class Live:
         self.last_time_ns = 0
         self.first_time_ns = 0
         self.ahead = AheadOfClock(self, clock or SystemClock(), extra or {})
-        self.persisted_seq = 0
+        self.safe_seq = 0
         self.open: OpenBlock[Any] | None = None
         self.joining: Joining | None = None
         self._tail: LiveBlock | None = None
@@ -271,6 +271,7 @@ class Live:
 
     def persisted(self, block: LiveBlock, sealed: SealedBlock[Any], keep: bool) -> None:
         """Mark ``block`` as persisted. ``keep``: it belongs to a memory stream, so its messages stay in memory here."""
+        block.tail = None
         if keep:
             block.unread, block.open = block.open, None
         else:

@@ -221,7 +221,7 @@ class SubjectState:
         index, live = self._exact(filters, 1), self._live
         if index is None:
             return None
-        return index.seqs(filters.subjects[0], max(seq, live.first_seq), live.persisted_seq, most)
+        return index.seqs(filters.subjects[0], max(seq, live.first_seq), live.safe_seq, most)
 
     def count_from(self, filters: Filters, seq: int) -> int | None:
         """Return the number of persisted live messages at or after ``seq`` of one literal subject; None: as
@@ -229,7 +229,7 @@ class SubjectState:
         index, live = self._exact(filters, 1), self._live
         if index is None:
             return None
-        return index.count_within(filters.subjects[0], max(seq, live.first_seq), live.persisted_seq)
+        return index.count_within(filters.subjects[0], max(seq, live.first_seq), live.safe_seq)
 
     def _exact(self, filters: Filters, most: int) -> SubjectIndex | None:
         """Return the index if it has exactly the persisted live messages, and ``filters`` are few literal subjects.
@@ -237,7 +237,7 @@ class SubjectState:
         ``most`` is the maximum number of subjects. Returns None otherwise.
         """
         index = self._index
-        if (index is None or not index.tracked or self._deferred or index.merged_seq < self._live.persisted_seq
+        if (index is None or not index.tracked or self._deferred or index.merged_seq < self._live.safe_seq
                 or not filters.literal or len(filters.literals) > most):
             return None
         return index

@@ -48,7 +48,7 @@ class Origin(Protocol):
     @property
     def last_seq(self) -> int: ...
     @property
-    def persisted_seq(self) -> int: ...
+    def safe_seq(self) -> int: ...
     @property
     def listeners(self) -> Listeners: ...
     async def load_blocks(self) -> None: ...
@@ -125,7 +125,7 @@ class OriginReader:
             found = self.origin.next_chunk(self.next_seq, self._filters)
             if found is None:
                 self._held = None
-                self.next_seq = max(self.next_seq, self.origin.persisted_seq + 1)
+                self.next_seq = max(self.next_seq, self.origin.safe_seq + 1)
                 return None
             if not isinstance(found, tuple):
                 self._held = found  # keeps what it loads in memory until it is read
@@ -139,7 +139,7 @@ class OriginReader:
 
     def _batch(self, chunk: Chunk, block: LiveBlock, place: int) -> Batch:
         batch, size = Batch(), 0
-        first_seq, last_seq = self.origin.first_seq, self.origin.persisted_seq
+        first_seq, last_seq = self.origin.first_seq, self.origin.safe_seq
         dead, filters, hlens = block.dead, self._filters, chunk.hlens
         batch.end_seq = min(chunk.last_seq, last_seq) + 1
         for at in range(place, len(chunk)):

@@ -73,7 +73,7 @@ async def test_a_batch_is_answered_once_it_is_stored() -> None:
     first, last = batch("b", (b"S.a", {}), (b"S.b", {}))
     publish(world, stream, first, last)
     assert world.bus.replies == {first[1]: [b""]}
-    assert (stream.last_seq, stream.persisted_seq) == (2, 0)
+    assert (stream.last_seq, stream.safe_seq) == (2, 0)
     await world.settle(stream)
     assert world.bus.replies[last[1]] == [b'{"stream":"S","seq":2,"batch":"b","count":2}']
     await world.close()

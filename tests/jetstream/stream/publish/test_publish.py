@@ -27,7 +27,7 @@ async def test_a_run_is_acknowledged_in_order_and_read_back() -> None:
     expected = [(i, b"S.a", b"%d" % i) for i in range(1, 301)]
     assert await everything(stream) == expected
     assert await read_all(stream) == expected
-    assert (stream.first_seq, stream.last_seq, stream.msgs, stream.persisted_seq) == (1, 300, 300, 300)
+    assert (stream.first_seq, stream.last_seq, stream.msgs, stream.safe_seq) == (1, 300, 300, 300)
     await world.close()
 
 

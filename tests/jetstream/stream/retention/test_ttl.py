@@ -309,5 +309,5 @@ async def test_markers_of_many_subjects() -> None:
                                                                            if i != 297]
     assert await stream.get_last(b"S.299")
     assert (await stream.get_last(b"S.299")).payload == b"again"  # type: ignore[union-attr]
-    assert await stream.count_from(0, Filters([b"S.299"])) == (1, stream.persisted_seq)
+    assert await stream.count_from(0, Filters([b"S.299"])) == (1, stream.safe_seq)
     await world.close()
