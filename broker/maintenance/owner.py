@@ -104,7 +104,7 @@ class _Corrected:
     def sealing(self, block: OpenBlock[Any]) -> None:
         block.outcome = self._outcome
 
-    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
         self.sealing(block)
         return ()
 

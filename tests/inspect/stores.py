@@ -75,7 +75,7 @@ class Stream:
             "add": [new, new, [T0 + 9] * len(new)], "re": {new[-1]: 2} if new else {}})
         self.owner.log.urgent()
 
-    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
         self.sealing(block)
         return ()
 

@@ -93,7 +93,8 @@ async def test_values(used: BrokerProcess) -> None:
     assert value("jetblock_healthy") == value("jetblock_lease_valid") == value("jetblock_store_up") == 1
     assert value("jetblock_standby") == value("jetblock_streams_not_shown") == 0
     commits = value("jetblock_commit_duration_seconds_count")
-    assert 5 <= commits <= value("jetblock_commits_total")
+    assert commits >= 5
+    assert value("jetblock_commits_total") >= 1  # many commits of the journal become one segment
     assert value("jetblock_commit_duration_seconds_bucket", le="+Inf") == commits
     assert 0 < value("jetblock_commit_duration_seconds_sum") < 60
     assert value("jetblock_commit_bytes_total") > 500

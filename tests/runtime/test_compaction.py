@@ -26,8 +26,10 @@ from tests.plain_records import add_record
 
 pytestmark = [pytest.mark.shows("store.compaction"), pytest.mark.usefixtures("merges_on_request")]
 
-SETTINGS = {"storage.compaction_cpu": 100, "storage.compaction_bytes_per_second": 1 << 40, "storage.reader_grace_ns": 0}
-"""Compaction is not slowed down, and released objects are deleted at once."""
+SETTINGS = {"storage.compaction_cpu": 100, "storage.compaction_bytes_per_second": 1 << 40, "storage.reader_grace_ns": 0,
+            "storage.journal": False}
+"""Compaction is not slowed down, and released objects are deleted at once. Each commit is an object, so that there are
+many small ones."""
 
 
 def shard_of(broker: Broker) -> Shard:

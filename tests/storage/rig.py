@@ -114,7 +114,7 @@ class Stream:
             block.add(Schedule(seqs, [self.last_seq] * len(seqs)))
         block.outcome = Outcome(self.first_seq, self.last_seq, self.msgs, self.msgs * 43, 1000 if self.msgs else 0)
 
-    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
         """Add the outcome and lazy records, and return the expiries and schedules of the messages from ``start`` on."""
         listed: list[Record] = []
         seqs = [seq for seq in self.expires_at_ns if block.count and block.first_seq + start <= seq]

@@ -42,7 +42,7 @@ class UnusedStream:
         state = self._state
         block.outcome = Outcome(state.first_seq, state.last_seq, state.msgs, state.bytes, state.first_time_ns)
 
-    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
         self.sealing(block)
         return ()
 

@@ -280,7 +280,6 @@ class Stream:
 
     def sealing(self, block: OpenBlock[Any]) -> None:
         """Add the stream's outcome, and the records that no reply waits for, when the segment closes."""
-        self._add_consumers(block)
         recorded = self.dedupe.pop_recorded()
         if recorded:
             block.add(_message_ids(block, recorded))
@@ -292,16 +291,11 @@ class Stream:
         self._add_changes(block)
         self.live.cut(block)
 
-    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
         """Add the outcome and other records like ``sealing``, to a block that stays open.
-
-        Changes of consumers wait until the segment closes: a kill may lose the deliveries and acks of the last second.
-        But no removal is journaled without the acks that caused it.
 
         Returns: the records that list messages, for those from ordinal ``start`` on.
         """
-        if removed:
-            self._add_consumers(block)
         listed: list[RecordBody] = []
         if self.dedupe.recorded or self.ttls.expiries or self.scheduler.changed:
             first_seq = OpenRows(block).seq_of(start) if start < block.count else block.last_seq + 1
@@ -314,14 +308,11 @@ class Stream:
         self._add_changes(block)
         return [Record.pack(body, block.last_seq) for body in listed]
 
-    def _add_consumers(self, block: OpenBlock[Any]) -> None:
-        """Add the changes of consumers since the last call."""
-        for delta in self.listeners.pop_deltas():
-            block.add(delta)
-
     def _add_changes(self, block: OpenBlock[Any]) -> None:
         """Add the outcome, and the records of what has changed since the last call."""
         live = self.live
+        for delta in self.listeners.pop_deltas():
+            block.add(delta)
         extra = self.interest.pop_changes() if self.interest.moved else {}
         if self.positions.moved:
             extra |= self.positions.pop_changes()

@@ -139,7 +139,7 @@ class Journaling:
     def _add(self, block: OpenBlock[Any], blocks: list[OpenBlock[Any]], rows: list[JournaledBlock]) -> None:
         mark = self._marks.get(block.stream_id, _NOTHING)
         try:
-            listed = block.owner.journaling(block, mark.messages, removed=len(block.removed) > mark.removed)
+            listed = block.owner.journaling(block, mark.messages)
         except Exception as error:
             self._on_error(block.owner, error)
             return

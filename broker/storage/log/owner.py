@@ -22,11 +22,8 @@ class BlockOwner(Protocol):
     def sealing(self, block: OpenBlock[Any]) -> None:
         """Set ``block.outcome`` to the state after everything sequenced so far, and add lazy records."""
 
-    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
-        """Set ``block.outcome``, and add records, as ``sealing`` does; but ``block`` stays open for more.
-
-        Lazy records that nothing waits for may be left to ``sealing``, unless removals in the block depend on them:
-        ``removed``: it has got some since the last call.
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
+        """Do the same as ``sealing``, but ``block`` stays open for more.
 
         Returns: the records that ``sealing`` will add for all messages of the block, for those from ordinal ``start``
             on. They are kept until then, and not added to the block.
@@ -59,7 +56,7 @@ class ShardBlockOwner:
     def sealing(self, block: OpenBlock[Any]) -> None:
         block.outcome = Outcome()
 
-    def journaling(self, block: OpenBlock[Any], start: int, *, removed: bool) -> Sequence[Record]:
+    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
         self.sealing(block)
         return ()
 

@@ -83,14 +83,18 @@ async def test_readers_at_the_same_place_share_a_chunk() -> None:
     stream.safe(2)
     assert listener.woken == 1
     first, again = stream.next_chunk(1, None), stream.next_chunk(2, None)
-    assert isinstance(first, tuple) and isinstance(again, tuple)
-    assert first[0] is again[0] and len(first[0]) == 2 and (first[2], again[2]) == (0, 1)
+    assert isinstance(first, tuple)
+    assert isinstance(again, tuple)
+    assert first[0] is again[0]
+    assert len(first[0]) == 2
+    assert (first[2], again[2]) == (0, 1)
     assert stream.next_chunk(3, None) is None
     publish(world, stream, pub(b"S.a", b"3"))
     stream.safe(4)
     assert len(first[0]) == 2
     following = stream.next_chunk(3, None)
-    assert isinstance(following, tuple) and list(following[0].bodies) == [b"2", b"3"]
+    assert isinstance(following, tuple)
+    assert list(following[0].bodies) == [b"2", b"3"]
     held.go.set()
     await world.settle(stream)
     assert listener.woken == 2
