@@ -16,7 +16,7 @@ from tests.adversity.clients import connect, read_all
 from tests.harness import BrokerProcess
 
 
-@pytest.mark.shows("store.inspect", "store.backup")
+@pytest.mark.shows("store.kill")
 async def test_tools_read_the_journal_of_a_killed_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """``inspect``, ``fsck``, ``copy`` and ``backup`` see every acknowledged message, write nothing into the store, and
     say where the messages came from; a broker serves the copy."""
