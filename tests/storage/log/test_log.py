@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from concurrent.futures import Executor, Future
 from typing import Any
 
@@ -96,6 +97,34 @@ def test_commit_interval_spaces_the_beginnings_of_puts() -> None:
             stream.publish(300)
             await rig.log.persisted()
         assert clock.monotonic_ns() - began_ns < 50 * MS
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("interval_ms", [0, 20, 50])
+def test_nobody_waits_for_more_than_two_commits(interval_ms: int) -> None:
+    """Shows that a call at any instant waits for at most two puts without an interval, and with one for at most the
+    interval and a put; and not for the interval if none has begun within it."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, commit_interval_ns=interval_ms * MS)
+        waits_ns: list[int] = []
+
+        def publish() -> None:
+            at_ns = clock.monotonic_ns()
+            stream.publish()
+            rig.log.wait(lambda: waits_ns.append(clock.monotonic_ns() - at_ns))
+
+        rng = random.Random(interval_ms)
+        for _ in range(300):
+            publish()
+            await asyncio.sleep(rng.choice((0.0001, 0.003, 0.012)))
+        await rig.log.persisted()
+        assert len(waits_ns) == 300
+        assert max(waits_ns) < (max(interval_ms, 10) + 11) * MS
+        for _ in range(3):
+            await asyncio.sleep(1)
+            publish()
+            await rig.log.persisted()
+            assert waits_ns[-1] < 11 * MS
     in_virtual_time(main)
 
 
