@@ -22,6 +22,7 @@ from broker import COMPILED, NATS_SERVER_VERSION, __version__
 from broker.base.suggest import did_you_mean
 from broker.config.flags import USAGE, CommandLine, FlagError, read_flags
 from broker.config.settings import ConfigError, InvalidFile
+from broker.storage.format.errors import KeyMissing
 
 __all__ = ["run"]
 
@@ -44,6 +45,9 @@ def run(arguments: Sequence[str]) -> int:
         status = _run(arguments)
         sys.stdout.flush()
         return status
+    except KeyMissing as error:
+        print(f"{_PROGRAM} {arguments[0]}: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:  # while a command is being imported: later, most of them say what to do next
         print(f"{_PROGRAM} {arguments[0]}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -67,6 +67,7 @@ MAY: dict[str, set[str]] = {
     "storage.shard": {
         "base", "config.settings", "storage.checkpoint", "storage.compaction", "storage.format", "storage.log",
         "storage.objectstore", "storage.paths", "storage.put", "storage.read", "storage.state"},
+    "storage.keys": {"storage.format", "storage.objectstore", "storage.paths", "storage.state"},
     "cluster": {"base", "storage.format", "storage.objectstore", "storage.paths", "storage.put"},
     # Streams and consumers.
     "jetstream.bus": set(),
@@ -173,23 +174,25 @@ MAY: dict[str, set[str]] = {
     "monitor": {"base", "protocol"},
     "inspect": {
         "base", "config.arguments", "protocol", "storage.format", "storage.journal_reader", "storage.journal_replay",
-        "storage.objectstore", "storage.paths", "storage.read", "storage.state", "storage.unsynced_tail"},
+        "storage.keys", "storage.objectstore", "storage.paths", "storage.read", "storage.state",
+        "storage.unsynced_tail"},
     "maintenance.scrub": {"base", "inspect", "storage.format", "storage.objectstore", "storage.paths", "storage.state"},
     "maintenance.cost": {"storage.checkpoint", "storage.compaction", "storage.format", "storage.state"},
     "maintenance": {
         "base", "cluster", "config.arguments", "inspect", "maintenance.cost", "storage.checkpoint", "storage.format",
-        "storage.journal_replay", "storage.log", "storage.objectstore", "storage.paths", "storage.put",
-        "storage.shard", "storage.state", "storage.unsynced_tail", "version"},
+        "storage.journal_replay", "storage.keys", "storage.log", "storage.objectstore", "storage.paths",
+        "storage.put", "storage.shard", "storage.state", "storage.unsynced_tail", "version"},
     "pipeline.errors": {"storage.format"},
     "pipeline.store": {
-        "base", "pipeline.errors", "storage.format", "storage.objectstore", "storage.paths", "storage.unsynced_tail"},
+        "base", "pipeline.errors", "storage.format", "storage.keys", "storage.objectstore", "storage.paths",
+        "storage.unsynced_tail"},
     "pipeline.plan": {
         "base", "pipeline.errors", "pipeline.store", "protocol", "storage.format", "storage.objectstore",
         "storage.paths", "storage.read", "storage.state"},
     "pipeline.read": {
         "pipeline.errors", "pipeline.plan", "pipeline.store", "protocol", "storage.format", "storage.state"},
     "pipeline.write": {
-        "base", "client", "pipeline.errors", "pipeline.plan", "pipeline.store", "storage.format",
+        "base", "client", "pipeline.errors", "pipeline.plan", "pipeline.store", "storage.format", "storage.keys",
         "storage.objectstore", "storage.paths", "storage.read", "storage.staging"},
     "pipeline.spark": {
         "pipeline.errors", "pipeline.plan", "pipeline.read", "pipeline.store", "pipeline.write", "storage.format"},
@@ -197,12 +200,12 @@ MAY: dict[str, set[str]] = {
     "pipeline": {"base", "pipeline.errors", "pipeline.jobs", "pipeline.read", "pipeline.spark"},
     # The one place where the parts meet, and the programs that start it.
     "runtime.store_host": {
-        "base", "cluster", "config.settings", "storage.format", "storage.log", "storage.objectstore", "storage.paths",
-        "storage.read", "storage.shard"},
+        "base", "cluster", "config.settings", "storage.format", "storage.keys", "storage.log", "storage.objectstore",
+        "storage.paths", "storage.read", "storage.shard"},
     "runtime.shard_owner": {
         "base", "cluster", "maintenance.scrub", "runtime.store_host", "storage.format", "storage.journal_replay",
-        "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.read", "storage.shard",
-        "storage.unsynced_tail"},
+        "storage.keys", "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.read",
+        "storage.shard", "storage.unsynced_tail"},
     "runtime.adopt": {
         "access", "base", "config.settings", "jetstream.engine", "jetstream.inbox", "jetstream.wire",
         "runtime.shard_owner", "runtime.store_host", "server.accounts", "server.routing", "storage.objectstore",
@@ -227,7 +230,7 @@ MAY: dict[str, set[str]] = {
         "runtime"},
     "cli": {
         "archive", "base", "completion", "config", "config.settings", "console", "inspect", "maintenance", "migration",
-        "pipeline", "runtime", "version"},
+        "pipeline", "runtime", "storage.format", "version"},
     "__main__": {"cli"},
 }
 """The rooms that each room may import. It imports all of them: an entry that no module needs is removed."""

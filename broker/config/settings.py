@@ -504,6 +504,16 @@ class StorageSettings(Section):
     s3_secret_access_key: str = setting(
         "", kinds.text, "Secret of the access key.", "jetstream.object_store.secret_access_key",
         variable="S3_SECRET_ACCESS_KEY", secret=True)
+    key: str = setting(
+        "", kinds.text, "Master key that encrypts the store: a text with 32 random bytes, file:PATH of such a text, or "
+        "aws-kms:KEY; unset: the store is not encrypted.",
+        "jetstream.key", "jetstream.ek", "jetstream.encryption_key", secret=True)
+    prev_key: str = setting(
+        "", kinds.text, "The master key that the store had before, while it is changed.", "jetstream.prev_key",
+        "jetstream.prev_ek", "jetstream.prev_encryption_key", secret=True)
+    cipher: str = setting(
+        "chacha", kinds.choice("chacha", "chachapoly", "aes"), "Cipher of an encrypted store: chacha (or chachapoly) "
+        "is ChaCha20-Poly1305, aes is AES-256-GCM.", "jetstream.cipher")
     commit_interval_ns: int | None = setting(
         None, kinds.duration_ns(0, 10 * SECOND), "Least time between the beginnings of two puts of a log, except for "
         "batches and full segments; unset: 0 for a directory, 20ms for S3, where each put costs money.",

@@ -21,6 +21,7 @@ from broker.config.arguments import natural
 from broker.inspect.dump import dump, read_object
 from broker.inspect.messages import read_messages
 from broker.inspect.objects import Checked, read_head
+from broker.inspect.plain import plain_objects
 from broker.inspect.problems import RESTORE, Problem, of_error
 from broker.inspect.report import (
     consumer_json,
@@ -41,7 +42,7 @@ from broker.inspect.verify import Diagnosis, verify
 from broker.protocol import headers
 from broker.protocol.subject import is_valid
 from broker.storage.format.claim import Seal
-from broker.storage.format.errors import FormatError
+from broker.storage.format.errors import FormatError, KeyMissing
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.objectstore import NotFound, ObjectInfo, StoreError, Transient
 from broker.storage.paths import Key, parse
@@ -59,6 +60,7 @@ what:
   blocks NAME       the blocks of a stream that hold live messages, and their objects
   messages NAME     the messages of a stream          --from SEQ --limit N --subject PATTERN
   consumers NAME    the consumers of a stream
+  plain             the objects that are not encrypted, in a store that is or will be
   dump KEY          the object at a key, decoded as far as possible              --limit MESSAGES
 
 A stream is NAME, ACCOUNT/NAME, or its incarnation. STORE_URL is the broker's --store; s3:// takes
@@ -66,8 +68,8 @@ region and credentials from the AWS_* environment.
 status: 0 no problem found, 1 problems listed, 2 nothing could be inspected
 """
 _NAMED = {"stream": "NAME", "blocks": "NAME", "messages": "NAME", "consumers": "NAME", "dump": "KEY"}
-_WHAT = ("overview", "shards", "epochs", "streams", "segments", *_NAMED)
-_LIMITED = ("messages", "segments", "blocks", "dump")
+_WHAT = ("overview", "shards", "epochs", "streams", "segments", "plain", *_NAMED)
+_LIMITED = ("messages", "segments", "blocks", "plain", "dump")
 _PAGE_ROWS = 500
 
 
@@ -136,7 +138,7 @@ async def inspect(source: Source, options: argparse.Namespace, out: IO[str], err
     """Show the view that the options name; return the exit status."""
     try:
         return await _Inspection(source, options, out, err).run()
-    except (CannotInspect, NoStream, StoreError) as error:
+    except (CannotInspect, KeyMissing, NoStream, StoreError) as error:
         return _cannot(error, err)
 
 
@@ -160,7 +162,7 @@ class _Inspection:
         show: dict[str, Callable[[], Any]] = {
             "overview": self.overview, "shards": self.shards, "epochs": self.epochs, "streams": self.streams,
             "stream": self.stream, "segments": self.segments, "blocks": self.blocks, "messages": self.messages,
-            "consumers": self.consumers, "dump": self.dump}
+            "consumers": self.consumers, "plain": self.plain, "dump": self.dump}
         if self.options.shard is not None:
             await require_shard(self.source, self.options.shard)
         if self.source.note:
@@ -334,6 +336,18 @@ class _Inspection:
         await self.print_rows("blocks", {"account": stream.account, "stream": stream.name}, rows(), Table(
             ["first_seq", "last_seq", "messages", "dead", "bytes", "stored", "first message", "subjects", "object"],
             ["first_seq", "last_seq", "messages", "dead", "bytes", "stored", "subjects"]))
+
+    async def plain(self) -> None:
+        await read_format(self.source)
+
+        async def rows() -> AsyncIterator[tuple[dict[str, Any], Sequence[Any]]]:
+            async for one in plain_objects(self.source):
+                yield ({"object": one.key, "stored_bytes": one.size, "plain_parts": one.plain, "parts": one.parts,
+                        "streams": [f"{stream:016x}" for stream in one.streams if stream]},
+                       (one.key, size(one.size), one.plain, one.parts))
+
+        await self.print_rows("plain", {}, rows(), Table(
+            ["object", "stored", "plain", "parts"], ["stored", "plain", "parts"]))
 
     async def segments(self) -> None:
         survey = await self.survey()

@@ -17,10 +17,11 @@ from typing import TypeVar
 from broker.base.clock import SystemClock
 from broker.base.nats_server_store import find_store_dir
 from broker.inspect.problems import RESTORE, Problem, of_error
-from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
+from broker.storage.format.errors import Corrupt, FormatError, KeyMissing, VersionUnknown
 from broker.storage.format.store import StoreFormat
 from broker.storage.journal_reader import last_journaled
 from broker.storage.journal_replay import Replayed, show_all_journaled
+from broker.storage.keys.reading import use_keys_of_url
 from broker.storage.objectstore import NotFound, ObjectInfo, ObjectStore, StoreError, open_store
 from broker.storage.objectstore.file import directory_of
 from broker.storage.objectstore.retrying import RetryingStore
@@ -196,9 +197,11 @@ def open_source(url: str) -> Source:
         store = open_store(url, read_only=True)
         if (directory := directory_of(store)) is not None:
             hide_all_torn(directory)
+        use_keys_of_url(url)
+        if directory is not None:
             return Source(store, journal=show_all_journaled(directory))
         return Source(store)
-    except (ValueError, StoreError, FormatError) as error:
+    except (ValueError, StoreError, FormatError, KeyMissing) as error:
         raise CannotInspect(str(error)) from None
 
 

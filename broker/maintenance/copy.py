@@ -3,8 +3,8 @@
 A pass lists the objects that the destination lacks, then copies them. Both orders follow the history of a store. So at
 any moment the destination has a state that the source could have left by a crash:
 
-    listed    roots ── log ── pages ── runs ── claims         an object is listed after the objects that name it
-    copied    claims ── runs ── pages ── log ── roots         an object is copied before the objects that name it
+    listed    roots ── log ── pages ── runs ── claims ── keys an object is listed after the objects that name it
+    copied    keys ── claims ── runs ── pages ── log ── roots an object is copied before the objects that name it
 
 Objects that the source deletes meanwhile are missing from the copy. So the copy is replayed: if it lacks an object that
 its state names, another pass copies the newer state, which no longer names that object. Passes are incremental, since
@@ -27,7 +27,7 @@ from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import NotFound, ObjectInfo
-from broker.storage.paths import COPYING, FORMAT, STREAMS, Key, ShardPaths, parse
+from broker.storage.paths import COPYING, FORMAT, KEYS, STREAMS, Key, ShardPaths, parse
 
 __all__ = ["Copied", "Copier"]
 
@@ -166,6 +166,8 @@ class Copier:
                 parts.append(await self._missing_of(_all(await self._source.list(STREAMS)),
                                                     _all(await self._destination.view.list(STREAMS))))
             parts.append(await self._missing_in(paths.epochs))
+            if number == numbers[-1]:
+                parts.append(await self._missing_in(KEYS))
         return [info for part in reversed(parts) for info in part]
 
     async def _missing_in(self, prefix: str, beyond: list[Position] | None = None) -> list[ObjectInfo]:

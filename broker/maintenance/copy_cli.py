@@ -23,6 +23,7 @@ from broker.inspect.report import problem_lines
 from broker.inspect.source import CannotInspect, Source, open_source
 from broker.maintenance.copy import Copied, Copier
 from broker.maintenance.destination import CopyRefused, Destination
+from broker.storage.keys.reading import use_keys_of_url
 from broker.storage.objectstore import StoreError, open_store
 
 __all__ = ["main", "make_parser"]
@@ -106,6 +107,7 @@ async def _run(options: argparse.Namespace, progress: Progress) -> Copied:
 def _open_destination(url: str, source: Source) -> Destination:
     if url.startswith("memory:"):
         raise CopyRefused("memory:// exists only inside its broker: there is nothing to copy to")
+    use_keys_of_url(url)
     store = open_store(url, put_timeout_ns=_PUT_TIMEOUT_NS)
     if _place(store.url) == _place(source.url):
         raise CopyRefused(f"{url} is both source and destination")

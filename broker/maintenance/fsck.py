@@ -20,6 +20,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from broker.base.clock import Clock
@@ -36,11 +37,12 @@ from broker.maintenance.quarantine import Quarantine, Unfinished, finish_repair,
 from broker.maintenance.substitute import Unrepairable
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import CutOff, FormatError
-from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.header import NONCE_BYTES, ObjectKind, Position
 from broker.storage.format.staged import STAGED_EPOCH
-from broker.storage.journal_replay import log_replayed, replay_journal, show_journaled
+from broker.storage.journal_replay import Replayed, log_replayed, replay_journal, show_journaled
+from broker.storage.keys.shard_keys import keys_for_repair
 from broker.storage.objectstore import ObjectStore, StoreLock
-from broker.storage.objectstore.file import directory_of
+from broker.storage.objectstore.file import FileStore, directory_of
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import Fenced
 from broker.storage.unsynced_tail import hide_torn, log_tail, repair_tail
@@ -109,7 +111,7 @@ async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: 
             for shard in await shards(Source(store)):
                 if repair:
                     log_tail(repair_tail(directory, ShardPaths(shard)), store.url)
-                    log_replayed(replay_journal(directory, ShardPaths(shard)), store.url)
+                    log_replayed(await _replay(directory, ShardPaths(shard), rng), store.url)
                 else:
                     hide_torn(directory, shard)
                     show_journaled(directory, shard)
@@ -119,6 +121,14 @@ async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: 
     finally:
         for lock in locks:
             lock.release()
+
+
+async def _replay(directory: FileStore, paths: ShardPaths, rng: random.Random) -> Replayed | None:
+    """Replay the journal of a shard, perhaps an encrypted one. Raises: KeyMissing; StoreError; FormatError."""
+    keys = await keys_for_repair(directory, paths, rng.randbytes(NONCE_BYTES))
+    if keys is None or directory.put_sync is None:
+        return replay_journal(directory, paths)
+    return replay_journal(directory, paths, keys.codec, partial(keys.flush_sync, directory.put_sync))
 
 
 async def _check(store: ObjectStore, clock: Clock, rng: random.Random, progress: _Progress, *, repair: bool) -> Checked:

@@ -21,6 +21,7 @@ from broker.config.arguments import duration_ns
 from broker.inspect.report import lost_table, problem_lines, repair_lines
 from broker.inspect.source import CannotInspect
 from broker.maintenance.fsck import Checked, Owned, fsck
+from broker.storage.keys.reading import use_keys_of_url
 from broker.storage.objectstore import StoreError, Transient, open_store
 from broker.storage.objectstore.retrying import RetryingStore
 
@@ -89,6 +90,7 @@ async def _run(options: argparse.Namespace, progress: Progress) -> Checked:
     if options.store.startswith("memory:"):
         raise CannotInspect("memory:// exists only inside its broker: there is nothing to check from outside")
     clock, rng = SystemClock(), random.Random(os.urandom(32))
+    use_keys_of_url(options.store)
     bare = open_store(options.store, read_only=True)  # a wrong path must not become an empty directory
     if options.repair:
         await bare.close()

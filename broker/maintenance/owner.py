@@ -20,6 +20,7 @@ from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.errors import FormatError
 from broker.storage.format.record import Record
 from broker.storage.format.records.release import Release
+from broker.storage.keys.shard_keys import KeyedStore, keys_for_repair
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.settings import LogSettings
 from broker.storage.log.writer import SealedBlock
@@ -56,8 +57,14 @@ async def correct_shard(store: ObjectStore, paths: ShardPaths, corrections: Sequ
     checkpoint = CheckpointSettings(segments=_NEVER, head_bytes=_NEVER, empty_segments=_NEVER, interval_ns=None,
                                     replayed_segments=_NEVER, replayed_epochs=_NEVER,
                                     subjects=SubjectSettings(enabled=False))
-    settings = ShardSettings(log=LogSettings(), sweep_grace_ns=_NEVER, checkpoint=checkpoint)
+    keys = await keys_for_repair(store, paths, me.nonce)
+    log = LogSettings()
+    if keys is not None:
+        log, store = LogSettings(codec=keys.codec), KeyedStore(store, keys)
+    settings = ShardSettings(log=log, sweep_grace_ns=_NEVER, checkpoint=checkpoint)
     shard = await Shard.open(store, paths, taken.epoch, me.nonce, clock, rng, settings)
+    if keys is not None:
+        await keys.begin(taken.epoch, list(shard.state.streams.values()), store)
     new = True
     for stream in shard.state.streams.values():
         # Checkpoints would name a damaged page for ever, so all pages of subjects are dropped; a broker makes new ones.

@@ -24,9 +24,11 @@ from broker.base.errors import StartError, StoreInUse
 from broker.base.histogram import Histogram
 from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take_shard
 from broker.cluster.standby import wait_for_lease, wait_for_lock
-from broker.storage.format.errors import CutOff, FormatError
+from broker.storage.format.errors import CutOff, FormatError, KeyMissing
 from broker.storage.format.header import Position
 from broker.storage.journal_replay import journal_place, log_replayed, replay_journal
+from broker.storage.keys.opening import decode_all, missing_key
+from broker.storage.keys.shard_keys import KeyedStore
 from broker.storage.log.listener import LogListener
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore import StoreError, StoreLock, Transient
@@ -151,6 +153,9 @@ class ShardOwner(LogListener):
             except (FormatError, CutOff) as error:
                 await self.abandon()
                 raise StartError(self._explanation(error)) from None
+            except KeyMissing as error:
+                await self.abandon()
+                raise StartError(await self._missing_key(error)) from None
             except BaseException:
                 if self.shard is None:
                     self._release()
@@ -192,24 +197,36 @@ class ShardOwner(LogListener):
         """Take the shard and recover it. Raises: Overtaken; Fenced, with ``by``; StoreError; FormatError; CutOff."""
         host, paths = self._host, self._paths
         store, clock, rng = host.store, host.clock, host.rng
-        settings = ShardSettings.for_store(store, self._settings)
+        keys = host.keys_of(paths)
+        settings = ShardSettings.for_store(store, self._settings, None if keys is None else keys.codec)
         began_ns = clock.monotonic_ns()
         directory = directory_of(store)
         try:
+            if keys is not None:
+                await keys.load(host.retrying)  # before the claim: a broker with another key must not take the shard
             if directory is not None:
                 log_tail(await asyncio.to_thread(repair_tail, directory, paths), store.url)
-                log_replayed(await asyncio.to_thread(replay_journal, directory, paths), store.url)
+                replay = partial(replay_journal, directory, paths)
+                if keys is not None and directory.put_sync is not None:
+                    replay = partial(replay, keys.codec, partial(keys.flush_sync, directory.put_sync))
+                log_replayed(await asyncio.to_thread(replay), store.url)
             taken = await take_shard(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns)
             if directory is not None:
                 directory.unsynced.on_failure = partial(self._sync_failed, asyncio.get_running_loop())
                 await asyncio.to_thread(directory.start_unsynced, paths.logs, paths.log(Position(taken.epoch, 1)))
+            if directory is None and keys is not None:
+                # Again after the seals: an owner that was fenced has put its last keys before its last segment.
+                await keys.load(host.retrying)
             if (held_ns := taken.serve_from_ns - clock.monotonic_ns()) > 0:
                 log.info("The last owner of %s may answer for up to %.1f s yet; serving after that", store.url,
                          held_ns / 1e9)
             shard = self.shard = await Shard.open(
-                store, paths, taken.epoch, host.identity.nonce, clock, rng, settings, began_ns=taken.began_ns,
-                serve_from_ns=taken.serve_from_ns, executor=host.encoders, clock_trusted=lambda: clock.trusted,
+                store if keys is None else KeyedStore(store, keys), paths, taken.epoch, host.identity.nonce, clock, rng,
+                settings, began_ns=taken.began_ns, serve_from_ns=taken.serve_from_ns, executor=host.encoders,
+                clock_trusted=lambda: clock.trusted,
                 journal=journal_place(directory, paths) if directory is not None and self._settings.journal else None)
+            if keys is not None:
+                await keys.begin(taken.epoch, list(shard.state.streams.values()), host.retrying)
             if shard.log.lease_expired:
                 # Streams opened with an expired lease could not serve reads.
                 await shard.log.persisted()
@@ -338,6 +355,17 @@ class ShardOwner(LogListener):
         await self._host.detach(shard.log if shard is not None else None)
         await self._sync(end=True)
         self._release()
+
+    async def _missing_key(self, error: KeyMissing) -> str:
+        """Return the line about a store that the configured key does not open."""
+        if self._host.masters is not None:
+            return str(error)
+        store = self._host.retrying
+        with suppress(StoreError, FormatError):
+            for info in await store.list(self._paths.keys):
+                for one in decode_all([(info.key, await store.get(info.key))]):
+                    return str(missing_key(store.url, one.master, None))
+        return f"{store.url}: {error}"
 
     def _explanation(self, error: Exception) -> str:
         return explain(error, self._paths, self._host.store.url) if isinstance(error, FormatError) else str(error)

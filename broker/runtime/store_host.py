@@ -18,9 +18,13 @@ from broker.base.errors import StartError
 from broker.base.gotime import format_duration
 from broker.cluster.identity import Identity
 from broker.config.settings import StorageSettings, default_store_url
+from broker.storage.format.codec import Compression
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import NONCE_BYTES
+from broker.storage.format.keyring import Cipher
 from broker.storage.format.store import StoreFormat
+from broker.storage.keys.master import BadKey, Masters
+from broker.storage.keys.shard_keys import ShardKeys
 from broker.storage.log.log import Log
 from broker.storage.objectstore import StoreError, open_store
 from broker.storage.objectstore.instrumented import InstrumentedStore
@@ -67,6 +71,10 @@ class StoreHost:
         self.rng = random.Random(os.urandom(32))
         url = settings.url or default_store_url()
         try:
+            self.masters = Masters.of(settings.key, settings.prev_key)
+        except BadKey as error:
+            raise StartError(f"jetstream {{ key }}: {error}") from None
+        try:
             bare = open_store(url, endpoint=settings.s3_endpoint, region=settings.s3_region, keys=_s3_keys(settings),
                               put_timeout_ns=settings.put_timeout_ns, get_timeout_ns=2 * settings.put_timeout_ns,
                               sync_interval_ns=settings.sync_interval_ns)
@@ -101,6 +109,14 @@ class StoreHost:
             return DiskCache(self.retrying, folder, self.settings.cache_directory_bytes)
         except OSError as error:
             raise StartError(f"jetblock.cache_directory: no file can be made in {folder}: {error}") from None
+
+    def keys_of(self, paths: ShardPaths) -> ShardKeys | None:
+        """Return the keys of a shard, not loaded yet; None if no key is configured."""
+        if self.masters is None:
+            return None
+        cipher = Cipher.AES if self.settings.cipher == "aes" else Cipher.CHACHA
+        return ShardKeys(paths, self.masters, cipher, self.identity.nonce,
+                         Compression[self.settings.compression.upper()])
 
     async def check(self, *, must_exist: bool = False) -> None:
         """Probe the store, and create it if there is none; with ``must_exist``, that is an error. Raises:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
@@ -28,6 +28,8 @@ from broker.storage.format.record import Record
 from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.schedule import Schedule
+from broker.storage.format.sealing import KnownKeysCodec
+from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.format.store import JOURNAL_VERSION, StoreFormat
 from broker.storage.journal_reader import find_journaled, journal_path
 from broker.storage.log.journal import JournalPlace
@@ -61,10 +63,12 @@ def journal_place(store: FileStore, paths: ShardPaths) -> JournalPlace | None:
     return JournalPlace(journal_path(store, paths), store.put_unsynced is None, partial(_refuse_older_releases, store))
 
 
-def replay_journal(store: FileStore, paths: ShardPaths) -> Replayed | None:
+def replay_journal(store: FileStore, paths: ShardPaths, codec: SectionCodec = SECTIONS,
+                   before_put: Callable[[], object] = lambda: None) -> Replayed | None:
     """Store the commits of the shard's journal that are not in the log, and remove the journal.
 
     Call this under the shard's lock, after ``repair_tail`` and before an epoch is claimed.
+    Args: ``codec`` seals the segments; ``before_put`` is called before each of them is put.
     Returns: what was stored; None if there was nothing to do. Raises: StoreError; FormatError.
     """
     found = find_journaled(store, paths)
@@ -73,8 +77,9 @@ def replay_journal(store: FileStore, paths: ShardPaths) -> Replayed | None:
     for segment in found.segments if found is not None else ():
         assert found is not None
         position = Position(found.epoch, segment.number)
-        data, msgs = _encode(position, segment)
+        data, msgs = _encode(position, segment, codec)
         messages += msgs
+        before_put()
         _put(store, paths.log(position), data)
     try:
         os.unlink(path)
@@ -116,10 +121,10 @@ def show_journaled(store: FileStore, shard: int) -> Replayed | None:
             continue  # a new owner has swept a part of the log meanwhile
         if found is None:
             return None
-        messages = 0
+        messages, codec = 0, KnownKeysCodec()
         for segment in found.segments:
             position = Position(found.epoch, segment.number)
-            data, msgs = _encode(position, segment)
+            data, msgs = _encode(position, segment, codec)
             messages += msgs
             store.show(paths.log(position), b"".join(data))
         return Replayed(len(found.segments), messages)
@@ -150,7 +155,7 @@ def _put(store: FileStore, key: str, data: list[bytes]) -> None:
             return
 
 
-def _encode(position: Position, segment: JournaledSegment) -> tuple[list[bytes], int]:
+def _encode(position: Position, segment: JournaledSegment, codec: SectionCodec) -> tuple[list[bytes], int]:
     """Return the object of a segment, as its owner would have stored it, and the number of its messages."""
     blocks: dict[int, OpenBlock[None]] = {}
     records: dict[int, list[Record]] = {}
@@ -171,7 +176,7 @@ def _encode(position: Position, segment: JournaledSegment) -> tuple[list[bytes],
             block.records = [*_joined(listed[stream_id], block), *block.records]
         if not block.empty:
             sealed.append(seal_block(block, position))
-    return (encode_segment(position, segment.nonce, sealed, landed=position.number - 1),
+    return (encode_segment(position, segment.nonce, sealed, codec, landed=position.number - 1),
             sum(block.count for block in blocks.values()))
 
 

@@ -2,6 +2,7 @@
 
     v1/format
     v1/copying
+    v1/keys/<shard>-<id>
     v1/shards/<shard>/epochs/<epoch>
                       log/<epoch>-<number>
                       checkpoint/<epoch>-<number>
@@ -26,7 +27,7 @@ from typing import Final, NamedTuple
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
 
-__all__ = ["COPYING", "FORMAT", "ID_MAX", "NAME_BYTES_MAX", "PROBE", "ROOT", "STREAMS", "Key", "ShardPaths",
+__all__ = ["COPYING", "FORMAT", "ID_MAX", "KEYS", "NAME_BYTES_MAX", "PROBE", "ROOT", "STREAMS", "Key", "ShardPaths",
            "StreamPaths", "escape", "object_key", "parse", "run_key", "unescape"]
 
 ROOT: Final = "v1/"
@@ -39,6 +40,8 @@ COPYING: Final = "v1/copying"
 (see ``format.log_end``)."""
 PROBE: Final = "v1/probe/"
 """Prefix of objects that a broker puts and deletes before there is a ``format``, to check whether the store works."""
+KEYS: Final = "v1/keys/"
+"""Prefix of the objects with wrapped data keys, of all shards."""
 STREAMS: Final = "v1/streams/"
 """Prefix of objects that belong to one stream alone."""
 ID_MAX: Final = (1 << 64) - 1
@@ -130,6 +133,7 @@ class ShardPaths(_RunPaths):
         self.checkpoints = f"{self.prefix}checkpoint/"
         self.page_objects = f"{self.prefix}pages/"
         self.requests = f"{self.prefix}inbox/"
+        self.keys = f"{KEYS}{shard}-"
 
     def epoch(self, epoch: int) -> str:
         """Return the key of the claim of an epoch."""
@@ -146,6 +150,10 @@ class ShardPaths(_RunPaths):
     def pages(self, position: Position) -> str:
         """Return the key of the pages that belong to the round of that root."""
         return f"{self.page_objects}{_position(position)}"
+
+    def wrapped_keys(self, keys_id: int) -> str:
+        """Return the key of an object with wrapped data keys of this shard."""
+        return f"{self.keys}{_number(keys_id, ID_MAX, 16)}"
 
     def inbox(self, request_id: int) -> str:
         """Return the key of a request to the owner."""
@@ -212,6 +220,7 @@ _PATTERNS: Final = tuple((kind, re.compile(pattern, re.ASCII)) for kind, pattern
     (ObjectKind.PAGES, rf"{_SHARD}pages/{_POSITION}"),
     (ObjectKind.RUN, _SHARD + _RUN),
     (ObjectKind.INBOX, rf"{_SHARD}inbox/(?P<id>[0-9a-f]{{16}})"),
+    (ObjectKind.KEYS, rf"{KEYS}(?P<shard>0|[1-9][0-9]{{0,9}})-(?P<id>[0-9a-f]{{16}})"),
     (ObjectKind.RUN, rf"v1/streams/(?P<account>[^/]+)/(?P<stream>[^/]+)/(?P<incarnation>[0-9a-f]{{16}})/{_RUN}"),
 ))
 

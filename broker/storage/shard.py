@@ -60,8 +60,9 @@ class ShardSettings:
         """None: no compaction."""
 
     @classmethod
-    def for_store(cls, store: ObjectStore, settings: StorageSettings) -> ShardSettings:
-        """Return the settings for a kind of store.
+    def for_store(cls, store: ObjectStore, settings: StorageSettings, codec: SectionCodec | None = None
+                  ) -> ShardSettings:
+        """Return the settings for a kind of store; ``codec`` None: one that does not encrypt.
 
         If puts cost money, there are a lease, time-outs and 20 ms between puts. Otherwise there are none of these, and
         sixteen times as many segments between rounds, since a replay reads their heads from the page cache.
@@ -77,7 +78,7 @@ class ShardSettings:
                 tail_bytes_max=settings.tail_bytes_max,
                 lease_ns=settings.lease_ns if costly else None,
                 put_timeout_ns=settings.put_timeout_ns if costly else None,
-                codec=SectionCodec(Compression[settings.compression.upper()])),
+                codec=codec or SectionCodec(Compression[settings.compression.upper()])),
             checkpoint=None if costly else CheckpointSettings(segments=4096), sweep_grace_ns=settings.reader_grace_ns,
             compaction=CompactionSettings(
                 cpu=settings.compaction_cpu / 100, bytes_per_second=settings.compaction_bytes_per_second,

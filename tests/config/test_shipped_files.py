@@ -279,9 +279,9 @@ def test_each_key_of_nats_server_is_dealt_with() -> None:
 
 
 @pytest.mark.shows("core.mqtt", "auth.ocsp", "auth.cert_store",
-                   "auth.encryption", "operation.profiling", "operation.syslog",
+                   "auth.tpm", "operation.profiling", "operation.syslog",
                    "cluster.routes", "cluster.gateways", "cluster.leaf_tls")
-@pytest.mark.parametrize("key", ["mqtt", "ocsp", "tls.cert_store", "jetstream.key",
+@pytest.mark.parametrize("key", ["mqtt", "ocsp", "tls.cert_store", "jetstream.tpm",
                                  "prof_port", "syslog", "cluster", "gateway", "leafnodes.compression"])
 def test_what_does_not_exist_here_is_refused_by_name(key: str) -> None:
     made = runpy.run_path(str(ROOT / "docs" / "generators" / "nats_server_keys.py"))

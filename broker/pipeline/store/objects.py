@@ -23,6 +23,7 @@ from broker.pipeline.errors import BadOption, Damaged, NoStore, PipelineError, U
 from broker.pipeline.store.aws import KEYS, S3Environment
 from broker.storage.format.errors import FormatError
 from broker.storage.format.store import StoreFormat
+from broker.storage.keys.reading import use_keys_of
 from broker.storage.objectstore.base import (
     NotFound,
     ObjectInfo,
@@ -98,7 +99,8 @@ def open_object_client(url: str) -> ObjectClient:
     which = (os.getpid(), url)
     with _opening:
         if which not in _opened:
-            _opened[which] = _open(url)
+            client = _opened[which] = _open(url)
+            use_keys_of(client.url, client.list, client.get)
         return _opened[which]
 
 

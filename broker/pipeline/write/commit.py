@@ -25,7 +25,7 @@ from broker.pipeline.plan.follow import Follower
 from broker.pipeline.plan.snapshot import read_store, run_steps
 from broker.pipeline.store.objects import ObjectClient
 from broker.pipeline.write.options import WriteOptions
-from broker.pipeline.write.stage import Result, Target, stage_results
+from broker.pipeline.write.stage import Result, Target, codec_for, stage_results
 from broker.storage.format.errors import CutOff
 from broker.storage.format.request import BLOCKS_MAX, BYTES_MAX, RUNS_MAX, Request, StagedRun, Version
 from broker.storage.objectstore.base import NotFound
@@ -202,7 +202,8 @@ class _Request:
             made = request_object(self._target.account, self._target.stream, self._target.stream_id, self._identity,
                                   self._entries, shard=self._target.shard,
                                   times="refuse" if self._target.times == "refuse" else "raise",
-                                  acting=self._target.acting_request)
+                                  acting=self._target.acting_request,
+                                  codec=codec_for(self._objects, self._target))
         except ValueError as error:
             raise PipelineError(f"{self._where}: {error}") from None
         self._key = made.key

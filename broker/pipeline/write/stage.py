@@ -22,11 +22,15 @@ import pyarrow as pa
 from broker.pipeline.errors import PipelineError
 from broker.pipeline.store.objects import ObjectClient
 from broker.pipeline.write.columns import Columns, Rows
+from broker.storage.format.errors import KeyMissing
 from broker.storage.format.request import StagedRun
+from broker.storage.format.section import SectionCodec
+from broker.storage.keys.reading import writer_codec
+from broker.storage.objectstore.base import StoreError
 from broker.storage.staging.headers import ACTED_UPON
 from broker.storage.staging.writer import Acting, RowRefused, RunWriter
 
-__all__ = ["Result", "Target", "stage_batches", "stage_results"]
+__all__ = ["Result", "Target", "codec_for", "stage_batches", "stage_results"]
 
 _HAND_OVER_BYTES: Final = 1 << 20
 """A task with fewer bytes hands its rows to the driver: a run of its own would cost an object."""
@@ -129,6 +133,14 @@ def stage_results(objects: ObjectClient, target: Target, results: Iterable[Resul
     return entries
 
 
+def codec_for(objects: ObjectClient, target: Target) -> SectionCodec:
+    """Return the codec that seals what is put for ``target``. Raises: PipelineError."""
+    try:
+        return writer_codec(objects.url, target.shard, target.stream_id, objects.list, objects.get)
+    except (KeyMissing, StoreError) as error:
+        raise PipelineError(str(error)) from None
+
+
 class _Stager:
     """A RunWriter whose runs are put as they fill."""
 
@@ -136,7 +148,7 @@ class _Stager:
         self._objects = objects
         self._target = target
         self._writer = RunWriter(target.account, target.stream, target.stream_id, now_ns=time.time_ns(),
-                                 acting=target.acting_request)
+                                 acting=target.acting_request, codec=codec_for(objects, target))
         self._counts: dict[int, int] = {}
         """The number of rows added so far, by partition."""
 

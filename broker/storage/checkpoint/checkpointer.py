@@ -33,6 +33,7 @@ from broker.storage.checkpoint.subject_pages import SubjectPager, SubjectSetting
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import Position
+from broker.storage.format.keyring import KEYS
 from broker.storage.format.page import Page, PageRef, encode_pages
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
@@ -326,7 +327,7 @@ class Checkpointer(LogListener):
             for stream in streams:
                 if state.streams.get(stream.stream_id) is not stream:
                     continue  # it was deleted meanwhile
-                copy = StreamCopy(stream)
+                copy = StreamCopy(stream, codec=self._log.settings.codec)
                 copies.append(copy)
                 weight += copy.weight
                 for part in copy.parts(lambda: state.position, moved):
@@ -371,7 +372,7 @@ class Checkpointer(LogListener):
         now_held = frozenset(at for _, positions in held_of(extra, start) for at in positions)
         extra |= pack_roots_held((root.position, root.held - now_held) for root in kept)
         root = Root(start, start, tuple(directory[n] for n in sorted(directory)), extra)
-        await self._put(self._paths.checkpoint(start), [root.encode(self._log.nonce)])
+        await self._put(self._paths.checkpoint(start), [root.encode(self._log.nonce, self._log.settings.codec)])
         known = frozenset().union(*(r.objects for r in self.roots), objects, self.dropped, self._put_since)
         self._put_since.clear()
         self.dropped = set(known - frozenset().union(*(r.objects for r in kept)))
@@ -454,8 +455,15 @@ class Checkpointer(LogListener):
         """Return a function that returns whether a page must be rewritten although it is unchanged.
 
         Pages in the oldest objects are rewritten if there are too many objects. Pages with subjects or ids are not:
-        their objects are dropped with the messages or with the duplicate window.
+        their objects are dropped with the messages or with the duplicate window. If the store is encrypted, pages from
+        before that are rewritten, too.
         """
+        moved = await self._moving_old()
+        if not self._log.settings.codec.sealing:
+            return moved
+        return lambda ref: ref.position.epoch < KEYS.plain_before(ref.key) or moved(ref)
+
+    async def _moving_old(self) -> Callable[[PageRef], bool]:
         objects = self.roots[-1].objects if self.roots else frozenset()
         if len(objects) > _PAGE_OBJECTS_MAX:
             own: set[Position] = set()
@@ -486,9 +494,9 @@ class Checkpointer(LogListener):
         position = Position(epoch, self._pages_number)
         if self._executor is not None:
             data, refs = await asyncio.get_running_loop().run_in_executor(
-                self._executor, encode_pages, position, self._log.nonce, pages)
+                self._executor, encode_pages, position, self._log.nonce, pages, self._log.settings.codec)
         else:
-            data, refs = encode_pages(position, self._log.nonce, pages)
+            data, refs = encode_pages(position, self._log.nonce, pages, self._log.settings.codec)
         self._put_since.add(position)
         await self._put(self._paths.pages(position), data)
         return refs

@@ -220,8 +220,8 @@ class Compactor(LogListener):
         for neighbours in self._source.find_blocks(group):
             found.append(neighbours)
             await self._source.yield_after(len(neighbours.entries))
-        if sum(len(one.entries) for one in found) < 2 and not any(one.large_dead_bytes or one.mostly_dead
-                                                                  for one in group):
+        if sum(len(one.entries) for one in found) < 2 and not any(
+                one.large_dead_bytes or one.mostly_dead or one.plain for one in group):
             return False
         damaged_before = len(self._source.damaged)
         pieces = await self._source.read(found)

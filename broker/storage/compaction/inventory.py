@@ -25,6 +25,7 @@ from broker.storage.format.block import (
 )
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.frame import GROUPED_BLOCK_MAX
+from broker.storage.format.keyring import KEYS
 from broker.storage.state.applied import ShardState
 from broker.storage.state.table import BlockEntry, Kept
 
@@ -37,6 +38,8 @@ ObjectKey = tuple[int, int, int, int, int]
 
 _OBJECTS_MAX = 1 << 14
 """The most objects of an inventory: some 5 MB, and 10 ms to sort them."""
+_EPOCH = 1
+"""The index of the epoch in a packed reference."""
 _STREAM_RUN = int(BlockPlace.STREAM_RUN)
 _LOG = int(BlockPlace.LOG)
 
@@ -52,8 +55,8 @@ class StoredObject:
         ``last_time_ns``: the time of the newest message.
     """
 
-    __slots__ = ("blocks", "dead_bytes", "key", "large_dead_bytes", "last_time_ns", "live_bytes", "spare_bytes",
-                 "stored_bytes")
+    __slots__ = ("blocks", "dead_bytes", "key", "large_dead_bytes", "last_time_ns", "live_bytes", "plain",
+                 "spare_bytes", "stored_bytes")
 
     def __init__(self, key: ObjectKey) -> None:
         self.key = key
@@ -63,6 +66,8 @@ class StoredObject:
         self.large_dead_bytes = 0
         self.spare_bytes = 0
         self.stored_bytes = 0
+        self.plain = False
+        """True if it has blocks from before the store was encrypted."""
         self.last_time_ns = 0
 
     @property
@@ -138,18 +143,21 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
            mixed: bool) -> int:
     """Add the blocks that may be moved to ``objects``; return the stored bytes of all ``entries``."""
     large, share = settings.large_bytes, settings.dead_share
+    plain_before = KEYS.plain_before(stream_id)
     stored_bytes = 0
     for packed, dead_bytes in _facts(entries):
         size = _stored(packed)
         stored_bytes += size
         live_bytes = packed[BYTES] - dead_bytes
+        plain = packed[_EPOCH] < plain_before
         rewritten = live_bytes >= large
-        if (not rewritten or not _is_mixed(packed)) if mixed else (rewritten and dead_bytes < share * packed[BYTES]):
+        if (not rewritten or not _is_mixed(packed)) if mixed else (
+                rewritten and dead_bytes < share * packed[BYTES] and not plain):
             continue
         if leave and (stream_id, packed[FIRST_SEQ]) in leave:
             continue
         is_kept = bool(kept) and (stream_id, packed[FIRST_SEQ]) in kept
-        if rewritten and is_kept:
+        if rewritten and is_kept and not plain:
             continue
         key = (packed[0], packed[1], packed[2], packed[3], stream_id if packed[0] >= _STREAM_RUN else 0)
         found = objects.get(key)
@@ -163,6 +171,7 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
             found.spare_bytes += dead_bytes
         if rewritten:
             found.large_dead_bytes += dead_bytes
+        found.plain = found.plain or plain
         if packed[LAST_TIME_NS] > found.last_time_ns:
             found.last_time_ns = packed[LAST_TIME_NS]
     return stored_bytes

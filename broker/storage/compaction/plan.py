@@ -12,6 +12,8 @@
              objects that are mostly dead are moved, too. While the shard is busy, only old objects count as mostly
              dead, since more messages of the others will die soon.
 
+    plain    Objects from before the store was encrypted are rewritten once, whatever their size.
+
 Rewriting because of dead bytes writes at most as many bytes as are dead, so over all times at most the bytes that were
 removed. The number of objects with small blocks is at most (segments - 1) for each of the four tiers.
 """
@@ -50,6 +52,8 @@ def groups(objects: Sequence[StoredObject], settings: CompactionSettings, quiet:
     if sum(one.spare_bytes for one in rewritten) >= (_DEAD_BYTES_QUIET if quiet else _DEAD_BYTES_MIN):
         found += cut(rewritten, settings.merge_bytes)
     taken = {one.key for group in found for one in group}
+    found += _cut([one for one in objects if one.plain and one.key not in taken], settings.merge_bytes)
+    taken = {one.key for group in found for one in group}
     small = [one for one in objects if one.key not in taken and one.live_bytes < settings.object_bytes]
     for members in _tiers(small, settings.segments):
         while len(members) >= settings.segments or sum(one.live_bytes for one in members) >= settings.merge_bytes:
@@ -60,7 +64,8 @@ def groups(objects: Sequence[StoredObject], settings: CompactionSettings, quiet:
         newest = _newest(small, settings)
         enough = [members for members in (newest, *_tiers(small, settings.few)) if len(members) >= settings.few]
         found += [_first(members, settings.merge_bytes) for members in enough[:1]]
-    return [group for group in found if len(group) > 1 or group[0].large_dead_bytes or group[0].mostly_dead]
+    return [group for group in found if len(group) > 1 or group[0].large_dead_bytes or group[0].mostly_dead
+            or group[0].plain]
 
 
 def _tiers(small: Sequence[StoredObject], base: int) -> list[list[StoredObject]]:

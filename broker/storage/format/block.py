@@ -54,11 +54,13 @@ from broker.storage.format.header import FORMAT_VERSION, NUMBER_MAX, Position
 from broker.storage.format.record import Record, decode_records, encode_records
 from broker.storage.format.section import (
     SECTIONS,
+    SectionCodec,
     SectionKind,
     SectionPosition,
     check_compressed_flag,
     fixed_layout,
     fixed_part_header,
+    pack_header,
     unpack_header,
 )
 from broker.storage.format.subject_filter import check_filter
@@ -77,13 +79,13 @@ _FILTER: Final = 4
 _STAGED: Final = 8
 _LAYOUT_V1: Final = struct.Struct("<4sHBBB3sIQIQQ QQ QQ qq QQQQ q III III I".replace(" ", ""))
 _LAYOUT: Final = struct.Struct("<4sHBBB3sIQIQQ QQ QQ qq QQQQ q III IIII I".replace(" ", ""))
-_LAYOUT_CHECKED: Final = struct.Struct(_LAYOUT.format[:-1])  # what the last checksum covers
+_FRONT: Final = struct.Struct(_LAYOUT.format[:-5])  # what precedes the header of the sections
 CORE_FIXED_BYTES: Final = _LAYOUT.size
 """The fixed part of a core."""
 CORE_BYTES_MIN: Final = _LAYOUT_V1.size
 """The length of the shortest fixed part of any version."""
 _HEADER_AT: Final = 144
-assert (CORE_BYTES_MIN, CORE_FIXED_BYTES) == (160, 164)
+assert (CORE_BYTES_MIN, CORE_FIXED_BYTES, _FRONT.size) == (160, 164, _HEADER_AT)
 
 SubjectSummary = tuple[tuple[bytes, int, int, int], ...]
 """(subject, count, first_seq, last_seq) for each subject in a block, in subject order."""
@@ -287,19 +289,20 @@ def checked_ref(packed: Any) -> PackedRef:
         raise Corrupt("block reference", "fields", 0, str(error)) from None
 
 
-def encode_core(core: BlockCore) -> bytes:
+def encode_core(core: BlockCore, codec: SectionCodec = SECTIONS) -> bytes:
     """Return the bytes of one core."""
     records = encode_records(core.records) if core.records else b""
     summary = core.subject_filter or b"" if core.subjects is None else pack_value(core.subjects)
     sections = b"".join((_encode_removed(core.removed), records, summary))
     at = _position(core.position, core.object_id, core.stream_id)
-    header, stored = SECTIONS.seal(SECTIONS.compress(sections), at)
     flags = (_SUMMARY if core.subjects is not None else _FILTER if core.subject_filter is not None else 0) | (
         _STAGED if core.staged else 0)
-    fixed = _LAYOUT_CHECKED.pack(
+    front = _FRONT.pack(
         _MAGIC, FORMAT_VERSION, flags, core.codec, 0, b"", core.count, core.stream_id, *core.position, core.object_id,
         core.first_seq, core.last_seq, core.bytes, core.raw_bytes, core.first_time_ns, core.last_time_ns, *core.outcome,
-        len(core.removed), len(records), len(summary), *header)
+        len(core.removed), len(records), len(summary))
+    header, stored = codec.seal(SECTIONS.compress(sections), at, front)
+    fixed = front + pack_header(header)
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
@@ -349,7 +352,8 @@ def decode_core(data: bytes, position: Position, stream_id: int, *, object_id: i
     at = offset + layout.size
     try:
         check_compressed_flag(version, flags, header)
-        sections = SECTIONS.open(header, data[layout.size:], _position(position, object_id, stream_id))
+        sections = SECTIONS.open(header, data[layout.size:], _position(position, object_id, stream_id),
+                                 data[:_HEADER_AT])
         removed, end = _decode_removed(sections, removed_rows)
         if end + records_bytes + summary_bytes != len(sections):
             raise Misfit("the sections do not add up")

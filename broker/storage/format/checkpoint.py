@@ -8,6 +8,7 @@ from broker.storage.format.document import decode_document, encode_document, fie
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.page import PageRef
+from broker.storage.format.section import SECTIONS, SectionCodec
 
 __all__ = ["Root"]
 
@@ -25,13 +26,13 @@ class Root(NamedTuple):
     pages: tuple[PageRef, ...]
     extra: dict[str, Any]
 
-    def encode(self, nonce: bytes) -> bytes:
+    def encode(self, nonce: bytes, codec: SectionCodec = SECTIONS) -> bytes:
         """Return the whole object."""
         if self.replay_from > self.position:
             raise ValueError(f"a checkpoint at {self.position} cannot be replayed from {self.replay_from}")
         body = {"replay_from": list(self.replay_from), "pages": [ref.pack() for ref in self.pages],
                 "extra": self.extra}
-        return encode_document(ObjectKind.ROOT, self.position, nonce, body)
+        return encode_document(ObjectKind.ROOT, self.position, nonce, body, codec=codec)
 
     @classmethod
     def decode(cls, data: bytes, position: Position) -> Root:

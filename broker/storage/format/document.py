@@ -31,6 +31,7 @@ from broker.storage.format.header import (
 from broker.storage.format.section import (
     SECTION_HEADER_BYTES,
     SECTIONS,
+    SectionCodec,
     SectionKind,
     SectionPosition,
     is_known,
@@ -47,10 +48,10 @@ _BODY_AT: Final = _CRC_AT + 4
 
 
 def encode_document(kind: ObjectKind, position: Position, nonce: bytes, body: dict[str, Any],
-                    object_id: int = 0) -> bytes:
-    """Return the whole object; the same arguments always give the same bytes."""
+                    object_id: int = 0, codec: SectionCodec = SECTIONS) -> bytes:
+    """Return the whole object; the same arguments always give the same bytes, unless ``codec`` encrypts."""
     packed = pack_value(body)
-    section, stored = SECTIONS.seal((packed, len(packed), 0), _position(kind, position, object_id))
+    section, stored = codec.seal((packed, len(packed), 0), _position(kind, position, object_id))
     section_header = pack_header(section)
     header = ObjectHeader(kind, position, nonce, _BODY_AT + len(stored), object_id).pack()
     return b"".join((header, section_header, crc32(section_header).to_bytes(4, "little"), stored))

@@ -4,11 +4,12 @@
     VersionUnknown   a newer broker wrote them: upgrade this reader
     RecordUnknown    a record that must be understood is unknown: its stream is offline, others are not
     CutOff           objects were swept while they were being read: start again from the newest root
+    KeyMissing       they are encrypted, and this process has no key for them: configure the key
 """
 
 from __future__ import annotations
 
-__all__ = ["Corrupt", "CutOff", "FormatError", "RecordUnknown", "VersionUnknown"]
+__all__ = ["Corrupt", "CutOff", "FormatError", "KeyMissing", "RecordUnknown", "VersionUnknown"]
 
 
 class CutOff(Exception):
@@ -17,6 +18,22 @@ class CutOff(Exception):
     def __init__(self, why: str, key: str = "") -> None:
         super().__init__(why)
         self.key = key
+
+
+class KeyMissing(Exception):
+    """A section is encrypted, and this process does not have its key.
+
+    This is no FormatError: nothing is damaged, so nobody may treat the section's stream as damaged.
+    """
+
+    def __init__(self, key_id: bytes, why: str = "") -> None:
+        super().__init__(why or f"it is encrypted under the data key {key_id.hex()}, and there is no key to open it: "
+                                "set JETBLOCK_KEY, or jetstream { key } in a configuration")
+        self.key_id = key_id
+        self.why = why
+
+    def __reduce__(self) -> tuple[type[KeyMissing], tuple[bytes, str]]:
+        return type(self), (self.key_id, self.why)
 
 
 class FormatError(Exception):

@@ -85,6 +85,7 @@ class ObjectKind(IntEnum):
     PAGES = 6
     RUN = 7
     INBOX = 8
+    KEYS = 9
 
 
 def object_name(kind: ObjectKind, position: Position, object_id: int = 0) -> str:

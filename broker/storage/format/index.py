@@ -49,6 +49,7 @@ from broker.storage.format.lazy_columns import KNOWN, Names, Shifted
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 from broker.storage.format.section import (
     SECTIONS,
+    SectionCodec,
     SectionHeader,
     SectionKind,
     SectionPosition,
@@ -57,6 +58,8 @@ from broker.storage.format.section import (
     fixed_part_header,
     header_of_version_1,
     is_known,
+    pack_header,
+    stored_bytes_max,
 )
 
 __all__ = [
@@ -83,7 +86,8 @@ _STAGED: Final = 2
 _GROUPED: Final = 4
 _LAYOUT_V1: Final = struct.Struct("<4sHBBQIQQQIIII III I".replace(" ", ""))
 _LAYOUT: Final = struct.Struct("<4sHBBQIQQQIIII IIII I".replace(" ", ""))
-_LAYOUT_CHECKED: Final = struct.Struct(_LAYOUT.format[:-1])  # what the last checksum covers
+_FRONT: Final = struct.Struct(_LAYOUT.format[:-5])  # what precedes the header of the body
+_HEADER_AT: Final = _FRONT.size
 INDEX_FIXED_BYTES: Final = _LAYOUT.size
 """The fixed part of an index."""
 INDEX_BYTES_MIN: Final = _LAYOUT_V1.size
@@ -234,7 +238,7 @@ def _untracked(column: Sequence[T]) -> Sequence[T]:
     return tuple(column) if type(column) is list else column
 
 
-def encode_index(head: Head, *, staged: bool = False) -> bytes:
+def encode_index(head: Head, *, staged: bool = False, codec: SectionCodec = SECTIONS) -> bytes:
     """Return the bytes of one index.
 
     Args: ``head`` has at least one message, and its frames have their stored lengths and CRCs. ``staged``: the block's
@@ -281,12 +285,13 @@ def encode_index(head: Head, *, staged: bool = False) -> bytes:
     rows = [_FRAME.pack(frame.start, *header) for frame in head.frames for header in frame.parts or (frame.header,)]
     body = b"".join((*rows, _DESCRIPTIONS.pack(*described), *cells, names))
     compressed = SECTIONS.compress(body, dense=head.object_id != 0 and not staged)  # dense if compaction made it
-    header, stored = SECTIONS.seal(compressed, _position(head))
     epoch, number = head.position
     flags = (_STAGED if staged else 0) | (_GROUPED if head.grouped else 0)
-    fixed = _LAYOUT_CHECKED.pack(
+    front = _FRONT.pack(
         _MAGIC, FORMAT_VERSION, flags, 0, head.stream_id, epoch, number, head.object_id, head.first_seq, count,
-        len(rows), len(subjects), len(names), *header)
+        len(rows), len(subjects), len(names))
+    header, stored = codec.seal(compressed, _position(head), front)
+    fixed = front + pack_header(header)
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
@@ -312,7 +317,8 @@ def find_frames(data: bytes, at: int, stream_id: int, position: Position, object
     header = header_of_version_1(*fields[-4:-1]) if old else fields[-5:-1]
     body_at = at + layout.size
     end = body_at + header[1]
-    body = SECTIONS.open(header, data[body_at:end], (position, object_id, stream_id, SectionKind.INDEX, 0))
+    body = SECTIONS.open(header, data[body_at:end], (position, object_id, stream_id, SectionKind.INDEX, 0),
+                         data[at:at + _HEADER_AT])
     row = _FRAME_V1 if old else _FRAME
     if frames * row.size > len(body):
         raise Undecodable("its frame table is cut short")
@@ -360,7 +366,7 @@ def _decode(data: bytes, ref: BlockRef, name: str | None, values: Values, checks
         check_compressed_flag(version, flags, header)
         if header[0] > SECTION_BYTES_MAX:
             raise Undecodable("its lengths are out of bounds")
-        body = SECTIONS.open(header, data[layout.size:], _position(ref))
+        body = SECTIONS.open(header, data[layout.size:], _position(ref), data[:_HEADER_AT])
         return _decode_body(body, ref, frames, subjects, names_bytes, values, checks,
                             _FRAME_V1 if version == UNFLAGGED_VERSION else _FRAME, grouped=bool(flags & _GROUPED))
     except (Misfit, Undecodable) as error:
@@ -446,7 +452,7 @@ def _frame_table(rows: list[tuple[int, ...]], count: int, frames_bytes: int, *, 
     for number, (_, raw_bytes, stored_bytes, _, form) in enumerate(rows):
         if not is_known(form):
             raise _FormUnknown(f"frame {number} has form {form}: not this reader's")
-        if raw_bytes > SECTION_BYTES_MAX or stored_bytes > raw_bytes:
+        if raw_bytes > SECTION_BYTES_MAX or stored_bytes > stored_bytes_max(raw_bytes, form):
             raise Misfit("the frame table is out of bounds")
     at = 0
     while at < len(rows):

@@ -18,12 +18,13 @@ full, to the other one. An area is written again from its start once all segment
          4     4  crc32 of the length, the record's number in the area and the commit; it begins with a seed
          8        commit
     commit
-         0     1  kind: 1 a single message without headers and records; 2 anything else
+         0     1  kind: 1 a single message without headers and records; 2 anything else; 3 an encrypted commit
          1     1  flags: 1 the commit closes its segment
          2     8  number of the segment in the log of the epoch
         10     4  number of the commit in the segment, from 0
         14        kind 1: stream id, sequence, time; outcome; length of the subject; subject, body
                   kind 2: msgpack, one row for each block that has changed (``JournaledBlock``)
+                  kind 3: a section header and a section, the commit under the key of the shard
 
 The seed of an area differs from the seed of every other serial of the same writer. CRC-32 is linear, so two records of
 equal length with different seeds never have the same checksum: a record of an earlier lap is never valid. The first
@@ -39,14 +40,23 @@ from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from broker.storage.format.block import Outcome, Removed
-from broker.storage.format.codec import Unpackable, pack_value, unpack_value
+from broker.storage.format.codec import Undecodable, Unpackable, pack_value, unpack_value
 from broker.storage.format.errors import Corrupt, VersionUnknown
-from broker.storage.format.header import NONCE_BYTES
+from broker.storage.format.header import NONCE_BYTES, Position
 from broker.storage.format.record import Record
+from broker.storage.format.section import (
+    SECTION_HEADER_BYTES,
+    SECTIONS,
+    SectionCodec,
+    SectionKind,
+    SectionPosition,
+    pack_header,
+    unpack_header,
+)
 
 __all__ = ["AREA_BYTES_MAX", "AREA_HEADER_BYTES", "JOURNAL", "RECORD_HEADER_BYTES", "Area", "AreaHeader", "Commit",
            "JournaledBlock", "JournaledSegment", "RecordPlace", "decode_area", "encode_commit",
-           "encode_message", "encode_record", "segments_of"]
+           "encode_message", "encode_record", "seal_commit", "segments_of"]
 
 JOURNAL: Final = ".journal"
 """The name of the file in the folder of the log. No key can have this name."""
@@ -62,7 +72,7 @@ _RECORD: Final = struct.Struct("<II")
 _NUMBERED: Final = struct.Struct("<II")
 _COMMIT: Final = struct.Struct("<BBQI")
 _MESSAGE: Final = struct.Struct("<BBQI QQQ QQQQq I".replace(" ", ""))
-_ONE_MESSAGE, _BLOCKS = 1, 2
+_ONE_MESSAGE, _BLOCKS, _SEALED = 1, 2, 3
 _CLOSES: Final = 1
 
 
@@ -162,7 +172,7 @@ class Area(NamedTuple):
 
     def commit(self, start: int, end: int) -> Commit:
         """Decode the commit of a record. Raises: Corrupt."""
-        return _decode_commit(self.data[start:end], start)
+        return _decode_commit(self.data[start:end], start, self.header.epoch)
 
 
 class JournaledSegment:
@@ -209,6 +219,18 @@ def encode_commit(commit: Commit) -> bytes:
     return _COMMIT.pack(_BLOCKS, _CLOSES if commit.closes else 0, commit.segment, commit.number) + pack_value(rows)
 
 
+def seal_commit(commit: bytes, epoch: int, codec: SectionCodec) -> bytes:
+    """Return an encoded commit as a section of ``codec``."""
+    _, flags, segment, number = _COMMIT.unpack_from(commit)
+    front = _COMMIT.pack(_SEALED, flags, segment, number)
+    header, stored = codec.seal((commit, len(commit), 0), _position(epoch, segment, number), front)
+    return b"%b%b%b" % (front, pack_header(header), stored)
+
+
+def _position(epoch: int, segment: int, number: int) -> SectionPosition:
+    return Position(epoch, segment), 0, 0, SectionKind.JOURNAL, number
+
+
 def encode_record(commit: bytes, number: int, seed: int) -> bytes:
     """Return the record of an encoded commit, the ``number``-th of its area."""
     length = len(commit)
@@ -253,10 +275,15 @@ def _packed(records: Sequence[Record]) -> list[tuple[Any, ...]]:
             for record in records]
 
 
-def _decode_commit(data: bytes, offset: int) -> Commit:
-    """Decode a commit whose checksum was correct. Raises: Corrupt."""
+def _decode_commit(data: bytes, offset: int, epoch: int) -> Commit:
+    """Decode a commit whose checksum was correct. Raises: Corrupt; KeyMissing."""
     try:
         kind, flags, segment, number = _COMMIT.unpack_from(data)
+        if kind == _SEALED:
+            front, at = data[:_COMMIT.size], _position(epoch, segment, number)
+            data = bytes(SECTIONS.open(unpack_header(data, len(front)), data[len(front) + SECTION_HEADER_BYTES:], at,
+                                       front))
+            kind = data[0]
         if kind == _ONE_MESSAGE:
             _, _, _, _, stream_id, seq, time_ns, *numbers, subject_bytes = _MESSAGE.unpack_from(data)
             body_at = _MESSAGE.size + subject_bytes
@@ -266,7 +293,7 @@ def _decode_commit(data: bytes, offset: int) -> Commit:
         if kind != _BLOCKS:
             raise ValueError(f"a commit of kind {kind}")
         blocks = [_block(*row) for row in unpack_value(data[_COMMIT.size:])]
-    except (ValueError, TypeError, struct.error, Unpackable) as error:
+    except (ValueError, TypeError, IndexError, struct.error, Unpackable, Undecodable) as error:
         raise Corrupt(JOURNAL, "commit", offset, str(error)) from None
     return Commit(segment, number, bool(flags & _CLOSES), blocks)
 

@@ -64,6 +64,7 @@ from broker.storage.format.section import (
     SECTION_HEADER_BYTES,
     SECTIONS,
     Compressed,
+    SectionCodec,
     SectionKind,
     SectionPosition,
     check_compressed_flag,
@@ -91,6 +92,8 @@ _FIXED: Final = struct.Struct("<IIII")
 _ROW: Final = struct.Struct("<QIB3sQ")
 _PAGE_V1: Final = struct.Struct("<4sBBBBIQIQQ III I".replace(" ", ""))
 _PAGE: Final = struct.Struct("<4sBBBBIQIQQ IIII I".replace(" ", ""))
+_FRONT: Final = struct.Struct(_PAGE.format[:-5])
+"""The bytes of a page before the header of its body."""
 _ROWS_AT: Final = HEADER_BYTES + _FIXED.size
 assert (_ROW.size, _PAGE_V1.size, _PAGE.size) == (24, 56, 60)
 
@@ -114,6 +117,10 @@ class PageKind(IntEnum):
     """the expiry times of messages of one stream"""
     SCHEDULE = 8
     """the due times of scheduled messages of one stream"""
+
+
+_OF_SHARD: Final = frozenset((PageKind.SHARD, PageKind.DIRECTORY))
+"""The pages that belong to no single stream."""
 
 
 class PageBody:
@@ -149,9 +156,9 @@ class PageBody:
             raise VersionUnknown("block table", "section", 12, f"form {header[-1]}: not this reader's")
         return cls(SECTIONS.unseal(header, inline[SECTION_HEADER_BYTES:], _inline_position(stream_id)))
 
-    def inline(self, stream_id: int) -> bytes:
+    def inline(self, stream_id: int, codec: SectionCodec = SECTIONS) -> bytes:
         """Return the body sealed for a directory page, as a part of the stream's block table."""
-        header, stored = SECTIONS.seal(self.pack(), _inline_position(stream_id))
+        header, stored = codec.seal(self.pack(), _inline_position(stream_id))
         return pack_header(header) + stored
 
     def pack(self) -> Compressed:
@@ -170,6 +177,8 @@ def _inline_position(stream_id: int) -> SectionPosition:
 
 
 def _position(object_position: Position, key: int, kind: int) -> SectionPosition:
+    if kind in _OF_SHARD:
+        return object_position, key, 0, SectionKind.PAGE, kind
     return object_position, 0, key, SectionKind.PAGE, kind
 
 
@@ -226,13 +235,14 @@ class PageRef(NamedTuple):
         return cls(Position(epoch, number), *rest)
 
 
-def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page]) -> tuple[list[bytes], list[PageRef]]:
+def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page], codec: SectionCodec = SECTIONS
+                 ) -> tuple[list[bytes], list[PageRef]]:
     """Encode one ``pages/`` object.
 
     Args: position is that of the object's key, nonce the writer's.
     Returns: the object's bytes as buffers, and the place of each page, in order.
     """
-    encoded = [(page, _encode_page(page, position)) for page in pages]
+    encoded = [(page, _encode_page(page, position, codec)) for page in pages]
     at = _ROWS_AT + len(encoded) * _ROW.size
     refs: list[PageRef] = []
     rows: list[bytes] = []
@@ -247,15 +257,15 @@ def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page]) -> tup
     return [front, *(data for _, data in encoded)], refs
 
 
-def _encode_page(page: Page, object_position: Position) -> bytes:
+def _encode_page(page: Page, object_position: Position, codec: SectionCodec) -> bytes:
     body = (page.body if isinstance(page.body, PageBody) else PageBody.later(partial(pack_value, page.body))).pack()
-    header, stored = SECTIONS.seal(body, _position(object_position, page.key, page.kind))
     flags = ((_FILTERS if page.filters else 0)
              | (_EXPIRIES if page.expiries else 0) | (_SUMMARIES if page.summaries else 0)
              | (_STAGED if page.staged else 0) | (_SUBJECTS if page.subjects else 0)
              | (_IDS if page.ids else 0) | (_OFFLINE if page.offline else 0))
-    fixed = _PAGE.pack(_MAGIC, FORMAT_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key,
-                       *header, 0)[:-4]
+    front = _FRONT.pack(_MAGIC, FORMAT_VERSION, page.kind, flags, 0, *page.position, *object_position, page.key)
+    header, stored = codec.seal(body, _position(object_position, page.key, page.kind), front)
+    fixed = front + pack_header(header)
     return b"".join((fixed, crc32(fixed).to_bytes(4, "little"), stored))
 
 
@@ -284,9 +294,9 @@ def decode_page(data: bytes, ref: PageRef, unpack: Callable[[bytes], Any] | None
         check_compressed_flag(version, flags, header)
         if len(data) != ref.size or header[0] > SECTION_BYTES_MAX:
             raise Undecodable("its lengths are out of bounds")
-        stored, at = data[layout.size:], _position(ref.position, key, kind)
-        body = (PageBody(SECTIONS.unseal(header, stored, at)) if unpack is None
-                else unpack(SECTIONS.open(header, stored, at)))
+        stored, at, front = data[layout.size:], _position(ref.position, key, kind), data[:_FRONT.size]
+        body = (PageBody(SECTIONS.unseal(header, stored, at, front)) if unpack is None
+                else unpack(SECTIONS.open(header, stored, at, front)))
     except (Undecodable, Unpackable) as error:
         raise Corrupt(name, "page", offset + layout.size, str(error)) from None
     return Page(kind, Position(epoch, number), key, body, bool(flags & _FILTERS), bool(flags & _EXPIRIES),

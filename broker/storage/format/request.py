@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from broker.storage.format.document import decode_document, encode_document, field
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position, object_name
+from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.format.staged import STAGED_EPOCH
 
 __all__ = ["BLOCKS_MAX", "BLOCK_MESSAGES_MAX", "BYTES_MAX", "RUNS_MAX", "Acting", "Request", "StagedRun", "Times",
@@ -104,7 +105,7 @@ class Request(NamedTuple):
     times: Times = Times.RAISE
     acting: Acting = Acting.REFUSE
 
-    def encode(self) -> bytes:
+    def encode(self, codec: SectionCodec = SECTIONS) -> bytes:
         """Return the whole object."""
         body: dict[str, Any] = {
             "version": _PLAIN, "account": self.account, "stream": self.stream, "incarnation": self.stream_id,
@@ -115,7 +116,7 @@ class Request(NamedTuple):
             body |= {"version": _EXTENDED, "times": str(self.times)}
         if self.version is not None:
             body["writer"] = list(self.version)
-        return encode_document(ObjectKind.INBOX, Position(0, 0), self.nonce, body, self.request_id)
+        return encode_document(ObjectKind.INBOX, Position(0, 0), self.nonce, body, self.request_id, codec)
 
     @classmethod
     def decode(cls, data: bytes, request_id: int) -> Request:

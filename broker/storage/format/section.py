@@ -12,12 +12,13 @@ in the index:
          4     4  bytes as stored
          8     4  crc32 of the bytes as stored
         12     1  compression: 0 none, 1 zstd    \\
-        13     1  cipher, 0: none                 > the form
-        14     2  number of the key, 0: none     /
+        13     1  cipher: see ``keyring``          > the form
+        14     2  0                              /
 
 The position of a section (``SectionPosition``) is its place in an object. A reader knows it from the key of the object
 and from the place in the object, so it is not stored. A cipher must authenticate it: then a section that was moved
-cannot be opened. docs/adr/0016-section-codec.md has the reasons, and the form of an encrypted section.
+cannot be opened. docs/adr/0016-section-codec.md has the reasons; ``keyring`` has the form of an encrypted section, and
+``sealing`` the codec that encrypts.
 
 Objects of earlier releases have no section headers: ``header_of_version_1`` makes one from their lengths.
 """
@@ -42,10 +43,12 @@ from broker.storage.format.codec import (
     has_content_size,
 )
 from broker.storage.format.header import FORMAT_VERSION, UNFLAGGED_VERSION, Position
+from broker.storage.format.keyring import KEYS, OVERHEAD, Cipher, cipher_of
 
 __all__ = ["NO_POSITION", "SECTIONS", "SECTION_HEADER_BYTES", "UNCOMPRESSED", "Compressed", "SectionCodec",
            "SectionHeader", "SectionKind", "SectionPosition", "check_compressed_flag", "fixed_layout",
-           "fixed_part_header", "header_of_version_1", "is_known", "pack_header", "unpack_header"]
+           "fixed_part_header", "header_of_version_1", "is_known", "pack_header", "stored_bytes_max",
+           "unpack_header"]
 
 _VERSION: Final = bytes((FORMAT_VERSION,))
 _VERSION_1: Final = bytes((UNFLAGGED_VERSION,))
@@ -54,6 +57,9 @@ SECTION_HEADER_BYTES: Final = _LAYOUT.size
 _ZSTD: Final = int(Compression.ZSTD)
 _COMPRESSED: Final = 1
 """The flag of a compressed section, in version 1 only."""
+
+_FORMS: Final = frozenset(compression | cipher << 8 for compression in (0, _ZSTD) for cipher in Cipher)
+"""The forms that this release can open."""
 
 _SIZE_BYTES: Final = 18
 """The most bytes of a zstd frame that are needed to know its content size."""
@@ -76,6 +82,8 @@ class SectionKind(IntEnum):
     """a part of a block table inline in a directory page; it moves between pages, so its position is its stream"""
     DOCUMENT = 6
     """the map of a small object; ``number`` is the object's kind"""
+    JOURNAL = 7
+    """a commit in a journal; ``number`` counts the commits of a segment"""
 
 
 SectionPosition = tuple[Position, int, int, SectionKind, int]
@@ -112,7 +120,12 @@ def header_of_version_1(raw_bytes: int, stored_bytes: int, crc: int) -> SectionH
 
 def is_known(form: int) -> bool:
     """Return whether this release can open sections of ``form``: a newer one may use another compression."""
-    return form <= _ZSTD
+    return form in _FORMS
+
+
+def stored_bytes_max(raw_bytes: int, form: int) -> int:
+    """Return the most bytes that a section of ``form`` is stored as."""
+    return raw_bytes if form <= _ZSTD else raw_bytes + OVERHEAD
 
 
 def fixed_layout(data: bytes, old: struct.Struct, new: struct.Struct, at: int = 0) -> struct.Struct:
@@ -155,6 +168,9 @@ class SectionCodec:
 
     __slots__ = ("compression",)
 
+    sealing = False
+    """True if ``seal`` encrypts."""
+
     def __init__(self, compression: Compression = Compression.ZSTD) -> None:
         self.compression = compression
 
@@ -175,44 +191,77 @@ class SectionCodec:
         data, raw_bytes, compression = section
         return decompress(data, raw_bytes) if compression else data
 
-    def seal(self, section: Compressed, at: SectionPosition) -> tuple[SectionHeader, bytes]:
-        """Return header and bytes of ``section``, to be stored ``at`` this position."""
+    def seal(self, section: Compressed, at: SectionPosition, fixed: bytes = b"") -> tuple[SectionHeader, bytes]:
+        """Return header and bytes of ``section``, to be stored ``at`` this position.
+
+        Args: ``fixed`` are the bytes in front of the header, which a cipher authenticates.
+        """
         data, raw_bytes, compression = section
         return (raw_bytes, len(data), checksum(data), compression), data
 
-    def open(self, header: SectionHeader, stored: Stored, at: SectionPosition) -> bytes | Stored:
+    def open(self, header: SectionHeader, stored: Stored, at: SectionPosition, fixed: bytes = b"") -> bytes | Stored:
         """Return the raw bytes of the section that was read from position ``at``.
 
         Args: stored is exactly the section. Uncompressed bytes are returned unchanged, so a memoryview saves a copy.
-        Raises: Undecodable if they are damaged, or do not match the header.
+            ``fixed``: see ``seal``.
+        Raises: Undecodable if they are damaged, or do not match the header; KeyMissing.
         """
         raw_bytes, stored_bytes, crc, form = header
         if len(stored) != stored_bytes or crc32(stored) != crc:
             raise Undecodable("its checksum or length does not match")
+        if form > _ZSTD:
+            opened = _opened(header, stored, at, fixed)
+            return self.decompress((opened, raw_bytes, form & 0xFF))
+        if KEYS.refuses_plain(at):
+            raise Undecodable("it is not encrypted, and everything of its stream is")
         if form == _ZSTD:
             return decompress(stored, raw_bytes)
         if form or raw_bytes != stored_bytes:
             raise Undecodable(f"of form {form}, {stored_bytes} bytes do not give {raw_bytes}")
         return stored
 
-    def unseal(self, header: SectionHeader, stored: bytes, at: SectionPosition) -> Compressed:
-        """Return the section as it was before ``seal``, without decompressing it. Raises: Undecodable."""
+    def unseal(self, header: SectionHeader, stored: bytes, at: SectionPosition, fixed: bytes = b"") -> Compressed:
+        """Return the section as it was before ``seal``, without decompressing it. Raises: Undecodable; KeyMissing."""
         self.check(header, stored, at)
-        return stored, header[0], header[3]
+        raw_bytes, _, _, form = header
+        if form > _ZSTD:
+            data, form = _opened(header, stored, at, fixed), form & 0xFF
+            _check_raw(data, raw_bytes, form)
+            return data, raw_bytes, form
+        if KEYS.refuses_plain(at):
+            raise Undecodable("it is not encrypted, and everything of its stream is")
+        return stored, raw_bytes, form
 
     def check(self, header: SectionHeader, stored: Stored, at: SectionPosition) -> None:
         """Check that ``open`` would return as many bytes as the header has, without decompressing.
 
-        Raises: Undecodable.
+        Of an encrypted section, only the checksum is checked: no key is needed. Raises: Undecodable.
         """
         raw_bytes, stored_bytes, crc, form = header
         if len(stored) != stored_bytes or crc32(stored) != crc:
             raise Undecodable("its checksum or length does not match")
-        if form == _ZSTD:
-            if raw_bytes > SECTION_BYTES_MAX or not has_content_size(stored[:_SIZE_BYTES], raw_bytes):
-                raise Undecodable("its zstd content size does not match its header")
-        elif form or raw_bytes != stored_bytes:
-            raise Undecodable(f"of form {form}, {stored_bytes} bytes do not give {raw_bytes}")
+        if form > _ZSTD and form in _FORMS:
+            if not OVERHEAD <= stored_bytes <= raw_bytes + OVERHEAD:
+                raise Undecodable(f"of form {form}, {stored_bytes} bytes do not give {raw_bytes}")
+            return
+        _check_raw(stored, raw_bytes, form)
+
+
+def _check_raw(data: Stored, raw_bytes: int, form: int) -> None:
+    """Check that a section without cipher gives ``raw_bytes`` bytes. Raises: Undecodable."""
+    if form == _ZSTD:
+        if raw_bytes > SECTION_BYTES_MAX or not has_content_size(data[:_SIZE_BYTES], raw_bytes):
+            raise Undecodable("its zstd content size does not match its header")
+    elif form or raw_bytes != len(data):
+        raise Undecodable(f"of form {form}, {len(data)} bytes do not give {raw_bytes}")
+
+
+def _opened(header: SectionHeader, stored: Stored, at: SectionPosition, fixed: bytes) -> bytes:
+    """Return the bytes of an encrypted section as they were before ``seal``. Raises: Undecodable; KeyMissing."""
+    raw_bytes, _, _, form = header
+    if form not in _FORMS or cipher_of(form) == Cipher.NONE:
+        raise Undecodable(f"it has form {form}: not this reader's")
+    return KEYS.open(form, stored, at, raw_bytes, fixed)
 
 
 SECTIONS: Final = SectionCodec()

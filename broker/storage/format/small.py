@@ -19,7 +19,13 @@ from broker.storage.format.block import CORE_FIXED_BYTES, Outcome, SubjectSummar
 from broker.storage.format.columns import Column
 from broker.storage.format.header import Position
 from broker.storage.format.index import INDEX_FIXED_BYTES, INDEX_PREFIX
-from broker.storage.format.section import Compressed, SectionCodec, SectionHeader, SectionKind
+from broker.storage.format.section import (
+    SECTION_HEADER_BYTES,
+    Compressed,
+    SectionCodec,
+    SectionHeader,
+    SectionKind,
+)
 
 __all__ = ["COMPRESSED_MIN", "NAME_BYTES_MAX", "SmallEncoder"]
 
@@ -73,7 +79,11 @@ class SmallEncoder:
         summary = ((subject, count, first_seq, last_seq),)
         sections = self._pack(summary)
         summary_bytes = len(sections)
-        header, sections = codec.seal((sections, summary_bytes, 0), (position, object_id, stream_id, _IN_CORE, 0))
+        at = position, object_id, stream_id, _IN_CORE, 0
+        front = b"" if not codec.sealing else _CORE.pack(
+            self._core, count, stream_id, place, first_seq, last_seq, size, frame[1], first_time_ns, last_time_ns,
+            *outcome, summary_bytes, 0, 0, 0, 0)[:-SECTION_HEADER_BYTES]
+        header, sections = codec.seal((sections, summary_bytes, 0), at, front)
         fixed = _CORE.pack(self._core, count, stream_id, place, first_seq, last_seq, size, frame[1], first_time_ns,
                            last_time_ns, *outcome, summary_bytes, *header)
         core = b"%b%b%b" % (fixed, crc32(fixed).to_bytes(4, "little"), sections)
@@ -89,7 +99,10 @@ class SmallEncoder:
             _BODY.pack(*sealed[0], first_time_ns, time_width, body_len, body_width, len(subject), count, count - 1),
             time_cells, body_cells, subject)
         packed = codec.compress(body) if len(body) >= COMPRESSED_MIN else (body, len(body), 0)
-        header, stored = codec.seal(packed, (position, object_id, stream_id, _IN_INDEX, 0))
+        front = b"" if not codec.sealing else _INDEX.pack(
+            INDEX_PREFIX, stream_id, place, first_seq, count, _ONE_FRAME_ONE_SUBJECT, len(subject), 0, 0, 0, 0
+        )[:-SECTION_HEADER_BYTES]
+        header, stored = codec.seal(packed, (position, object_id, stream_id, _IN_INDEX, 0), front)
         fixed = _INDEX.pack(INDEX_PREFIX, stream_id, place, first_seq, count, _ONE_FRAME_ONE_SUBJECT, len(subject),
                             *header)
         return core, b"%b%b%b" % (fixed, crc32(fixed).to_bytes(4, "little"), stored), sealed, summary

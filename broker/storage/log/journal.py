@@ -123,7 +123,7 @@ class Journal:
         be acknowledged."""
         self.ready = False
         self._place = place
-        self._epoch = epoch
+        self.epoch = epoch
         self._nonce = nonce
         self._failed = failed
         self._persisted = persisted
@@ -208,7 +208,7 @@ class Journal:
             return False
         self._serial += 1
         self._area = other
-        header = AreaHeader(self._epoch, self._nonce, self._serial)
+        header = AreaHeader(self.epoch, self._nonce, self._serial)
         self._begin, self._seed, self._at, self._count = header.encode(), header.seed, 0, 0
         return True
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from broker.storage.format.block import Outcome
-from broker.storage.format.journal import Commit, JournaledBlock, encode_commit, encode_message
+from broker.storage.format.journal import Commit, JournaledBlock, encode_commit, encode_message, seal_commit
+from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.log.journal import Journal
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.open_segment import OpenSegment
@@ -55,12 +56,15 @@ class Journaling:
         segments that are neither persisted nor journaled.
     """
 
-    def __init__(self, journal: Journal, on_error: Callable[[BlockOwner, Exception], object]) -> None:
-        """Args: ``on_error`` is called for an owner that cannot give its records or its outcome."""
+    def __init__(self, journal: Journal, on_error: Callable[[BlockOwner, Exception], object],
+                 codec: SectionCodec = SECTIONS) -> None:
+        """Args: ``on_error`` is called for an owner that cannot give its records or its outcome. ``codec`` seals
+        commits if it encrypts."""
         self.journal = journal
         self.commits = 0
         self.gaps = 0
         self._on_error = on_error
+        self._codec = codec
         self._marks: dict[int, _Mark] = {}
         self._tally_bytes = 0
         self._tally_count = 0
@@ -100,7 +104,7 @@ class Journaling:
                     self._add(block, blocks, rows)
         marks = [_Mark(block.count, len(block.runs), len(block.removed), len(block.records), block.outcome)
                  for block in blocks]
-        if not rows or not self.journal.append(segment, self._encode(segment, rows), done):
+        if not rows or not self.journal.append(segment, self._sealed(self._encode(segment, rows)), done):
             for block in blocks:
                 block.touch()
             return None
@@ -124,7 +128,8 @@ class Journaling:
                 row = _growth(block, mark, ())
                 if block.outcome != mark.outcome or row.runs or row.removed or row.records:
                     rows.append(row)
-            journaled = self.journal.append(segment, encode_commit(Commit(segment, self.commits, True, rows)), done)
+            commit = self._sealed(encode_commit(Commit(segment, self.commits, True, rows)))
+            journaled = self.journal.append(segment, commit, done)
         if not journaled:
             self.gaps += 1
         self.commits = self._tally_bytes = self._tally_count = 0
@@ -146,6 +151,9 @@ class Journaling:
         if not block.empty:  # otherwise its segment may never be stored, and its number given to the next one
             blocks.append(block)
             rows.append(_growth(block, mark, listed))
+
+    def _sealed(self, commit: bytes) -> bytes:
+        return seal_commit(commit, self.journal.epoch, self._codec) if self._codec.sealing else commit
 
     def _encode(self, segment: int, rows: list[JournaledBlock]) -> bytes:
         row = rows[0]

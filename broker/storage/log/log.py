@@ -121,7 +121,7 @@ class Log:
         self._loop = asyncio.get_running_loop()
         if journal is not None:
             file = Journal(journal, epoch, nonce, state.position.number, self.fail)
-            self._journaling = Journaling(file, self._leave_out)
+            self._journaling = Journaling(file, self._leave_out, self.settings.codec)
         if (renew_at_ns := self._lease.renew_at_ns) is not None:
             self._timers.set_in(renew_at_ns - outside_ns)
 

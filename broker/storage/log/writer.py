@@ -462,11 +462,11 @@ def _encode(block: SealedBlock[Any], codec: SectionCodec, compressed: Sequence[C
             sealed.append(codec.seal(section, at))
         head.frames, frames_bytes = _stored_table(head.frames, [header for header, _ in sealed])
         frames += [stored for _, stored in sealed]
-        index = encode_index(head, staged=core.staged)
+        index = encode_index(head, staged=core.staged, codec=codec)
         if core.subjects is None:
             core.subject_filter = encode_filter(head.subjects)
         block.frames = _NO_FRAMES
-    encoded = encode_core(core)
+    encoded = encode_core(core, codec)
     return (encoded, index,
             (core.stream_id, core.first_seq, core.last_seq, core.count, len(encoded), len(index), frames_bytes,
              core.raw_bytes),

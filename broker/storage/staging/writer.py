@@ -226,7 +226,7 @@ class RunWriter:
                              f"of their times, or request with times that may be raised")
         nonce, self._request_nonce = self._request_nonce, blake2b(self._request_nonce, digest_size=NONCE_BYTES).digest()
         return request_object(self._account, self._stream, self._stream_id, identity, self.entries, shard=shard,
-                              times=times, acting=self._acting, nonce=nonce)
+                              times=times, acting=self._acting, nonce=nonce, codec=self._codec)
 
     def _end_block(self) -> None:
         rows, self._rows, self._rows_bytes = self._rows, _Rows(), 0
@@ -270,7 +270,7 @@ class RunWriter:
 
 def request_object(account: str, stream: str, stream_id: int, identity: int | Version, entries: Sequence[StagedRun], *,
                    shard: int, times: str = Times.RAISE, acting: str = Acting.REFUSE,
-                   nonce: bytes | None = None) -> ToPut:
+                   nonce: bytes | None = None, codec: SectionCodec = SECTIONS) -> ToPut:
     """Return the request to adopt these runs in this order.
 
     Args: ``identity`` is the id of the request, or the version that a writer gives it; the stream grants each once.
@@ -289,7 +289,7 @@ def request_object(account: str, stream: str, stream_id: int, identity: int | Ve
         raise ValueError(why)
     request = Request(identity, account, stream, stream_id, entries, nonce or os.urandom(NONCE_BYTES), version,
                       Times(times), Acting(acting))
-    return ToPut(ShardPaths(shard).inbox(identity), [request.encode()], None)
+    return ToPut(ShardPaths(shard).inbox(identity), [request.encode(codec)], None)
 
 
 def _with_id(headers: bytes, msg_id: bytes | None, acting: bool) -> tuple[bytes, bytes]:

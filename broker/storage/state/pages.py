@@ -44,6 +44,7 @@ from broker.storage.format.id_rows import pack_body
 from broker.storage.format.page import Page, PageBody, PageKind, PageRef
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release, pack_runs, unpack_runs
+from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.state.applied import ShardState
 from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.expiries import Expiries, ExpiryPage
@@ -109,8 +110,9 @@ class StreamCopy:
     __slots__ = ("_consumers", "_ids", "_inline", "_table", "_times", "entry", "filters", "staged", "stream",
                  "summaries", "weight")
 
-    def __init__(self, stream: StreamState, inline_max: int | None = None) -> None:
-        """Args: ``inline_max``: a table with more blocks has pages of its own; INLINE_BLOCKS_MAX by default."""
+    def __init__(self, stream: StreamState, inline_max: int | None = None, codec: SectionCodec = SECTIONS) -> None:
+        """Args: ``inline_max``: a table with more blocks has pages of its own; INLINE_BLOCKS_MAX by default. ``codec``
+        seals inline parts of the table."""
         self.stream = stream
         stream.dirty = False
         pages = stream.blocks.pages
@@ -133,7 +135,7 @@ class StreamCopy:
             self.staged = self.staged or page.staged
             if self.summaries:
                 packed = page.pack()
-                body = packed.body.inline(stream.stream_id)
+                body = packed.body.inline(stream.stream_id, codec)
                 page.keep(packed)
                 row[1:] = body, None, packed.summary
                 self.filters = self.filters or packed.filters

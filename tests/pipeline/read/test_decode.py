@@ -29,6 +29,7 @@ from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.frame import Frame
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.index import Head, check_frame, decode_frame, decode_index
+from broker.storage.format.keyring import KEYS
 from broker.storage.format.section import SECTIONS, UNCOMPRESSED, SectionCodec
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.log import writer
@@ -104,6 +105,12 @@ def assert_same_heads(head: Head, columns: Head) -> None:
 
 
 # ---- the same as the broker's decoder
+
+
+@pytest.fixture(autouse=True)
+def _reads_a_plain_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that has looked for keys, so a section that claims to be encrypted is damaged."""
+    monkeypatch.setattr(KEYS, "loaders", [lambda: None])
 
 
 @pytest.mark.parametrize("grouped", [False, True], ids=["in order", "grouped"])
