@@ -52,7 +52,7 @@ def groups(objects: Sequence[StoredObject], settings: CompactionSettings, quiet:
     if sum(one.spare_bytes for one in rewritten) >= (_DEAD_BYTES_QUIET if quiet else _DEAD_BYTES_MIN):
         found += cut(rewritten, settings.merge_bytes)
     taken = {one.key for group in found for one in group}
-    found += _cut([one for one in objects if one.plain and one.key not in taken], settings.merge_bytes)
+    found += cut([one for one in objects if one.plain and one.key not in taken], settings.merge_bytes)
     taken = {one.key for group in found for one in group}
     small = [one for one in objects if one.key not in taken and one.live_bytes < settings.object_bytes]
     for members in _tiers(small, settings.segments):
