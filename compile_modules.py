@@ -33,7 +33,7 @@ WHEEL_TOOLS = ("hatchling>=1.26", "ziglang>=0.13")
 GLIBC = "2.17"
 """The oldest C library on which a wheel runs: that of every Linux distribution since 2014."""
 BUILDS_KEPT = 8
-SECONDS_MAX = 300
+SECONDS_MAX = 900
 
 
 class CannotCompile(Exception):
