@@ -44,6 +44,7 @@ from broker.streaming.subjects import Subjects
 from broker.streaming.subscriptions import Subscriptions, check_request
 from broker.streaming.traffic import Traffic
 from broker.streaming.wire import stan_pb2 as wire
+from broker.streaming.wire.encoding import ack_seq
 
 if TYPE_CHECKING:
     from broker.config.streaming import StreamingSettings
@@ -397,17 +398,25 @@ class Gateway:
         self._answer(reply, wire.SubscriptionResponse(error=error))
 
     def _on_acks(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        acks: dict[tuple[bytes, str], list[int]] = {}
+        acks: dict[bytes, tuple[Group | None, list[int]]] = {}
         for inbox, _, hlen, body in ops[start:end]:
-            try:
-                ack = wire.Ack.FromString(body[hlen:] if hlen else body)
-            except DecodeError:
+            if inbox not in acks:
+                sub = self._named(inbox.decode(errors="replace"))
+                acks[inbox] = (None if sub is None else self.subscriptions.group(sub), [])
+            group, seqs = acks[inbox]
+            if group is None:
                 continue
-            acks.setdefault((inbox, ack.subject), []).append(ack.sequence)
-        for (inbox, channel), seqs in acks.items():
-            sub = self._named(inbox.decode(errors="replace"))
-            if sub is not None and sub.channel == channel:
-                self.subscriptions.group(sub).acked(seqs)
+            ack = body[hlen:] if hlen else body
+            if seq := ack_seq(ack, group.ack_start):
+                seqs.append(seq)
+                continue
+            with suppress(DecodeError):
+                decoded = wire.Ack.FromString(ack)
+                if decoded.subject == group.channel:
+                    seqs.append(decoded.sequence)
+        for group, seqs in acks.values():
+            if group is not None and seqs:
+                group.acked(seqs)
 
     def _named(self, ack_inbox: str) -> Subscription | None:
         """Return the subscription with an ack inbox."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from broker.protocol import headers
 from broker.streaming.stored import REPLY_HEADER
-from broker.streaming.wire.stan_pb2 import MsgProto
+from broker.streaming.wire.encoding import MsgEncoder, ack_start
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Deliveries, Msg
@@ -50,6 +50,8 @@ class Group:
         self.consumer: Consumer | None = None
         self.interested = False
         self.ended = False
+        self.ack_start = ack_start(channel)
+        self._encoder = MsgEncoder(channel)
         self._bus = bus
         self._changed: Callable[[bool], None] | None = None
         self._owners: dict[int, Subscription] = {}
@@ -194,19 +196,16 @@ class Group:
 
     def _encoded(self, batch: Deliveries, count: int) -> list[bytes]:
         hlens = batch.hlens or (0,) * len(batch)
-        return [_encode(self.channel, seq, time_ns, hlen, body, delivered) for seq, time_ns, hlen, body, delivered
+        encode = self._encoder.encode
+        return [encode(seq, time_ns, body[hlen:], delivered, _reply(body[:hlen])) if hlen
+                else encode(seq, time_ns, body, delivered) for seq, time_ns, hlen, body, delivered
                 in islice(zip(batch.stream_seqs, batch.times_ns, hlens, batch.bodies, batch.delivered, strict=True),
                           count)]
 
 
-def _encode(channel: str, seq: int, time_ns: int, hlen: int, body: bytes, delivered: int) -> bytes:
-    msg = MsgProto(sequence=seq, subject=channel, data=body[hlen:] if hlen else body, timestamp=time_ns)
-    if delivered > 1:
-        msg.redelivered = True
-        msg.redelivery_count = delivered - 1
-    if hlen and (reply := headers.get(body[:hlen], REPLY_HEADER)) is not None:
-        msg.reply = reply.decode()
-    return msg.SerializeToString()
+def _reply(header: bytes) -> bytes:
+    """Return the reply subject of a message; b"" for none. Any client of JetStream may have set it, to any bytes."""
+    return (headers.get(header, REPLY_HEADER) or b"").decode(errors="replace").encode()
 
 
 def _held(member: Subscription) -> int:

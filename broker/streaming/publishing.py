@@ -11,7 +11,6 @@ Source: nats-streaming-server, server/server.go: processClientPublish, ioLoop, a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from broker.jetstream.wire.errors import ApiError
 from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.names import is_literal_channel
 from broker.streaming.stored import reply_header
+from broker.streaming.wire.encoding import pub_ack
 from broker.streaming.wire.stan_pb2 import PubAck, PubMsg
 
 if TYPE_CHECKING:
@@ -31,10 +31,6 @@ if TYPE_CHECKING:
     from broker.streaming.traffic import Traffic
 
 __all__ = ["Publishing"]
-
-
-_HEADER_TEXT = re.compile(r"[^\r\n]*")
-"""A reply subject becomes a header: a line feed in it would begin another one."""
 
 
 class Publishing:
@@ -62,6 +58,8 @@ class Publishing:
         publisher = _Publisher(self._bus, source)
         accepted: dict[str, list[Msg]] = {}
         valid: tuple[str, bytes] | None = None
+        literal: str | None = None  # the last valid channel
+        subject = b""
         self._traffic.received([op[3] for op in ops[start:end]])
         for _, reply, hlen, body in ops[start:end]:
             try:
@@ -69,16 +67,22 @@ class Publishing:
             except DecodeError:
                 publisher.refuse(reply, "", StanErrors.PUBLISH_REQUEST)
                 continue
-            channel, guid = msg.subject, msg.guid
+            channel, guid, answer_to = msg.subject, msg.guid, msg.reply
+            if channel != literal and is_literal_channel(channel):
+                literal, subject = channel, channel.encode()
             sender = (msg.client_id, msg.conn_id)
             known = sender == valid or (sender not in self._early and self._registered(*sender))
-            if (not guid or not is_literal_channel(channel) or not _HEADER_TEXT.fullmatch(msg.reply)
+            # A reply subject becomes a header: a line feed in it would begin another one.
+            if (not guid or channel != literal or (answer_to and ("\n" in answer_to or "\r" in answer_to))
                     or (not known and self._registration is None)):
                 publisher.refuse(reply, guid, StanErrors.PUBLISH_REQUEST)
                 continue
-            header = reply_header(msg.reply)
-            token = _token(reply, guid)
-            stored = (channel.encode(), token, len(header), header + msg.data)
+            token = reply + b"\n" + pub_ack(guid)
+            if answer_to:
+                header = reply_header(answer_to)
+                stored = (subject, token, len(header), header + msg.data)
+            else:
+                stored = (subject, token, 0, msg.data)
             if known:
                 valid = sender
                 accepted.setdefault(channel, []).append(stored)
@@ -181,7 +185,3 @@ class _Publisher(PubAckReceiver):
     def release(self) -> None:
         if self._source is not None:
             self._source.release()
-
-
-def _token(reply: bytes, guid: str) -> bytes:
-    return reply + b"\n" + PubAck(guid=guid).SerializeToString()

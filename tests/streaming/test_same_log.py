@@ -41,6 +41,19 @@ async def test_both_protocols_see_the_same_messages(server: BrokerProcess) -> No
     await client.nc.close()
 
 
+async def test_a_reply_header_of_any_bytes(server: BrokerProcess) -> None:
+    """A JetStream client may set the reply header to bytes that are no text; subscribers get a readable message."""
+    client = await StanClient.open(server.url, "me")
+    await client.publish_all("orders", b"1")
+    header = b"NATS/1.0\r\nNats-Streaming-Reply: \xff\xfe\r\n\r\n"
+    client.nc._transport.write(b"HPUB orders %d %d\r\n%b2\r\n" % (len(header), len(header) + 1, header))
+    await client.nc.flush()
+    await client.publish_all("orders", b"3")
+    sub = await client.subscribe("orders", FIRST)
+    assert [one.data for one in await sub.take(3)] == [b"1", b"2", b"3"]
+    await client.nc.close()
+
+
 async def test_a_plain_publish_reaches_subscribers_of_the_channel(server: BrokerProcess) -> None:
     """A message of core NATS on the channel's subject is stored like a JetStream publish."""
     client = await StanClient.open(server.url, "me")

@@ -1,0 +1,190 @@
+"""The cases of NATS Streaming, each on a separate server: what a client of its protocol does most.
+
+The client is a raw connection. All it sends is encoded before the measurement, so that only the server is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from bench.core.client import flow
+from bench.cost.cases import Trial
+from bench.load import Connection
+from broker.streaming.wire import stan_pb2 as wire
+
+__all__ = ["CASES"]
+
+CLUSTER_ID = "bench"
+PAYLOAD = b"0123456789abcdef" * 8
+BATCH = 250
+ACKS = "_INBOX.acks"
+IN_FLIGHT = 10_000
+"""Publishes without a PubAck; stan.go's default is 16 384."""
+
+
+class StanConnection(Connection):
+    """A connection with one registered client."""
+
+    def __init__(self, port: int, client_id: str) -> None:
+        super().__init__(port)
+        self.id = client_id
+        self.subscribed = False
+        inbox = f"_INBOX.{client_id}.hb"
+        self.send(f"SUB {inbox} 1\r\n".encode())
+        request = wire.ConnectRequest(client_id=client_id, heartbeat_inbox=inbox, protocol=1, conn_id=inbox.encode())
+        self.server = wire.ConnectResponse.FromString(self.ask(f"_STAN.discover.{CLUSTER_ID}",
+                                                               request.SerializeToString()))
+        assert not self.server.error, self.server.error
+
+    def ask(self, subject: str, body: bytes) -> bytes:
+        """Send a request, and return its answer; nothing else may arrive meanwhile."""
+        inbox = b"_INBOX.%b.%d" % (self.id.encode(), time.monotonic_ns())
+        self.send(b"SUB %b 9\r\nUNSUB 9 1\r\n" % inbox + pub(subject, inbox.decode(), body))
+        got = self.until(b"MSG " + inbox)
+        got += b"" if b"\r\n" in got[got.index(b"MSG "):] else self.until(b"\r\n")
+        head, _, rest = got[got.index(b"MSG "):].partition(b"\r\n")
+        size = int(head.split()[-1])
+        while len(rest) < size + 2:
+            rest += self.sock.recv(1 << 20)
+        return rest[:size]
+
+    def publishes(self, channel: str, count: int) -> bytes:
+        """Return publishes whose PubAcks come to ``ACKS``."""
+        subject = f"{self.server.pub_prefix}.{channel}"
+        return b"".join(pub(subject, ACKS, wire.PubMsg(
+            client_id=self.id, conn_id=f"_INBOX.{self.id}.hb".encode(), guid=f"{number:022}", subject=channel,
+            data=PAYLOAD).SerializeToString()) for number in range(count))
+
+
+def pub(subject: str, reply: str, body: bytes) -> bytes:
+    return b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(body), body)
+
+
+def _pub_acks(client: StanConnection) -> int:
+    """Subscribe to PubAcks; return the bytes in which each one comes."""
+    if not client.subscribed:
+        client.send(f"SUB {ACKS} 2\r\nPING\r\n".encode())
+        client.until(b"PONG\r\n")
+        client.subscribed = True
+    size = wire.PubAck(guid="0" * 22).ByteSize()
+    return len(f"MSG {ACKS} 2 {size}\r\n") + size + 2
+
+
+def _fill(client: StanConnection, channel: str, count: int) -> None:
+    size = _pub_acks(client)
+    block = client.publishes(channel, BATCH)
+    flow([client.sock], [block], [client.sock], sent_max=count // BATCH, window=IN_FLIGHT * size,
+         expected=count // BATCH * BATCH * size)
+
+
+def publish(trial: Trial) -> None:
+    """Publish with many messages in flight."""
+    client, count = StanConnection(trial.server.port, "publisher"), trial.n(200_000) // BATCH * BATCH
+    _fill(client, "warm", BATCH)
+    block, size = client.publishes("many", BATCH), _pub_acks(client)
+    with trial.measured(f"published, {IN_FLIGHT} in flight", count):
+        flow([client.sock], [block], [client.sock], sent_max=count // BATCH, window=IN_FLIGHT * size,
+             expected=count * size)
+
+
+def publish_one_at_a_time(trial: Trial) -> None:
+    """Publish, and wait for each PubAck."""
+    client, count = StanConnection(trial.server.port, "publisher"), trial.n(5000)
+    _fill(client, "warm", BATCH)
+    message, size = client.publishes("single", 1), _pub_acks(client)
+    with trial.measured("published one at a time", count):
+        flow([client.sock], [message], [client.sock], sent_max=count, window=1, expected=count * size)
+
+
+def subscribe(trial: Trial) -> None:
+    """Read a channel from its beginning with an ack for each message."""
+    _subscribe(trial, "messages of one subscription, each acked", queue="", members=1)
+
+
+def queue_group(trial: Trial) -> None:
+    """Read a channel by a queue group with an ack for each message."""
+    _subscribe(trial, "messages of a queue group of 4, each acked", queue="q", members=4)
+
+
+def _subscribe(trial: Trial, work: str, *, queue: str, members: int) -> None:
+    count = trial.n(200_000) // BATCH * BATCH
+    _fill(StanConnection(trial.server.port, "publisher"), "read", count)
+    reader = _Reader(StanConnection(trial.server.port, "subscriber"), "read", count)
+    with trial.measured(work, count):
+        reader.subscribe(queue, members)
+        reader.read(count)
+
+
+class _Reader:
+    """A client that acks each message as soon as it has come, like a stock client does."""
+
+    def __init__(self, client: StanConnection, channel: str, count: int) -> None:
+        self._client = client
+        self._channel = channel
+        acks = (wire.Ack(subject=channel, sequence=seq).SerializeToString() for seq in range(count + 1))
+        self._acks = [b"%d\r\n%b\r\n" % (len(ack), ack) for ack in acks]
+        """For each sequence, the end of the line and the payload of its ack."""
+        self._heads: dict[bytes, bytes] = {}
+        """For each inbox, the beginning of the line of an ack."""
+
+    def subscribe(self, queue: str, members: int) -> None:
+        """Subscribe; the messages may arrive before the answers of later members."""
+        client = self._client
+        client.send(b"".join(b"SUB _INBOX.%b%d %d\r\n" % (kind, member, at * 1000 + member) for member in range(members)
+                             for at, kind in enumerate((b"answer", b"msgs"), 1)))
+        for member in range(members):
+            request = wire.SubscriptionRequest(
+                client_id=client.id, subject=self._channel, q_group=queue, inbox=f"_INBOX.msgs{member}",
+                max_in_flight=1024, ack_wait_in_secs=30, start_position=wire.FIRST)
+            client.send(pub(client.server.sub_requests, f"_INBOX.answer{member}", request.SerializeToString()))
+
+    def read(self, count: int) -> None:
+        """Read and ack until ``count`` messages have come."""
+        sock, acks, heads = self._client.sock, self._acks, self._heads
+        sock.settimeout(60)
+        rest, early, received = b"", list[tuple[bytes, int]](), 0
+        while received < count:
+            data = rest + sock.recv(1 << 18)
+            at, out = 0, []
+            while (line := data.find(b"\r\n", at)) >= 0:
+                words = data[at:line].split()
+                if words[0] != b"MSG":
+                    at = line + 2
+                    continue
+                body, end = line + 2, line + 4 + int(words[-1])
+                if end > len(data):
+                    break
+                if words[1].startswith(b"_INBOX.answer"):
+                    answer = wire.SubscriptionResponse.FromString(data[body:end - 2])
+                    assert not answer.error, answer.error
+                    heads[words[1].replace(b"answer", b"msgs")] = b"PUB %b " % answer.ack_inbox.encode()
+                    out += [heads[inbox] + acks[seq] for inbox, seq in early if inbox in heads]
+                    early = [one for one in early if one[0] not in heads]
+                elif words[1].startswith(b"_INBOX.msgs"):
+                    seq = _sequence(data, body)
+                    received += 1
+                    if (head := heads.get(words[1])) is not None:
+                        out.append(head + acks[seq])
+                    else:
+                        early.append((words[1], seq))
+                at = end
+            rest = data[at:]
+            if out:
+                sock.sendall(b"".join(out))
+
+
+def _sequence(data: bytes, at: int) -> int:
+    """Return the first field of a MsgProto, a varint."""
+    at += 1
+    seq = shift = 0
+    while True:
+        byte = data[at]
+        seq |= (byte & 127) << shift
+        if byte < 128:
+            return seq
+        at, shift = at + 1, shift + 7
+
+
+CASES: dict[str, Callable[[Trial], None]] = {
+    one.__name__: one for one in (publish, publish_one_at_a_time, subscribe, queue_group)}
