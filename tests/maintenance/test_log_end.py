@@ -279,7 +279,7 @@ async def test_a_follower_of_the_log_sees_it() -> None:
             assert state.position == parse(log[-1]).position  # type: ignore[union-attr]
             asked.clear()
             await run(catch_up(PATHS, state), followed)
-            assert len(asked) == 6
+            assert len(asked) == 5
         else:
             with pytest.raises(CutOff) as gone:
                 await run(catch_up(PATHS, state), followed)

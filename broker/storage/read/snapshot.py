@@ -131,13 +131,13 @@ def replay_to(paths: ShardPaths, position: Position, wanted: Callable[[str, str]
 def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
     """Advance a ``state`` whose replay is finished to the current end of the log, for a reader that follows the log.
 
-    If nothing is new, this costs two listings and six gets.
+    If nothing is new, this costs a listing and five gets.
     Raises: CutOff if some of the next segments were deleted (then use ``replay``); Corrupt, VersionUnknown: as
         ``replay``. After any of them the state must not be used.
     """
     awaited = state.position
     for _ in range(RESTARTS_MAX):
-        yield from Chain(paths, state, thorough=False).read()
+        yield from Chain(paths, state, thorough=False).follow()
         end = state.position
         if end < awaited:
             raise CutOff(f"{paths.log(end)} is followed by nothing, and there is a checkpoint at {awaited}")

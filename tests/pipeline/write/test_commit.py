@@ -19,6 +19,9 @@ import jetblock
 from broker.pipeline.errors import NoStream, PipelineError, Unreachable
 from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.progress import Progress
+from broker.pipeline.plan.schema import requested
+from broker.pipeline.plan.selection import Selection
+from broker.pipeline.read.scan import read_tasks
 from broker.pipeline.store.objects import open_object_client
 from broker.pipeline.write import commit as commit_module
 from broker.pipeline.write.columns import Columns
@@ -406,3 +409,37 @@ async def test_a_bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypa
         assert not world.objects.put("v1/test", [b"c"])
         assert world.objects.get("v1/test") == b"ab"
         await broker.stop()
+
+
+async def test_a_trigger_of_stream_to_stream_takes_few_requests(world: World) -> None:
+    """A trigger of 1500 rows, from one stream to another: the driver asks the store 12 times at most, 3 times of these
+    to know the stream that it writes to."""
+    await world.make_stream("A")
+    await world.make_stream("B")
+    await world.write("A", numbered("A", range(10)))
+    await world.broker.stop()  # the checkpoint has both streams
+    await world.broker.start()
+    await world.broker.wait_ready()
+    objects: Any = Counting(world.objects)
+    reading = Progress(objects, Options.parse({"store": world.url, "stream": "A", "startingOffsets": "earliest"},
+                                              streaming=True))
+    start = await asyncio.to_thread(lambda: reading.latest(reading.initial()))
+    await world.write("A", numbered("A", range(1500)))
+    objects.requests = 0
+
+    def trigger() -> None:
+        end = reading.latest(start)
+        batches = list(read_tasks(world.objects, reading.tasks(start, end), Selection(), requested(
+            "messages", [("subject", "string"), ("data", "binary")])))
+        assert sum(batch.num_rows for batch in batches) == 1500
+        options = WriteOptions.parse({"store": world.url, "stream": "B", "nats": world.broker.url}, streaming=True)
+        before = objects.requests
+        target = plan(objects, options, brief=True)
+        assert objects.requests - before <= 4
+        rows = pa.table({"subject": [f"B.{n}" for n in range(1500)], "data": pa.concat_arrays(
+            [batch.column("data") for batch in batches])})
+        staged = stage_batches(world.objects, target, Columns(0, 1, None, None, None, None), 0, rows.to_batches())
+        assert commit(objects, options, target, Version("query", 1), [staged]).messages == 1500
+
+    await asyncio.to_thread(trigger)
+    assert objects.requests <= 12
