@@ -56,6 +56,24 @@ def test_a_reader_is_scanned_like_a_table(store: Published) -> None:
     assert counts == {subject: live.count(subject) for subject in set(live)}
 
 
+@pytest.mark.soak
+def test_duckdb_and_polars_read_it(store: Published) -> None:
+    """Both count, filter and end early; neither needs all columns."""
+    import duckdb
+    import polars
+
+    expected = store.streams["ORDERS"]
+    database = duckdb.connect()
+    database.register("orders", jetblock.scan(store.url, "ORDERS"))
+    assert database.sql("SELECT count(*), max(seq), sum(octet_length(data)) FROM orders").fetchall() == [
+        (len(expected), max(row[0] for row in expected), sum(len(row[3]) for row in expected))]
+    database.register("names", jetblock.scan(store.url, "ORDERS", columns=["seq", "subject"]))
+    assert database.sql("SELECT seq FROM names LIMIT 1").fetchall() == [(expected[0][0],)]
+    frame = polars.from_arrow(jetblock.scan(store.url, "ORDERS", columns=["seq", "subject"]).read_all())
+    assert isinstance(frame, polars.DataFrame)
+    assert frame.rows() == [row[:2] for row in expected]
+
+
 def test_mistakes_are_named(store: Published) -> None:
     with pytest.raises(NoStream, match=r"no stream 'ORDER' .*'ORDERS'"):
         jetblock.scan(store.url, "ORDER")
