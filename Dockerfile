@@ -17,9 +17,11 @@ RUN case "$TARGETARCH" in \
     esac
 
 FROM ${PYTHON_IMAGE} AS build
+# "[console]" for an image that can also run `jetblock console`.
+ARG EXTRAS=""
 COPY --from=wheel /src/dist /wheels
 RUN python -m venv /opt/jetblock \
- && /opt/jetblock/bin/pip install --no-cache-dir --only-binary=:all: /wheels/*.whl \
+ && /opt/jetblock/bin/pip install --no-cache-dir --only-binary=:all: "$(echo /wheels/*.whl)${EXTRAS}" \
  && /opt/jetblock/bin/python -m compileall -q /opt/jetblock/lib \
  && /opt/jetblock/bin/pip uninstall -y -q pip setuptools
 

@@ -11,6 +11,7 @@ DATA ?= data
 HOST ?= 127.0.0.1
 PORT ?= 4222
 HTTP_PORT ?= 8222
+CONSOLE_PORT ?= 8080
 ARGS ?=
 # Workers of `make test`: two for each processor, because tests wait for servers, leases and time-outs for about half of
 # their time. The tests of a file run on one worker, so that each worker starts few real servers.
@@ -22,7 +23,7 @@ SEEDS ?= 10000
 # workers start, in two processes.
 test soak: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: run test check docs soak bench parts wheels release clean compiled help
+.PHONY: run console test check docs soak bench parts wheels release clean compiled help
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -31,9 +32,14 @@ run: $(VENV)/.run compiled  ## a broker on the directory store in ./data
 	@echo
 	@echo "  nats://$(HOST):$(PORT)   any NATS client; e.g. nats.connect('nats://$(HOST):$(PORT)')"
 	@echo "  http://$(HOST):$(HTTP_PORT)   monitoring: /varz /connz /jsz /healthz"
+	@echo "  make console   pages in the browser for this broker, at http://127.0.0.1:$(CONSOLE_PORT)"
 	@echo "  streams are kept in $(abspath $(DATA)); Ctrl-C ends the broker, and the next make run continues with them"
 	@echo
 	@$(BIN)/jetblock -a $(HOST) -p $(PORT) -m $(HTTP_PORT) --store "file://$(abspath $(DATA))" $(ARGS)
+
+console: $(VENV)/.console  ## pages in the browser for the broker of `make run`
+	@$(BIN)/jetblock console --server nats://$(HOST):$(PORT) --monitor http://$(HOST):$(HTTP_PORT) \
+		--store "file://$(abspath $(DATA))" --port $(CONSOLE_PORT) $(ARGS)
 
 test: $(VENV)/.dev compiled  ## all tests; ARGS='-k pattern' for fewer
 	@$(BIN)/python -m tests.real.parts
@@ -89,10 +95,15 @@ $(VENV)/.run: pyproject.toml | $(BIN)/python
 	@$(BIN)/python -m pip install -q -e .
 	@touch $@
 
+$(VENV)/.console: pyproject.toml | $(BIN)/python
+	$(call INSTALLING,jetblock and its console)
+	@$(BIN)/python -m pip install -q -e '.[console]'
+	@touch $@ $(VENV)/.run
+
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	$(call INSTALLING,jetblock and what its tests need)
 	@$(BIN)/python -m pip install -q -e '.[dev]'
-	@touch $@ $(VENV)/.run
+	@touch $@ $(VENV)/.run $(VENV)/.console
 
 $(VENV)/.soak: pyproject.toml | $(BIN)/python
 	$(call INSTALLING,jetblock and what its long runs need)

@@ -24,7 +24,7 @@ _NOT_INSTALLED = "the console's packages are not installed: pip install 'jetbloc
 def main(arguments: Sequence[str]) -> int:
     """Serve the console; return the exit status."""
     try:
-        options = _parse(arguments)
+        options = make_parser().parse_args(arguments)
     except SystemExit as ended:
         return int(ended.code or 0)
     try:
@@ -60,11 +60,6 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--allow-host", action="append", default=[], metavar="NAME",
                         help="a name by which browsers reach the console, besides addresses and localhost")
     return parser
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser()
-    return parser.parse_args(arguments)
 
 
 def _serve(options: argparse.Namespace) -> int:

@@ -66,7 +66,8 @@ def frame(session: Session, title: str, *crumbs: tuple[str, str]) -> Iterator[No
     ui.on("used", session.touch)
     dark = ui.dark_mode(session.dark)
     ui.link("Skip to the content", "#content").classes("jb-skip")
-    menu = ui.left_drawer(bordered=True).props("width=200 breakpoint=900")
+    # The value is given, because NiceGUI would ask the browser for it, and log a busy browser's silence as an error.
+    menu = ui.left_drawer(value=False, bordered=True).props("width=200 breakpoint=900 show-if-above")
     with ui.header().classes("items-center gap-2 sm:gap-4 py-2 px-2 sm:px-4 no-wrap").props("elevated"):
         ui.button(icon="menu", on_click=menu.toggle).props('flat dense color=white aria-label="Menu"')
         ui.link("jetblock console", "/").classes("text-white text-lg font-bold no-underline whitespace-nowrap")
@@ -78,7 +79,7 @@ def frame(session: Session, title: str, *crumbs: tuple[str, str]) -> Iterator[No
 
         ui.button(icon="dark_mode", on_click=switch).props('flat dense color=white aria-label="Light or dark"')
         if not session.settings.logged_in:
-            ui.button("Log out", on_click=lambda: session.sessions.end_session(session)).props(
+            ui.button("Log out", on_click=lambda: session.sessions.log_out(session)).props(
                 "flat dense no-caps color=white").classes("whitespace-nowrap")
     with menu, ui.element("nav").props('aria-label="Pages"').classes("w-full jb-menu"):
         _menu(session)
@@ -113,7 +114,7 @@ def _state_line(session: Session) -> None:
 
     def update() -> None:
         if session.ended:
-            ui.navigate.to(f"/login?ended=1&next={quote(here, safe='')}")
+            ui.navigate.to("/login" if session.logged_out else f"/login?ended=1&next={quote(here, safe='')}")
             return
         who = f" as {server.user}" if server.user else ""
         label.text = (f"{server.login.shown}{who}" if server.connected else

@@ -52,8 +52,8 @@ class Login:
     @property
     def shown(self) -> str:
         """The address without a user and password that may be in it."""
-        parts = urlsplit(self.url)
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}"
 
     @property
     def public_nkey(self) -> str | None:
@@ -62,8 +62,12 @@ class Login:
 
     def options(self) -> dict[str, Any]:
         """Return the keyword arguments for ``Client.connect``. Raises: BadLogin."""
-        parts = urlsplit(self.url)
-        if parts.scheme not in _SCHEMES or not parts.hostname:
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in _SCHEMES and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            usable = False
+        if not usable:
             raise BadLogin("The address must look like nats://host:4222 (or tls://, ws://, wss://).")
         given: dict[str, Any] = {"servers": [self.url]}
         given |= {name: value for name in ("user", "password", "token") if (value := getattr(self, name))}

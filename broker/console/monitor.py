@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
@@ -46,13 +47,18 @@ class Sample:
 
 
 class Monitor:
-    """Samples of one server. Args: ``url``: the address of its monitoring port.
+    """Samples of one server. Args: ``url``: the address of its monitoring port, which may have a user and password.
 
-    Attributes: ``samples``: oldest first; ``problem``: why the last reading failed, or "".
+    Attributes: ``url``: the address without them; ``samples``: oldest first; ``problem``: why the last reading failed,
+        or "".
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        parts = urlsplit(url)
+        self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
+        self._auth = None
+        if parts.username is not None:
+            self._auth = aiohttp.BasicAuth(unquote(parts.username), unquote(parts.password or ""))
         self.samples: deque[Sample] = deque(maxlen=_KEPT)
         self.problem = ""
         self._task: asyncio.Task[None] | None = None
@@ -115,7 +121,7 @@ class Monitor:
 
     async def _run(self) -> None:
         timeout = aiohttp.ClientTimeout(total=_PAGE_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as http:
+        async with aiohttp.ClientSession(timeout=timeout, auth=self._auth) as http:
             while time.monotonic() - self._looked < _UNWATCHED_SECONDS:
                 try:
                     self.samples.append(await self._sample(http))
@@ -137,8 +143,8 @@ class Monitor:
 
     async def _json(self, http: aiohttp.ClientSession, page: str) -> dict[str, Any]:
         async with http.get(f"{self.url}/{page}") as answer:
-            if answer.status == 401:
-                raise ValueError("the monitoring port wants a login")
+            if answer.status in (401, 403):
+                raise ValueError("the monitoring port wants a login: --monitor http://USER:PASSWORD@HOST:8222")
             value = await answer.json(content_type=None)
             if not isinstance(value, dict):
                 raise ValueError(f"/{page} is not a page of a NATS server")

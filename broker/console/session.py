@@ -62,6 +62,7 @@ class Session:
     sessions: Sessions
     used: float = field(default_factory=time.monotonic)
     ended: bool = False
+    logged_out: bool = False
     dark: bool | None = None
     """None: as the browser prefers."""
 
@@ -136,13 +137,14 @@ class Sessions:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name="end unused sessions")
 
     async def end(self, key: str) -> None:
-        """Log out."""
+        """End the session with this key, if there is one."""
         if (session := self._sessions.pop(key, None)) is not None:
             session.ended = True
             await session.server.close()
 
-    async def end_session(self, session: Session) -> None:
-        """Log out."""
+    async def log_out(self, session: Session) -> None:
+        """End a session as its user asks."""
+        session.logged_out = True
         for key, one in list(self._sessions.items()):
             if one is session:
                 await self.end(key)

@@ -21,6 +21,8 @@ __all__ = ["KV_PREFIX", "OBJECTS_PREFIX", "Streams", "spread"]
 
 KV_PREFIX = "KV_"
 OBJECTS_PREFIX = "OBJ_"
+_SUBJECTS_SECONDS = 60.0
+"""A server with a million subjects sorts them for each answer."""
 SUBJECTS_MAX = 1_000_000
 """Subjects of a stream that are read at most; the tree says that there are more."""
 _SAMPLES_MIN, _SAMPLES_MAX = 8, 100
@@ -49,17 +51,19 @@ class Streams:
         return await self._server.api(f"STREAM.INFO.{name}")
 
     async def subjects(self, name: str, subject: str = ">", most: int = SUBJECTS_MAX,
-                       progress: Callable[[int, int], object] | None = None) -> tuple[dict[str, int], int]:
-        """Return the messages of each subject, and the number of subjects, of which ``most`` are returned at most."""
+                       progress: Callable[[int, int], bool] = lambda *_: True) -> tuple[dict[str, int], int]:
+        """Return the messages of each subject, and the number of subjects, of which ``most`` are returned at most.
+
+        Args: progress is called with the subjects so far and in total; the reading ends when it returns False.
+        """
         found: dict[str, int] = {}
         while True:
-            answer = await self._server.api(f"STREAM.INFO.{name}", {"subjects_filter": subject, "offset": len(found)})
+            answer = await self._server.api(f"STREAM.INFO.{name}", {"subjects_filter": subject, "offset": len(found)},
+                                            seconds=_SUBJECTS_SECONDS)
             page = answer["state"].get("subjects") or {}
             found |= page
             total = int(answer.get("total", len(found)))
-            if progress is not None:
-                progress(len(found), total)
-            if not page or len(found) >= min(total, most):
+            if not progress(len(found), total) or not page or len(found) >= min(total, most):
                 return found, max(total, len(found))
 
     async def consumers(self, name: str) -> list[Json]:

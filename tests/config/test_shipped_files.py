@@ -30,6 +30,7 @@ from broker.config.flags import read_flags
 from broker.config.load import load, read_text
 from broker.config.settings import Settings, settings_table
 from broker.config.syntax import parse, plain
+from broker.console.cli import make_parser
 from tests.harness import BrokerProcess, fetch
 from tests.real.s3 import S3Server, session_of
 
@@ -110,12 +111,28 @@ def test_compose_needs_no_variable_and_opens_no_port(compose: dict[str, Any]) ->
     text = "\n".join(line.partition("#")[0] for line in (ROOT / "docker-compose.yml").read_text().splitlines())
     assert re.sub(r"\$\{\w+:-[^}$]*\}|\$\$", "", text).count("$") == 0
     ports = [_interpolated(port) for service in compose["services"].values() for port in service.get("ports", ())]
-    assert sorted(ports) == ["127.0.0.1:4222:4222", "127.0.0.1:8222:8222", "127.0.0.1:9000:9000", "127.0.0.1:9001:9001"]
+    assert sorted(ports) == ["127.0.0.1:4222:4222", "127.0.0.1:8080:8080", "127.0.0.1:8222:8222", "127.0.0.1:9000:9000",
+                             "127.0.0.1:9001:9001"]
     moved = {"NATS_BIND": "0.0.0.0", "NATS_PORT": "4333", "HTTP_PORT": "8333", "S3_PORT": "9332",
-             "CONSOLE_PORT": "9333"}
+             "CONSOLE_PORT": "9333", "PAGES_PORT": "8088"}
     ports = [_interpolated(port, moved) for service in compose["services"].values()
              for port in service.get("ports", ())]
-    assert sorted(ports) == ["0.0.0.0:4333:4222", "127.0.0.1:8333:8222", "127.0.0.1:9332:9000", "127.0.0.1:9333:9001"]
+    assert sorted(ports) == ["0.0.0.0:4333:4222", "127.0.0.1:8088:8080", "127.0.0.1:8333:8222", "127.0.0.1:9332:9000",
+                             "127.0.0.1:9333:9001"]
+
+
+def test_compose_starts_the_console(compose: dict[str, Any]) -> None:
+    """The console has the broker's store and no root key, asks for a login, and its arguments are valid."""
+    services = compose["services"]
+    console = services["console"]
+    assert console["command"][0] == "console"
+    options = make_parser().parse_args(console["command"][1:])
+    assert (options.server, options.monitor) == ("nats://jetblock:4222", "http://jetblock:8222")
+    assert (options.creds, options.user, options.no_login) == (None, None, False)
+    broker = services["jetblock"]
+    assert options.store == broker["command"][broker["command"].index("--store") + 1]
+    assert console["environment"].items() <= broker["environment"].items()
+    assert "ARG EXTRAS" in (ROOT / "Dockerfile").read_text()
 
 
 def test_compose_keeps_the_root_key_from_the_broker(compose: dict[str, Any]) -> None:

@@ -1,67 +1,18 @@
-"""The console's pages in a real Chromium, with a real broker.
-
-These runs need the machine's own Chromium (Debian: ``apt install chromium``), so they are among the long ones.
-"""
+"""The console's pages in a real Chromium, with a real broker."""
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import nats
 import pytest
-from playwright.async_api import Page, async_playwright, expect
+from playwright.async_api import expect
 
+from tests.console.browsers import SECONDS, browser, fill, heading, log_in
 from tests.console.consoles import console
-from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess
+from tests.harness import BrokerProcess, NatsServerProcess
 
 pytestmark = pytest.mark.soak
-HOSTILE = "<img src=x onerror=window.hacked=1><script>window.hacked=1</script>"
-SECONDS = 60_000
-
-
-@asynccontextmanager
-async def browser(width: int = 1366) -> AsyncIterator[Page]:
-    """Open a page in Chromium; at its end, check that no script of a page failed."""
-    program = shutil.which("chromium") or shutil.which("google-chrome")
-    assert program, "no Chromium on this machine; on Debian: apt install chromium"
-    failed: list[str] = []
-    async with async_playwright() as playwright:
-        chromium = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        page = await chromium.new_page(viewport={"width": width, "height": 900})
-        page.set_default_timeout(SECONDS)
-        page.on("pageerror", lambda error: failed.append(str(error)))
-        yield page
-        await chromium.close()
-    assert not failed
-
-
-async def fill(server: ServerProcess) -> None:
-    """Make a stream with a consumer, a bucket and an object store."""
-    client = await nats.connect(server.url)
-    context = client.jetstream()
-    await context.add_stream(name="ORDERS", subjects=["orders.>"])
-    for number in range(60):
-        await context.publish(f"orders.{number % 3}", json.dumps({"number": number}).encode())
-    await context.publish("orders.hostile", HOSTILE.encode())
-    await context.pull_subscribe("orders.>", "worker")
-    await (await context.create_key_value(bucket="config", history=5)).put("color", b"red")
-    await (await context.create_object_store("files")).put("report", b"x" * 300_000)
-    await client.close()
-
-
-async def log_in(page: Page, url: str) -> None:
-    await page.goto(url)
-    await page.get_by_role("button", name="Log in").click()
-    await heading(page, "Overview")
-
-
-async def heading(page: Page, text: str) -> None:
-    await expect(page.get_by_role("heading", name=text, exact=True)).to_be_visible(timeout=SECONDS)
 
 
 @pytest.mark.parametrize("width", [1366, 480])

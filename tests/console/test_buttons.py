@@ -8,38 +8,24 @@ from pathlib import Path
 
 import nats
 import pytest
-from playwright.async_api import Locator, Page, expect
+from playwright.async_api import expect
 
+from tests.console.browsers import (
+    SECONDS,
+    browser,
+    confirm,
+    dialog,
+    fill,
+    heading,
+    log_in,
+    press,
+    says,
+    write,
+)
 from tests.console.consoles import console
-from tests.console.test_browser import SECONDS, browser, fill, heading, log_in
 from tests.harness import BrokerProcess
 
 pytestmark = pytest.mark.soak
-
-
-async def press(where: Page | Locator, name: str) -> None:
-    await where.get_by_role("button", name=name, exact=True).click()
-
-
-async def says(page: Page, text: str) -> None:
-    await expect(page.get_by_text(text).first).to_be_visible(timeout=SECONDS)
-
-
-def dialog(page: Page) -> Locator:
-    return page.get_by_role("dialog").last
-
-
-async def confirm(page: Page, name: str, action: str) -> None:
-    """Type the name that the dialog wants, and agree; before that the button does nothing."""
-    box = page.get_by_role("dialog").filter(has_text=f"Type {name} to confirm")
-    await expect(box.get_by_role("button", name=action)).to_be_disabled(timeout=SECONDS)
-    await box.get_by_label(f"Type {name} to confirm").fill(name)
-    await press(box, action)
-
-
-async def write(page: Page, config: object) -> None:
-    """Replace the text of the dialog's editor."""
-    await dialog(page).locator(".cm-content").fill(json.dumps(config))
 
 
 async def test_streams_and_consumers(tmp_path: Path) -> None:

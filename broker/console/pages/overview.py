@@ -75,7 +75,7 @@ def _monitored(monitor: Monitor) -> None:
     reasons = ui.column().classes("w-full gap-1")
     shown: list[str] = []
     charts: list[tuple[Chart, Callable[[], Lines]]] = []
-    with ui.grid(columns="repeat(auto-fit, minmax(min(30rem, 100%), 1fr))").classes("w-full"):
+    with ui.grid(columns="repeat(auto-fit, minmax(min(24rem, 100%), 1fr))").classes("w-full"):
         for title, lines in _charts(monitor):
             charts.append((Chart(title, [name for name, _ in lines()]), lines))
     for chart, _ in charts[2:]:

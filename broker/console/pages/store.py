@@ -75,7 +75,7 @@ def _show(session: Session, survey: Survey) -> None:
         "Streams": lambda: _streams(session, survey), "Shards and epochs": lambda: _epochs(survey),
         "Compaction and scrub": lambda: show_upkeep(session, extent.bytes),
         "Verify": lambda: Verification(session.settings.store, _problems).build(), "Bill": lambda: _bill(survey)}
-    with ui.tabs().props('align=left aria-label="Parts of the store"') as tabs:
+    with ui.tabs().classes("max-w-full").props('align=left aria-label="Parts of the store"') as tabs:
         for text in parts:
             ui.tab(text)
     with ui.tab_panels(tabs, value="Streams").classes("w-full bg-transparent"):

@@ -47,7 +47,7 @@ async def build(session: Session, name: str) -> None:
             ui.button("Delete", icon="delete", on_click=guarded(lambda: _delete(session, name))).props(
                 "outline color=negative")
     gone = ui.label().classes("text-negative").props('role="alert"')
-    with ui.tabs().props('align=left aria-label="Parts of the stream"') as tabs:
+    with ui.tabs().classes("max-w-full").props('align=left aria-label="Parts of the stream"') as tabs:
         for text in ("Consumers", "Subjects", "Over time", "Configuration"):
             ui.tab(text)
     opened: set[str] = set()
@@ -105,18 +105,26 @@ async def _subjects(session: Session, name: str) -> None:
         wanted = ui.input("Only subjects that match", value=">").classes("w-96")
         ui.button("Read", on_click=lambda: read()).props("flat")
     shown = ui.label().props('role="status"')
-    progress = ui.linear_progress(0, show_value=False).classes("w-96").props('aria-label="Subjects that were read"')
+    with ui.row().classes("items-center gap-2") as waiting:
+        progress = ui.linear_progress(0, show_value=False).classes("w-96").props(
+            'aria-label="Subjects that were read"')
+        ui.button("Stop", on_click=lambda: stopped.append(True)).props("flat dense")
     place = ui.column().classes("w-full")
+    stopped: list[bool] = []
+
+    def go_on(done: int, of: int) -> bool:
+        progress.value = round(done / of, 3) if of else 1
+        return not stopped
 
     @guarded
     async def read() -> None:
-        progress.visible = True
+        stopped.clear()
+        waiting.visible = True
         try:
             subjects, total = await session.streams.subjects(
-                name, str(wanted.value or "").strip() or ">",
-                progress=lambda done, of: progress.set_value(round(done / of, 3) if of else 1))
+                name, str(wanted.value or "").strip() or ">", progress=go_on)
         finally:
-            progress.visible = False
+            waiting.visible = False
         shown.text = f"{total:,} subjects" + (
             f"; {len(subjects):,} of them are shown" if len(subjects) < total else "")
         place.clear()
