@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -41,8 +42,6 @@ def test_the_command_is_safe_in_a_shell() -> None:
 
 @pytest.mark.soak
 async def test_pyspark(tmp_path: Path) -> None:
-    import os
-
     url = f"file://{tmp_path / 'store'}"
     async with BrokerProcess("--store", url) as broker:
         client = await nats.connect(broker.url)
@@ -51,6 +50,7 @@ async def test_pyspark(tmp_path: Path) -> None:
             await client.jetstream().publish(f"code.{number}", b"%d" % number)
         await client.close()
         assert await broker.stop() == 0
-    output = await run(CODES["PySpark"]("", "CODE", 2, url), **{**os.environ, "JAVA_HOME": str(java())})
+    output = await run(CODES["PySpark"]("", "CODE", 2, url), **{**os.environ, "JAVA_HOME": str(java()),
+                                                          "PYSPARK_PYTHON": sys.executable})
     assert "|code.1 " in output
     assert "|code.0 " not in output

@@ -104,7 +104,7 @@ async def test_large_messages_and_many_subjects(tmp_path: Path) -> None:
         context = client.jetstream()
         await context.add_stream(name="LARGE", subjects=["large"])
         for number in range(50):
-            await context.publish("large", number.to_bytes(4, "big") * (2 << 20))
+            await context.publish("large", number.to_bytes(4, "big") * (2 << 20), timeout=60)
         await context.add_stream(name="MANY", subjects=["many.>"], max_msgs_per_subject=1)
         for number in range(100_000):
             await client.publish(f"many.{number % 7}.{number}", b"")
