@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -174,11 +175,13 @@ def _killed_in_a_batch(command: list[str], environ: Mapping[str, str], batch: Pa
                            start_new_session=True)
     try:
         while not batch.exists():
-            assert job.poll() is None, job.communicate()[1]
+            if job.poll() is not None:
+                raise AssertionError(job.communicate()[1].decode())
             time.sleep(0.001)
     finally:
-        os.killpg(job.pid, signal.SIGKILL)
-        job.communicate()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
 
 
 @pytest.mark.timeout(300)
