@@ -214,12 +214,14 @@ async def on_one_store(start: Start, kind: str, rounds: int) -> None:
         await play(stack, [broker.url], broker.restart, rounds)
 
 
+@pytest.mark.timeout(300)
 async def test_a_few_kills(start: Start) -> None:
     """Three kills on a directory."""
     await on_one_store(start, "file", 3)
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["file", "s3"])
 async def test_many_kills(start: Start, kind: str) -> None:
     """Many kills on a directory and in a bucket."""
@@ -227,6 +229,7 @@ async def test_many_kills(start: Start, kind: str) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 async def test_many_take_overs(tmp_path: Path) -> None:
     """Two brokers on one store are killed in turn, each time the owner."""
     store = ("--store", f"file://{tmp_path / 'store'}", "-cid", "test-cluster")
