@@ -165,6 +165,26 @@ async def test_refused_writes_name_their_reason(world: World, tmp_path: Path) ->
                 availableNow=True).start().awaitTermination()
 
 
+@pytest.mark.parametrize("world", ["directory"], indirect=True)
+async def test_to_table(world: World, tmp_path: Path) -> None:
+    """``toTable`` and ``saveAsTable`` with the options of the sink append to the stream. The table that Spark makes of
+    it has no use, and a second query does not mind it."""
+    await world.make_stream("S")
+    given = {"store": world.store.url, "stream": "S", "nats": world.broker.url}
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        (tmp_path / "in" / f"{number}.json").write_text(f'{{"value": {number}}}')
+        rows = world.spark.readStream.schema("value LONG").json(f"{tmp_path}/in").selectExpr(
+            "'S.a' subject", "cast(value as string) data")
+        rows.writeStream.format("jetblock").options(**given).option("checkpointLocation", f"{tmp_path}/check").trigger(
+            availableNow=True).toTable("streamed_to_s").awaitTermination()
+        world.spark.range(10, 12, 1, 1).selectExpr("'S.a' subject", "cast(id as string) data").write.format(
+            "jetblock").mode("append").options(**given).saveAsTable(f"saved_to_s{number}")
+    assert [data for _, _, data in await world.rows("S")] == [b"0", b"10", b"11", b"1", b"10", b"11"]
+    for table in ("streamed_to_s", "saved_to_s0", "saved_to_s1"):
+        world.spark.sql(f"DROP TABLE {table}")
+
+
 @pytest.mark.parametrize("world", ["minio"], indirect=True)
 async def test_denied_access(world: World, request: pytest.FixtureRequest) -> None:
     """Credentials that may only read: the error says which right is missing, and the task is not repeated."""
