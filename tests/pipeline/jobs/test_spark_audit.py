@@ -139,7 +139,7 @@ async def test_refusals(spark: Any, url: str, tmp_path: Path) -> None:
 async def test_the_page_in_a_browser(spark: Any, url: str, tmp_path: Path) -> None:
     """Chromium shows the page: both charts have visible bars, the lists their rows, and text of messages stays text.
     Nothing else is loaded."""
-    from tests.console.test_browser import browser
+    from tests.console.browsers import browser
 
     done = audit(spark, store=url, stream="S", to=str(tmp_path / "out"))
     async with browser() as page:
