@@ -218,7 +218,8 @@ MAY: dict[str, set[str]] = {
         "storage.put", "storage.shard", "streaming", "upstreams", "version"},
     "runtime.embedded": {"base", "config", "config.settings", "runtime"},
     "runtime.broker_thread": {"runtime.embedded"},
-    "runtime.inside": {"access", "base", "client", "config.settings", "runtime.embedded", "storage.objectstore"},
+    "runtime.inside": {
+        "access", "base", "client", "config", "config.settings", "runtime.embedded", "storage.objectstore"},
     "archive": {"base", "client", "config.leafnodes", "config.upstreams", "runtime.inside"},
     "migration": {
         "access", "base", "client", "config.streaming", "jetstream.archive", "jetstream.wire", "runtime.inside",

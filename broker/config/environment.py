@@ -12,7 +12,7 @@ from typing import Any
 from broker.base.suggest import did_you_mean
 from broker.config.settings import REMOVED, ConfigError, settings_table
 
-__all__ = ["PREFIX", "read_environment"]
+__all__ = ["PREFIX", "master_keys", "read_environment"]
 
 PREFIX = "JETBLOCK_"
 OTHERS = ("JETBLOCK_TEST_", "JETBLOCK_BENCH_", "JETBLOCK_PURE")
@@ -72,3 +72,9 @@ def _annotated(validator: Any) -> Any:
     from typing import Annotated
 
     return Annotated[Any, validator]
+
+
+def master_keys(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of the store's master keys in ``environ``, by path, for commands that read no others."""
+    return {f"storage.{name}": environ[variable] for name, variable in (
+        ("key", f"{PREFIX}KEY"), ("prev_key", f"{PREFIX}PREV_KEY")) if environ.get(variable)}

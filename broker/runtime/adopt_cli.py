@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from broker.base.errors import StartError
 from broker.base.output import count, printable
 from broker.base.store_url import parse_store_url
+from broker.config.environment import master_keys
 from broker.config.flags import CommandLine
 from broker.config.load import load
 from broker.config.settings import ConfigError, Settings, make_settings
@@ -90,7 +91,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     if base is not None and (base.operator.tokens or base.operator.trusted_keys):
         raise ConfigError("accounts and their limits come with tokens here: let the broker carry out its requests")
     values = {"storage.url": url, "jetstream.enabled": True, "storage.compaction": False}
-    return make_settings(values) if base is None else make_settings(values, base)
+    return make_settings(values | master_keys(os.environ)) if base is None else make_settings(values, base)
 
 
 def _line(one: Carried) -> str:

@@ -6,6 +6,7 @@ seals at the end.
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from nats.aio.transport import TcpTransport
 from broker.access.accounts import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, User
 from broker.base.errors import StartError, StoreInUse
 from broker.client.connection import Connection, ConnectionFailed, Login, connect
+from broker.config.environment import master_keys
 from broker.config.settings import ConfigError
 from broker.runtime.embedded import Broker
 from broker.storage.objectstore import StoreError
@@ -43,6 +45,7 @@ class InsideBroker:
 
     Args: ``name`` is the server's name, ``settings`` are others (``Broker``), and ``remedy`` says what to do if another
         broker has the store.
+    An encrypted store needs its key in the environment.
     Raises: ConnectionFailed.
     """
 
@@ -56,7 +59,7 @@ class InsideBroker:
         try:
             self._broker = Broker(url, port=None, settings={
                 "auth.users": users, "accounts.configured": accounts_settings, "server_name": name,
-                **(settings or {})})
+                **master_keys(os.environ), **(settings or {})})
         except ConfigError as error:
             raise ConnectionFailed(str(error)) from None
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
@@ -26,10 +27,17 @@ __all__ = ["use_keys_of", "use_keys_of_url", "writer_codec"]
 _used: set[str] = set()
 _using = Lock()
 
+_CODEC_SECONDS = 60.0
+"""The time for which ``writer_codec`` answers without a request. A program that writes to a store while it becomes
+encrypted seals what it puts after this time at the latest."""
+_codecs: dict[tuple[str, int, int], tuple[float, SectionCodec]] = {}
+"""Codecs by store, shard and stream, each with the ``time.monotonic()`` at which its keys were read."""
+
 
 def _forget() -> None:
     """In a forked process: clients of the parent do not work, and the process opens its own ones."""
     _used.clear()
+    _codecs.clear()
     KEYS.loaders.clear()
 
 
@@ -51,8 +59,19 @@ def writer_codec(url: str, shard: int, stream_id: int, listed: Callable[[str], S
                  get: Callable[[str], bytes]) -> SectionCodec:
     """Return the codec for staged runs of a stream, and for requests to the owner of its shard.
 
+    The keys are read once a minute at most: a streaming query writes many small batches.
     Raises: KeyMissing, if the store is encrypted and the environment has no key, or another one.
     """
+    now = time.monotonic()
+    read_at, codec = _codecs.get((url, shard, stream_id), (-_CODEC_SECONDS, SECTIONS))
+    if now - read_at >= _CODEC_SECONDS:
+        codec = _read_codec(url, shard, stream_id, listed, get)
+        _codecs[url, shard, stream_id] = now, codec
+    return codec
+
+
+def _read_codec(url: str, shard: int, stream_id: int, listed: Callable[[str], Sequence[ObjectInfo]],
+                get: Callable[[str], bytes]) -> SectionCodec:
     objects = load_keys(url, listed, get, _masters(), ShardPaths(shard).keys)
     if not objects:
         return SECTIONS

@@ -269,7 +269,8 @@ class Counting:
 
 async def test_requests_of_a_trigger(world: World) -> None:
     """The driver of a query from stream to stream makes 5 requests to the store for each write of a batch, if a
-    checkpoint has the stream: 3 to find it, the run and the request. Following the stream that it reads takes 12."""
+    checkpoint has the stream: 3 to find it, the run and the request. Once a minute it also lists the keys of the
+    stream's shard. Following the stream that it reads takes 12 requests."""
     await world.make_stream("IN")
     await world.make_stream("OUT")
     await world.broker.stop()  # a checkpoint
@@ -295,7 +296,7 @@ async def test_requests_of_a_trigger(world: World) -> None:
     reads: list[int] = []
     for number in range(4):
         place = await asyncio.to_thread(trigger, place, number)
-        assert counting.requests - reads[-1] == 5
+        assert counting.requests - reads[-1] == (5 if number else 6)
         await world.write("IN", numbered("IN", range(1500)))
     assert max(reads[1:]) <= 12, reads
 
@@ -413,7 +414,7 @@ async def test_a_bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypa
 
 async def test_a_trigger_of_stream_to_stream_takes_few_requests(world: World) -> None:
     """A trigger of 1500 rows, from one stream to another: the driver asks the store 12 times at most, 3 times of these
-    to know the stream that it writes to."""
+    to know the stream that it writes to. The first trigger of a minute lists the keys of the stream's shard, too."""
     await world.make_stream("A")
     await world.make_stream("B")
     await world.write("A", numbered("A", range(10)))
@@ -442,4 +443,4 @@ async def test_a_trigger_of_stream_to_stream_takes_few_requests(world: World) ->
         assert commit(objects, options, target, Version("query", 1), [staged]).messages == 1500
 
     await asyncio.to_thread(trigger)
-    assert objects.requests <= 12
+    assert objects.requests <= 13
