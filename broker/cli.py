@@ -22,7 +22,6 @@ from broker import COMPILED, NATS_SERVER_VERSION, __version__
 from broker.base.suggest import did_you_mean
 from broker.config.flags import USAGE, CommandLine, FlagError, read_flags
 from broker.config.settings import ConfigError, InvalidFile
-from broker.storage.format.errors import KeyMissing
 
 __all__ = ["run"]
 
@@ -45,9 +44,6 @@ def run(arguments: Sequence[str]) -> int:
         status = _run(arguments)
         sys.stdout.flush()
         return status
-    except KeyMissing as error:
-        print(f"{_PROGRAM} {arguments[0]}: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:  # while a command is being imported: later, most of them say what to do next
         print(f"{_PROGRAM} {arguments[0]}: interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -60,6 +56,14 @@ def run(arguments: Sequence[str]) -> int:
         _drop_output()
         print(f"{_PROGRAM}: cannot write: {error.strerror}", file=sys.stderr)
         return 2
+    except Exception as error:
+        # Imported here, because a broker without JetStream needs no module of the storage.
+        from broker.storage.format.errors import KeyMissing
+
+        if not isinstance(error, KeyMissing):
+            raise
+        print(f"{_PROGRAM} {arguments[0]}: {error}", file=sys.stderr)
+        return 1
 
 
 def _drop_output() -> None:

@@ -37,6 +37,7 @@ from broker.jetstream.stream.requests import Requests
 from broker.jetstream.stream.retention.interest import Interest
 from broker.jetstream.stream.retention.ttl import MessageTtls
 from broker.jetstream.stream.scheduler import Scheduler
+from broker.jetstream.stream.shared.chunks import Chunks
 from broker.jetstream.stream.stream import Stream
 from broker.jetstream.stream.upstream.mirror import Mirror
 from broker.jetstream.stream.upstream.positions import Positions
@@ -334,6 +335,7 @@ def granted_again(patch: pytest.MonkeyPatch) -> None:
 def delivered_before_stored(patch: pytest.MonkeyPatch) -> None:
     """Consumers see messages that are not in the store yet."""
     patch.setattr(Stream, "safe_seq", property(lambda self: self.live.last_seq))
+    patch.setattr(Chunks, "_safe_end", lambda self, opened: opened.count)
 
 
 def summaries_forget_a_segment(patch: pytest.MonkeyPatch) -> None:

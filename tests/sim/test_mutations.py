@@ -30,7 +30,8 @@ KNOWN: dict[str, list[int]] = {
     "never-right-again": [7], "pages-swept-to-newest-root": [20], "redelivered-lost-in-pages": [27],
     "request-gone-early": [14], "schedules-not-stored": [3], "streams-not-notified": [331, 455],
     "suspended-for-ever": [1],
-    "swept-by-wrong-clocks": [1], "totals-forgotten": [2], "wait-for-oldest": [17], "walks-interrupted": [23],
+    "swept-by-wrong-clocks": [1], "totals-forgotten": [2], "update-lost-in-pages": [300], "wait-for-oldest": [17],
+    "walks-interrupted": [23],
 }
 """Seeds that detect a bug which most seeds miss; these are tried first."""
 

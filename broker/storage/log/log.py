@@ -215,15 +215,21 @@ class Log:
         if not self._wait_in_open_segment(fn, args, of):
             self._wait_for_earlier(fn, args, of)
 
-    def _wait_in_open_segment(self, fn: Callable[..., object], args: tuple[Any, ...], of: BlockOwner | None) -> bool:
-        """Add a safe call for the open segment, if it has anything that is not in the journal; return whether it
-        has."""
+    def _wait_in_open_segment(self, fn: Callable[..., object], args: tuple[Any, ...], of: BlockOwner | None,
+                              batch: Batch | None = None) -> bool:
+        """Add a safe call for the open segment, if it has anything that is not in the journal; return whether it has.
+
+        Later calls may join ``batch``, the argument of the call, until the segment is closed or its commit is in the
+        journal. Either may happen in this call: a large message fills a segment.
+        """
         opened, journaling = self._open, self._journaling
         if not opened.has_content or (of is not None and of.stream_id in self._failed) or (
                 journaling is not None and journaling.commits and not opened.tally.grown and not opened.content):
             return False
         self._waiters.append((fn, args, of, journaling is None))
         self._waiters.hold(args)
+        if batch is not None:
+            self._waiters.begin_batch(fn, batch)
         self._make_urgent()
         return True
 
@@ -265,9 +271,7 @@ class Log:
             waiters.bytes += ITEM_BYTES * len(items)
         else:
             batch = Batch(items)
-            if self._wait_in_open_segment(fn, (batch,), None):
-                waiters.begin_batch(fn, batch)
-            else:
+            if not self._wait_in_open_segment(fn, (batch,), None, batch):
                 self._wait_for_earlier(fn, (batch,), None)
 
     async def persisted(self) -> None:

@@ -42,7 +42,7 @@ def _plant(where: str, patch: pytest.MonkeyPatch, ids: set[int]) -> None:
                       failing(putter.seal_block, lambda block, position: block.stream_id))  # type: ignore[attr-defined]
     elif where == "encode_core":
         patch.setattr(writer, "encode_core",
-                      failing(writer.encode_core, lambda core: core.stream_id))  # type: ignore[attr-defined]
+                      failing(writer.encode_core, lambda core, *_: core.stream_id))  # type: ignore[attr-defined]
     elif where == "encode_small":
         patch.setattr(writer, "_encode_small", failing(writer._encode_small, lambda block, *_: block.stream_id))
     else:

@@ -179,7 +179,7 @@ def test_newer_blocks_and_unknown_ciphers_are_reported_as_newer() -> None:
     for at, value in ((4, 2), (4, 5), (6, 1), (6, 16), (7, 9), (8, 1), (156, 2), (157, 1), (158, 1)):
         with pytest.raises(VersionUnknown):
             decode_core(_patched_fixed(CORE, CORE_FIXED_BYTES, at, bytes([value])), AT, 9)
-    for at, value in ((4, 2), (4, 5), (6, 1), (6, 4), (7, 1), (72, 2), (73, 1), (74, 1)):
+    for at, value in ((4, 2), (4, 5), (6, 1), (6, 8), (7, 1), (72, 2), (73, 1), (74, 1)):
         with pytest.raises(VersionUnknown):
             decode_index(_patched_fixed(INDEX, INDEX_FIXED_BYTES, at, bytes([value])), REF)
     for at, value in ((16, 2), (17, 1), (18, 1)):
