@@ -26,7 +26,8 @@ async def test_sql_counts_as_python_does(spark: Any, kind: str, tmp_path: Path, 
         await library.make_stream(nc.jetstream())
         await library.publish(nc, files)
         await nc.close()
-        await broker.kill()
+        # Without a broker, what only the journal of a killed one has is read after the next start.
+        await (broker.stop() if kind == "directory" else broker.kill())
     with environment(spark, store.environ):
         found = library_spark.by_sql(spark, store.url)
         await _publish_back(spark, store, found.top)
