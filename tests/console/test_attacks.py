@@ -22,7 +22,7 @@ MARKUP = f"```\n{HOSTILE}\n# [x](javascript:window.hacked=1) {{{{ window.hacked=
 
 
 async def test_a_key_of_a_session_is_made_at_the_login(broker: BrokerProcess) -> None:
-    """A ticket is good once, for one browser; what a browser had before the login is worth nothing afterwards."""
+    """Shows that a ticket works once, in one browser, and that a cookie from before the login works no more."""
     sessions = Sessions(Settings(Login(broker.url)))
     ticket = await sessions.open("browser", Login(broker.url))
     assert await sessions.enter(ticket, "another browser", "") is None

@@ -51,7 +51,6 @@ class Target:
     acting: str = "refuse"
     """The treatment of headers that ask the server for something: "refuse", "strip" or "apply"."""
 
-
     @property
     def acting_request(self) -> Acting:
         """The treatment of such headers that remain in the rows."""
