@@ -36,7 +36,8 @@ MAY: dict[str, set[str]] = {
     "config.section": {"base", "config.kinds"},
     "config.settings": {
         "access", "base", "config.callout", "config.kinds", "config.leafnodes", "config.operator", "config.section",
-        "config.streaming", "config.upstreams", "protocol"},
+        "config.storage", "config.streaming", "config.upstreams", "protocol"},
+    "config.storage": {"config.kinds", "config.section"},
     "config.streaming": {"base", "config.kinds", "config.section", "protocol"},
     "config.syntax": set(),
     "config.reading": {

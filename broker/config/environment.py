@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from broker.base.suggest import did_you_mean
-from broker.config.settings import REMOVED, ConfigError, settings_table
+from broker.config.settings import REMOVED, ConfigError, setting_at, settings_table
 
 __all__ = ["PREFIX", "master_keys", "read_environment"]
 
@@ -76,5 +76,5 @@ def _annotated(validator: Any) -> Any:
 
 def master_keys(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the settings of the store's master keys in ``environ``, by path, for commands that read no others."""
-    return {f"storage.{name}": environ[variable] for name, variable in (
-        ("key", f"{PREFIX}KEY"), ("prev_key", f"{PREFIX}PREV_KEY")) if environ.get(variable)}
+    return {path: value for path in ("storage.key", "storage.prev_key")
+            if (value := environ.get(setting_at(path).variable))}

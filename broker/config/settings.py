@@ -27,6 +27,7 @@ from broker.config.kinds import DEFAULT_MAX_CONSUMERS, MASK
 from broker.config.leafnodes import LeafRemote
 from broker.config.operator import ResolverSettings
 from broker.config.section import Section, Setting, row_at, rows_of, section, setting
+from broker.config.storage import StorageSettings
 from broker.config.streaming import StreamingSettings
 from broker.config.upstreams import UpstreamSettings
 from broker.protocol.framing import MAX_CONTROL_LINE, MAX_PAYLOAD
@@ -37,7 +38,7 @@ __all__ = ["MASK", "MASKED", "REMOVED", "AccountsSettings", "AuthSettings", "Cer
            "StorageSettings", "TlsSettings", "WebSocketSettings", "default_store_url", "make_settings", "setting_at",
            "settings_table"]
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+KIB, MIB = 1 << 10, 1 << 20
 MS, SECOND, MINUTE = 1_000_000, 1_000_000_000, 60_000_000_000
 
 
@@ -484,103 +485,6 @@ class JetStreamSettings(Section):
         """Return all feature flags of nats-server for its pages; most are about clusters and have no effect here."""
         return {"js_ack_fc_v2": self.js_ack_fc_v2, "js_api_reply_v2": False, "js_raft_delete_range": True,
                 "js_snapshot_sources": False}
-
-
-class StorageSettings(Section):
-    """The store, and how logs are written to it."""
-
-    url: str = setting(
-        "", kinds.text, "Place of the streams: file:///dir, s3://bucket/prefix or memory://; unset: a temporary "
-        "directory.", "jetblock.store")
-    s3_endpoint: str = setting(
-        "", kinds.text, "URL of the S3 service; unset: AWS_ENDPOINT_URL, else AWS.", "jetstream.object_store.endpoint",
-        variable="S3_ENDPOINT")
-    s3_region: str = setting(
-        "", kinds.text, "S3 region; unset: from the usual AWS settings.", "jetstream.object_store.region",
-        variable="S3_REGION")
-    s3_access_key_id: str = setting(
-        "", kinds.text, "Access key; unset: the usual AWS credential chain.", "jetstream.object_store.access_key_id",
-        variable="S3_ACCESS_KEY_ID", secret=True)
-    s3_secret_access_key: str = setting(
-        "", kinds.text, "Secret of the access key.", "jetstream.object_store.secret_access_key",
-        variable="S3_SECRET_ACCESS_KEY", secret=True)
-    key: str = setting(
-        "", kinds.text, "Master key that encrypts the store: a text with 32 random bytes, file:PATH of such a text, or "
-        "aws-kms:KEY; unset: the store is not encrypted.",
-        "jetstream.key", "jetstream.ek", "jetstream.encryption_key", secret=True)
-    prev_key: str = setting(
-        "", kinds.text, "The master key that the store had before, while it is changed.", "jetstream.prev_key",
-        "jetstream.prev_ek", "jetstream.prev_encryption_key", secret=True)
-    cipher: str = setting(
-        "chacha", kinds.choice("chacha", "chachapoly", "aes"), "Cipher of an encrypted store: chacha (or chachapoly) "
-        "is ChaCha20-Poly1305, aes is AES-256-GCM.", "jetstream.cipher")
-    commit_interval_ns: int | None = setting(
-        None, kinds.duration_ns(0, 10 * SECOND), "Least time between the beginnings of two puts of a log, except for "
-        "batches and full segments; unset: 0 for a directory, 20ms for S3, where each put costs money.",
-        "jetblock.commit_interval")
-    commit_burst: int = setting(
-        0, kinds.integer(0, 1_000_000), "Puts that may begin before the commit_interval is over, after as many "
-        "intervals without a put.",
-        "jetblock.commit_burst")
-    sync_interval_ns: int | None = setting(
-        None, kinds.sync_interval, "On a directory: interval of syncs; a power cut may lose what was acknowledged "
-        "since the last one. Unset, or always: messages are synced before PubAcks.", "jetstream.sync_interval",
-        "jetstream.sync")
-    journal: bool = setting(
-        True, kinds.boolean, "On a directory: acknowledge and deliver once a journal has the commit, and store "
-        "many in one segment. false: each commit is a segment.", "jetblock.journal")
-    segment_bytes: int = setting(
-        4 * MIB, kinds.size(64 * KIB, 64 * MIB), "Raw bytes at which a segment is full and is put at once.",
-        "jetblock.segment_bytes")
-    puts_in_flight: int = setting(
-        4, kinds.integer(1, 16), "Segments of one log that are put at the same time, 1 to 16.",
-        "jetblock.puts_in_flight")
-    tail_bytes_max: int = setting(
-        256 * MIB, kinds.size(MIB), "Bytes of all messages that are sequenced and not yet stored; past it publishers "
-        "wait, and are then refused.", "jetblock.tail_bytes_max")
-    cache_bytes: int = setting(
-        64 * MIB, kinds.size(0), "Bytes of blocks in memory for readers; up to a quarter more for blocks that are read "
-        "ahead.", "jetblock.cache_bytes")
-    cache_directory: str = setting(
-        "", kinds.text, "Folder on a local disk that keeps what was read from a bucket for later reads, until the "
-        "broker stops; unset: none.", "jetblock.cache_directory")
-    cache_directory_bytes: int = setting(
-        10 * GIB, kinds.size(64 * MIB), "Bytes of that folder at most.", "jetblock.cache_directory_bytes")
-    reserve_bytes: int = setting(
-        16 * MIB, kinds.size(0), "Room kept in a directory or bucket, so that purges and deletes can be stored when it "
-        "is full; at most a sixteenth of a disk. 0: none.", "jetblock.reserve")
-    lease_ns: int = setting(
-        15 * SECOND, kinds.duration_ns(100 * MS), "On S3: time without a sign of life after which a standby takes "
-        "over, and an owner that could not write stops answering.", "jetblock.lease")
-    put_timeout_ns: int = setting(
-        5 * SECOND, kinds.duration_ns(50 * MS), "Longest time for one request to the store before it is retried.",
-        "jetblock.put_timeout")
-    reader_grace_ns: int = setting(
-        10 * MINUTE, kinds.duration_ns(0), "Time for which the store keeps objects that nothing names any more, unless "
-        "it is full: Spark queries that planned to read them need it.", "jetblock.reader_grace")
-    inbox_interval_ns: int = setting(
-        60 * SECOND, kinds.duration_ns(0), "Interval at which the broker checks for requests to adopt staged messages, "
-        "with one listing each; 0: only on request.", "jetblock.inbox_interval")
-    staged_grace_ns: int = setting(
-        24 * 60 * MINUTE, kinds.duration_ns(MINUTE), "Time for which staged messages stay in the store if no request "
-        "names them.", "jetblock.staged_grace")
-    compaction: bool = setting(
-        True, kinds.boolean, "Merge small and half-dead blocks into larger objects in the background.",
-        "jetblock.compaction")
-    compaction_bytes_per_second: int = setting(
-        16 * MIB, kinds.size(64 * KIB), "Bytes that compaction reads and writes in a second at most.",
-        "jetblock.compaction_bytes_per_second")
-    compaction_cpu: int = setting(
-        20, kinds.integer(1, 100), "Share of one core that compaction uses at most, in percent.",
-        "jetblock.compaction_cpu")
-    scrub_interval_ns: int = setting(
-        7 * 24 * 60 * MINUTE, kinds.duration_ns(), "Interval at which all stored objects are read and checked in the "
-        "background, from one beginning to the next; 0: never.", "jetblock.scrub_interval")
-    scrub_bytes_per_second: int = setting(
-        MIB, kinds.size(KIB), "Bytes that this check reads in a second at most; an object counts as at least 64 KiB.",
-        "jetblock.scrub_bytes_per_second")
-    compression: str = setting(
-        "zstd", kinds.choice("zstd", "none"), "Compression of blocks: zstd or none.", "jetblock.compression")
 
 
 class Settings(Section, hidden=["notices", "file", "digest"]):

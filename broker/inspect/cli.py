@@ -44,7 +44,7 @@ from broker.protocol.subject import is_valid
 from broker.storage.format.claim import Seal
 from broker.storage.format.errors import FormatError, KeyMissing
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
-from broker.storage.objectstore import NotFound, ObjectInfo, StoreError, Transient
+from broker.storage.objectstore import NotFound, ObjectInfo, StoreError
 from broker.storage.paths import Key, parse
 
 __all__ = ["inspect", "main", "make_parser", "parse_arguments"]
@@ -143,9 +143,7 @@ async def inspect(source: Source, options: argparse.Namespace, out: IO[str], err
 
 
 def _cannot(error: Exception, err: IO[str]) -> int:
-    remedy = ("; the store does not answer: check that it is up, its address (AWS_ENDPOINT_URL) and the network"
-              if isinstance(error, Transient) else "")
-    print(f"jetblock inspect: {printable(str(error))}{remedy}", file=err)
+    print(f"jetblock inspect: {printable(str(error))}{getattr(error, 'remedy', '')}", file=err)
     return 2
 
 

@@ -23,6 +23,7 @@ from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.document import body_offset, decode_document, document_size
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.frame import Chunk
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import (
     FORMAT_VERSION,
     HEADER_BYTES,
@@ -31,7 +32,7 @@ from broker.storage.format.header import (
     ObjectKind,
     Position,
 )
-from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.index import Head, decode_index
 from broker.storage.format.page import PageKind, decode_page, decode_pages_directory
 from broker.storage.format.record import Record
 from broker.storage.format.records.kinds import RecordKind

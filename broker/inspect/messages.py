@@ -19,7 +19,8 @@ from broker.inspect.survey import cannot_be_read
 from broker.protocol.subject import is_literal, matches
 from broker.storage.format.errors import FormatError
 from broker.storage.format.frame import Chunk
-from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.frames import decode_frame
+from broker.storage.format.index import Head, decode_index
 from broker.storage.format.subject_filter import may_hold, pattern_hash
 from broker.storage.objectstore import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths

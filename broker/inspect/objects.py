@@ -16,8 +16,9 @@ from broker.storage.format.checkpoint import Root
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.document import decode_document
 from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
-from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.index import Head, decode_index
 from broker.storage.format.page import decode_page, decode_pages_directory
 from broker.storage.format.segment import HEAD_BYTES, DirectoryRow, SegmentHead, decode_head
 from broker.storage.format.staged import STAGED_EPOCH

@@ -17,7 +17,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from broker.base.output import count, printable, size
+from broker.base.command import run_command
+from broker.base.output import count, size
 from broker.base.progress import Progress
 from broker.inspect.report import problem_lines
 from broker.inspect.source import CannotInspect, Source, open_source
@@ -44,21 +45,13 @@ _PUT_TIMEOUT_NS = 60_000_000_000
 
 def main(verb: str, arguments: Sequence[str]) -> int:
     """Run one copy; return the exit status."""
-    try:
-        options = _parse(verb, arguments)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    progress = Progress()
-    try:
-        done = asyncio.run(_run(options, progress))
-    except KeyboardInterrupt:
-        progress.clear()
-        print(f"jetblock {verb}: interrupted; run the same command again to continue", file=sys.stderr)
-        return 130
-    except (CannotInspect, CopyRefused, StoreError, ValueError) as error:
-        progress.clear()
-        print(f"jetblock {verb}: {printable(str(error))}", file=sys.stderr)
-        return 2
+    return run_command(verb, lambda progress: _copy(make_parser(verb).parse_args(arguments), progress),
+                       CannotInspect, CopyRefused, StoreError, ValueError,
+                       again="run the same command again to continue")
+
+
+def _copy(options: argparse.Namespace, progress: Progress) -> int:
+    done = asyncio.run(_run(options, progress))
     progress.clear()
     if options.json:
         json.dump({"source": options.source, "destination": options.destination} | done.to_json(), sys.stdout, indent=1)
@@ -83,11 +76,6 @@ def make_parser(verb: str) -> argparse.ArgumentParser:
         parser.add_argument("--verify", action="store_true", help="read every byte of the copy and check everything")
         parser.set_defaults(must_be_new=False)
     return parser
-
-
-def _parse(verb: str, arguments: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser(verb)
-    return parser.parse_args(list(arguments))
 
 
 async def _run(options: argparse.Namespace, progress: Progress) -> Copied:

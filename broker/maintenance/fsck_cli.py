@@ -15,14 +15,15 @@ import sys
 from collections.abc import Sequence
 
 from broker.base.clock import SystemClock
-from broker.base.output import count, printable, size
+from broker.base.command import run_command
+from broker.base.output import count, size
 from broker.base.progress import Progress
 from broker.config.arguments import duration_ns
 from broker.inspect.report import lost_table, problem_lines, repair_lines
 from broker.inspect.source import CannotInspect
 from broker.maintenance.fsck import Checked, Owned, fsck
 from broker.storage.keys.reading import use_keys_of_url
-from broker.storage.objectstore import StoreError, Transient, open_store
+from broker.storage.objectstore import StoreError, open_store
 from broker.storage.objectstore.retrying import RetryingStore
 
 __all__ = ["main", "make_parser"]
@@ -38,23 +39,12 @@ _LEASE_NS_MAX = 10**15
 
 def main(arguments: Sequence[str]) -> int:
     """Run one check; return the exit status."""
-    try:
-        options = _parse(arguments)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    progress = Progress()
-    try:
-        done = asyncio.run(_run(options, progress))
-    except KeyboardInterrupt:
-        progress.clear()
-        print("jetblock fsck: interrupted; run it again", file=sys.stderr)
-        return 130
-    except (CannotInspect, Owned, StoreError, ValueError) as error:
-        progress.clear()
-        remedy = "; the store does not answer: check that it is up, its address and the network" if isinstance(
-            error, Transient) else ""
-        print(f"jetblock fsck: {printable(str(error))}{remedy}", file=sys.stderr)
-        return 2
+    return run_command("fsck", lambda progress: _fsck(_parse(arguments), progress),
+                       CannotInspect, Owned, StoreError, ValueError)
+
+
+def _fsck(options: argparse.Namespace, progress: Progress) -> int:
+    done = asyncio.run(_run(options, progress))
     progress.clear()
     if options.json:
         json.dump({"store": options.store} | done.to_json(), sys.stdout, indent=1)
@@ -80,7 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser()
-    options = parser.parse_args(list(arguments))
+    options = parser.parse_args(arguments)
     if not 0 < options.lease < _LEASE_NS_MAX:
         parser.error("--lease takes a duration above 0, such as 15s")
     return options

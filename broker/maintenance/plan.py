@@ -26,8 +26,9 @@ from broker.maintenance.quarantine import Unfinished
 from broker.maintenance.substitute import Unrepairable, claim_for, format_for, header_of, log_entry_for
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.errors import FormatError
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import HEADER_BYTES, ObjectKind, Position, key_position
-from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.index import Head, decode_index
 from broker.storage.format.segment import DirectoryRow
 from broker.storage.paths import FORMAT, ShardPaths, parse
 from broker.storage.state.stream import StreamState

@@ -15,42 +15,35 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from broker.base.command import run_command
 from broker.base.output import count, printable, size
 from broker.base.progress import Progress
 from broker.inspect.source import CannotInspect, open_source
 from broker.inspect.survey import read_survey
 from broker.inspect.verify import verify
 from broker.maintenance.report import report_page
-from broker.storage.objectstore import StoreError, Transient
+from broker.storage.objectstore import StoreError
 
 __all__ = ["main", "make_parser"]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write one page; return the exit status."""
+    return run_command("report", lambda progress: _report(make_parser().parse_args(arguments), progress),
+                       CannotInspect, StoreError, _CannotWrite, again="there is no page")
+
+
+class _CannotWrite(Exception):
+    """The page cannot be written."""
+
+
+def _report(options: argparse.Namespace, progress: Progress) -> int:
+    page, problems = asyncio.run(_page(options, progress))
+    progress.clear()
     try:
-        options = _parse(arguments)
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    progress = Progress()
-    try:
-        page, problems = asyncio.run(_page(options, progress))
-        progress.clear()
         _write(page, options.output)
-    except KeyboardInterrupt:
-        progress.clear()
-        print("jetblock report: interrupted; there is no page", file=sys.stderr)
-        return 130
-    except (CannotInspect, StoreError) as error:
-        progress.clear()
-        remedy = "; the store does not answer: check that it is up, its address and the network" if isinstance(
-            error, Transient) else ""
-        print(f"jetblock report: {printable(str(error))}{remedy}", file=sys.stderr)
-        return 2
     except OSError as error:
-        print(f"jetblock report: the page cannot be written to {printable(options.output)}: {error.strerror}",
-              file=sys.stderr)
-        return 2
+        raise _CannotWrite(f"the page cannot be written to {options.output}: {error.strerror}") from None
     if options.output != "-":
         print(f"{printable(options.output)}: {size(len(page.encode()))}, {count(problems)} "
               f"problem{'' if problems == 1 else 's'}")
@@ -68,11 +61,6 @@ def make_parser() -> argparse.ArgumentParser:
                         help="the page (default: %(default)s); - for standard output")
     parser.add_argument("--verify", action="store_true", help="also read every byte and check everything")
     return parser
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser()
-    return parser.parse_args(list(arguments))
 
 
 async def _page(options: argparse.Namespace, progress: Progress) -> tuple[str, int]:

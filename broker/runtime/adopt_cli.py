@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from broker.base.command import run_command
 from broker.base.errors import StartError
 from broker.base.output import count, printable
 from broker.base.store_url import parse_store_url
@@ -37,19 +38,13 @@ status: 0 all requests were granted, 1 some were refused or remain, 2 the inbox 
 
 def main(arguments: Sequence[str]) -> int:
     """Carry out the requests in the inbox once; return the exit status."""
-    try:
-        options = _parse(arguments)
-    except SystemExit as ended:
-        return int(ended.code or 0)
+    return run_command("adopt", lambda _progress: _adopt(make_parser().parse_args(arguments)),
+                       ConfigError, Owned, StartError, StoreError)
+
+
+def _adopt(options: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="jetblock adopt: %(message)s")
-    try:
-        done = asyncio.run(adopt(_settings(options)))
-    except KeyboardInterrupt:
-        print("jetblock adopt: interrupted; run it again", file=sys.stderr)
-        return 130
-    except (ConfigError, Owned, StartError, StoreError) as error:
-        print(f"jetblock adopt: {printable(str(error))}", file=sys.stderr)
-        return 2
+    done = asyncio.run(adopt(_settings(options)))
     if options.json:
         json.dump({"store": options.store, "requests": [one.to_json() for one in done]}, sys.stdout, indent=1)
         print()
@@ -69,11 +64,6 @@ def make_parser() -> argparse.ArgumentParser:
                         help="the broker's configuration, for limits and the store's settings")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of text")
     return parser
-
-
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = make_parser()
-    return parser.parse_args(list(arguments))
 
 
 def _settings(options: argparse.Namespace) -> Settings:

@@ -25,8 +25,9 @@ from itertools import count
 from typing import NamedTuple
 
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
+from broker.storage.format.frames import check_frame
 from broker.storage.format.header import HEADER_BYTES, KIND_AT, NUMBER_MAX, ObjectHeader, ObjectKind, Position
-from broker.storage.format.index import check_frame, decode_index
+from broker.storage.format.index import decode_index
 from broker.storage.format.log_end import PROOF_BYTES, proves
 from broker.storage.format.segment import PUTS_IN_FLIGHT_MAX, decode_head
 from broker.storage.objectstore.base import NotFound, StoreRefused, Transient

@@ -25,8 +25,9 @@ from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockCore, BlockRef
 from broker.storage.format.document import encode_document
 from broker.storage.format.errors import CutOff, FormatError
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
-from broker.storage.format.index import Head, decode_frame
+from broker.storage.format.index import Head
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import FORMAT, parse

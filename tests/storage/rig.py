@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Taken, take_shard
 from broker.storage.format.block import Outcome
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import Position
-from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.index import decode_index
 from broker.storage.format.message_size import message_size
 from broker.storage.format.record import Record
 from broker.storage.format.records.expiry import NEVER, Expiry

@@ -23,7 +23,7 @@ from broker.pipeline.read.sections import Rows, as_array, bounded, values_at
 from broker.storage.format.codec import Undecodable
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.frame import Frame
-from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, corrupt_section, section_body
+from broker.storage.format.frames import HEADERS_TOO_LONG, LENGTHS_DIFFER, corrupt_section, section_body
 
 __all__ = ["Bodies", "Slice"]
 

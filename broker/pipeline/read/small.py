@@ -17,7 +17,8 @@ from broker.pipeline.plan.schema import PAIRS
 from broker.pipeline.plan.selection import Selection
 from broker.pipeline.read.decode import parse_headers
 from broker.storage.format.errors import FormatError
-from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.frames import decode_frame
+from broker.storage.format.index import decode_index
 
 __all__ = ["SMALL_COUNT", "StoredBlock", "batch_of"]
 

@@ -17,8 +17,9 @@ from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.frame import Chunk
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import ObjectKind, Position
-from broker.storage.format.index import Head, decode_frame, decode_index
+from broker.storage.format.index import Head, decode_index
 from broker.storage.format.records.adoption import Adopted
 from broker.storage.format.records.commits import UNKNOWN, Commits
 from broker.storage.format.records.message_ids import MessageIds

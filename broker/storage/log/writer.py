@@ -42,8 +42,9 @@ from broker.storage.format.frame import (
     Chunk,
     Frame,
 )
+from broker.storage.format.frames import stored_order
 from broker.storage.format.header import ObjectKind, Position
-from broker.storage.format.index import Head, encode_index, stored_order
+from broker.storage.format.index import Head, encode_index
 from broker.storage.format.message_size import messages_size
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.section import (

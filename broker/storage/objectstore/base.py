@@ -34,7 +34,12 @@ Buffers = Sequence[bytes]
 
 
 class StoreError(Exception):
-    """The failure of one call on one key; ``str()`` names the store, the key and the remedy, never a secret."""
+    """The failure of one call on one key; ``str()`` names the store, the key and the remedy, never a secret.
+
+    Attributes: ``remedy`` is what a command adds for its user, after the retries.
+    """
+
+    remedy = ""
 
 
 class NotFound(StoreError):
@@ -47,6 +52,8 @@ class PreconditionFailed(StoreError):
 
 class Transient(StoreError):
     """The store did not answer, or asked for a retry; a put may have taken effect, or may do so later."""
+
+    remedy = "; the store does not answer: check that it is up, its address (AWS_ENDPOINT_URL) and the network"
 
 
 class StoreRefused(StoreError):

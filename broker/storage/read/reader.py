@@ -36,9 +36,10 @@ from typing import Any, Protocol, TypeVar
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.errors import FormatError
 from broker.storage.format.frame import Chunk
+from broker.storage.format.frames import cut_frame, decode_frame, frame_body
 from broker.storage.format.header import Position
 from broker.storage.format.id_rows import IdRows
-from broker.storage.format.index import Head, cut_frame, decode_frame, decode_index, decode_known_index, frame_body
+from broker.storage.format.index import Head, decode_index, decode_known_index
 from broker.storage.format.page import PageRef
 from broker.storage.format.subject_rows import SubjectRows
 from broker.storage.objectstore.base import ObjectStore

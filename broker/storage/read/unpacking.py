@@ -16,7 +16,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 
 from broker.storage.format.errors import FormatError
-from broker.storage.format.index import frame_body
+from broker.storage.format.frames import frame_body
 from broker.storage.read.window import Extent, Window
 
 __all__ = ["Unpacker"]

@@ -21,8 +21,9 @@ from typing import Any, Final, NamedTuple
 from broker.storage.format.agreement import check_agreement
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef
 from broker.storage.format.errors import FormatError
+from broker.storage.format.frames import HEADERS_TOO_LONG, LENGTHS_DIFFER, check_frame, decode_frame
 from broker.storage.format.header import ObjectKind
-from broker.storage.format.index import HEADERS_TOO_LONG, LENGTHS_DIFFER, Head, check_frame, decode_frame, decode_index
+from broker.storage.format.index import Head, decode_index
 from broker.storage.format.message_size import HEADERS_BYTES, ROW_BYTES
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.request import BLOCK_MESSAGES_MAX, Acting, Request, StagedRun, excess

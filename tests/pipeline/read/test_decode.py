@@ -27,8 +27,9 @@ from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.codec import decompress
 from broker.storage.format.errors import Corrupt, FormatError
 from broker.storage.format.frame import Frame
+from broker.storage.format.frames import check_frame, decode_frame
 from broker.storage.format.header import ObjectKind, Position
-from broker.storage.format.index import Head, check_frame, decode_frame, decode_index
+from broker.storage.format.index import Head, decode_index
 from broker.storage.format.keyring import KEYS
 from broker.storage.format.section import SECTIONS, UNCOMPRESSED, SectionCodec
 from broker.storage.format.segment import SegmentHead, decode_head

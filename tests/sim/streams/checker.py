@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from broker.storage.format.block import BlockRef
 from broker.storage.format.errors import CutOff, FormatError
-from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.frames import decode_frame
+from broker.storage.format.index import decode_index
 from broker.storage.format.message_size import message_size
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore

@@ -18,8 +18,9 @@ from broker.storage.format.block import CORE_FIXED_BYTES, BlockPlace, BlockRef, 
 from broker.storage.format.codec import Undecodable, compress, compress_all, decompress
 from broker.storage.format.columns import Column, Misfit, read_column
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import Position
-from broker.storage.format.index import INDEX_FIXED_BYTES, Head, decode_frame, decode_index
+from broker.storage.format.index import INDEX_FIXED_BYTES, Head, decode_index
 from broker.storage.format.page import Page, PageKind, PageRef, decode_page, encode_pages
 from broker.storage.format.section import SECTIONS
 from broker.storage.log.writer import encode_segment, seal_block

@@ -19,8 +19,9 @@ from broker.storage.format.block import (
     Removed,
 )
 from broker.storage.format.errors import Corrupt, FormatError
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind, Position
-from broker.storage.format.index import INDEX_FIXED_BYTES, decode_frame, decode_index, decode_known_index
+from broker.storage.format.index import INDEX_FIXED_BYTES, decode_index, decode_known_index
 from broker.storage.format.message_size import message_size
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.format.section import SECTIONS, UNCOMPRESSED, SectionCodec

@@ -11,8 +11,9 @@ from broker.storage.format.checkpoint import Root
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.document import decode_document
 from broker.storage.format.frame import Chunk
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import ObjectKind, Position
-from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.index import decode_index
 from broker.storage.format.page import decode_page, decode_pages_directory
 from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.format.segment import SegmentHead, decode_head

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.config.environment import master_keys
 from broker.storage.format.codec import Compression
 from broker.storage.format.errors import Corrupt, KeyMissing
 from broker.storage.format.header import Position
@@ -13,7 +14,7 @@ from broker.storage.format.keyring import KEYS, Cipher
 from broker.storage.format.section import SECTIONS, SectionHeader, SectionKind, SectionPosition
 from broker.storage.format.wrapped_keys import WrappedKeys
 from broker.storage.keys import shard_keys
-from broker.storage.keys.master import BadKey, LocalKey, Masters
+from broker.storage.keys.master import KEY_VARIABLE, PREVIOUS_VARIABLE, BadKey, LocalKey, Masters
 from broker.storage.keys.opening import load_keys
 from broker.storage.keys.shard_keys import KeyedStore, ShardKeys, keys_for_repair
 from broker.storage.objectstore.base import Transient
@@ -176,6 +177,12 @@ async def test_wrapped_keys_cannot_be_changed_or_moved() -> None:
             one._replace(keys=[changed]).unwrap(secret)
     with pytest.raises(Corrupt):
         one._replace(shard=1).unwrap(secret)
+
+
+def test_the_variables_are_those_of_the_settings() -> None:
+    """Commands without a configuration read the same two variables as the broker does."""
+    environ = {KEY_VARIABLE: "new", PREVIOUS_VARIABLE: "old", "JETBLOCK_STORE": "file://x"}
+    assert master_keys(environ) == {"storage.key": "new", "storage.prev_key": "old"}
 
 
 def test_master_keys_by_text_and_by_file(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ from broker.protocol import headers as header_block
 from broker.storage.format.block import BlockPlace
 from broker.storage.format.document import decode_document
 from broker.storage.format.errors import Corrupt
+from broker.storage.format.frames import decode_frame
 from broker.storage.format.header import ObjectKind, Position
-from broker.storage.format.index import decode_frame, decode_index
+from broker.storage.format.index import decode_index
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.request import Request, Version
 from broker.storage.format.segment import SegmentHead, decode_head

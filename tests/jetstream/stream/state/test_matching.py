@@ -12,7 +12,8 @@ from broker.jetstream.stream.state import matching
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.jetstream.stream.state.matching import matching_rows
 from broker.protocol.subject import matches
-from broker.storage.format.index import Head, decode_index, frame_body
+from broker.storage.format.frames import frame_body
+from broker.storage.format.index import Head, decode_index
 from broker.storage.format.subject_filter import may_hold
 from broker.storage.log.settings import LogSettings
 from broker.storage.read import reader, unpacking
