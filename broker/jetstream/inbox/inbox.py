@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
@@ -120,6 +120,34 @@ class _Running:
         self.task: asyncio.Task[Answer]
 
 
+_Versions = dict[int, tuple[int, "Version | None"]]
+_ByWriter = dict[tuple[int, str], list[tuple[int, int]]]
+"""Versions and ids of requests by stream and writer."""
+
+
+class _Waiting:
+    """The requests with writers that were in the inbox when one of them was first asked for. ``read`` lists them.
+
+    Attributes: ``begun``: those that were begun before a higher version of their writer.
+    """
+
+    __slots__ = ("_found", "_read", "begun")
+
+    def __init__(self, read: Callable[[], Awaitable[_ByWriter]]) -> None:
+        self.begun: dict[int, _Running] = {}
+        self._read = read
+        self._found: _ByWriter | None = None
+
+    async def below(self, stream_id: int, version: Version) -> list[tuple[int, int]]:
+        """Remove and return the requests of a writer below a version, in the order of versions. Raises: StoreError."""
+        if self._found is None:
+            self._found = await self._read()
+        requests = self._found.get((stream_id, version.writer), [])
+        below = sorted(one for one in requests if one[0] < version.number)
+        requests[:] = [one for one in requests if one[0] >= version.number]
+        return below
+
+
 class Inbox:
     """The inbox of one shard.
 
@@ -139,7 +167,7 @@ class Inbox:
         self.staged = StagedRuns(log, paths, clock, settings.staged_grace_ns, release_runs, open_runs)
         self._kept: dict[int, str] = {}
         """Requests that cannot be carried out here now, with the reason that was logged."""
-        self._known: dict[int, tuple[int, Version | None]] = {}
+        self._versions: _Versions = {}
         """Requests that were listed and read to learn their writers: the incarnation of the stream, and the version.
         The version determines the id, so a request that was put again has the same one."""
         self._poll: asyncio.Task[None] | None = None
@@ -171,12 +199,14 @@ class Inbox:
             raise ApiError(ApiErrors.STREAM_GENERAL, err=f"request {request_id:016x} is for another stream")
         return answer
 
-    def _begin(self, request_id: int, stream: Stream | None = None, version: Version | None = None) -> _Running:
+    def _begin(self, request_id: int, stream: Stream | None = None, version: Version | None = None,
+               waiting: _Waiting | None = None) -> _Running:
         running = self._running.get(request_id)
         if running is None:
             running = self._running[request_id] = _Running(self.staged.searches)
             running.task = asyncio.get_running_loop().create_task(
-                self._carry_out(running, request_id, stream, version), name=f"request {request_id:016x}")
+                self._carry_out(running, request_id, stream, version, waiting or _Waiting(self._by_writer)),
+                name=f"request {request_id:016x}")
             running.task.add_done_callback(lambda task: self._ended(request_id, task))
         return running
 
@@ -187,7 +217,10 @@ class Inbox:
 
     async def carry_out_all(self) -> list[Carried]:
         """Carry out all requests that are there. Raises: StoreError if they cannot be listed."""
-        return [await self._try_carry_out(request_id) async for request_id in self._requests()]
+        listed = [request_id async for request_id in self._requests()]
+        # A writer puts its lower versions first, so a second listing has all that a request of the first may wait for.
+        waiting = _Waiting(self._by_writer)
+        return [await self._try_carry_out(request_id, waiting) for request_id in listed]
 
     async def sweep(self) -> None:
         """Delete old staged runs that no request names. Raises: StoreError."""
@@ -204,11 +237,11 @@ class Inbox:
                 return
             listed = await self._store.list(self._paths.requests, listed[-1].key, _LISTED_AT_ONCE)
 
-    async def _try_carry_out(self, request_id: int) -> Carried:
+    async def _try_carry_out(self, request_id: int, waiting: _Waiting) -> Carried:
         from broker.jetstream.stream.state.decision import Stuck
 
         stays, why, answer = False, "", None
-        running = self._begin(request_id)
+        running = waiting.begun.get(request_id) or self._begin(request_id, waiting=waiting)
         try:
             answer = await asyncio.shield(running.task)
         except ApiError as error:
@@ -256,7 +289,7 @@ class Inbox:
     # --- one request --------------------------------------------------------------------------------------------------
 
     async def _carry_out(self, running: _Running, request_id: int, stream: Stream | None,
-                         version: Version | None) -> Answer:
+                         version: Version | None, waiting: _Waiting) -> Answer:
         key = self._paths.inbox(request_id)
         try:
             data = await self._store.get(key)
@@ -295,7 +328,7 @@ class Inbox:
             await self._delete(key)
             raise
         if request.version is not None:
-            await self._carry_out_earlier(found, request.version)
+            await self._carry_out_earlier(found, request.version, waiting)
         answer = found.appending.requests.granted(request_id, request.version)
         if answer is not None and request.version is not None:
             await self._persisted()  # another request of the writer may have been granted only now
@@ -314,7 +347,7 @@ class Inbox:
         await self._delete(key)
         return answer
 
-    async def _carry_out_earlier(self, stream: Stream, version: Version) -> None:
+    async def _carry_out_earlier(self, stream: Stream, version: Version, waiting: _Waiting) -> None:
         """Carry out the requests of the same writer that have lower versions.
 
         Raises: ApiError 10008 or 10194 if one of them stays in the inbox; StoreError.
@@ -322,35 +355,41 @@ class Inbox:
         last = stream.appending.requests.last_version(version.writer)
         if version.number <= (0 if last is None else last + 1):
             return
-        earlier = [(other.number, request_id) for request_id, other in await self._versions(stream.stream_id)
-                   if other.writer == version.writer and other.number < version.number]
-        for _, request_id in sorted(earlier):
+        for number, request_id in await waiting.below(stream.stream_id, version):
+            if last is not None and number <= last:
+                continue
+            waiting.begun[request_id] = running = self._begin(request_id, waiting=waiting)
             try:
-                await asyncio.shield(self._begin(request_id).task)
+                await asyncio.shield(running.task)
             except ApiError as error:
                 if error.err_code in _LATER:
                     raise
 
-    async def _versions(self, stream_id: int) -> list[tuple[int, Version]]:
-        """Return the ids of the requests for a stream that have writers, with their versions. Raises: StoreError."""
-        known, self._known = self._known, {}
+    async def _by_writer(self) -> _ByWriter:
+        """List the requests that have writers. Raises: StoreError."""
+        versions: _Versions = {}
         unread: list[int] = []
         async for request_id in self._requests():
-            if request_id in known:
-                self._known[request_id] = known[request_id]
+            if request_id in self._versions:
+                versions[request_id] = self._versions[request_id]
             else:
                 unread.append(request_id)
         for start in range(0, len(unread), _READ_AT_ONCE):
-            await asyncio.gather(*map(self._read_version, unread[start:start + _READ_AT_ONCE]))
-        return [(request_id, version) for request_id, (of, version) in self._known.items()
-                if of == stream_id and version is not None]
+            some = unread[start:start + _READ_AT_ONCE]
+            versions |= zip(some, await asyncio.gather(*map(self._version_of, some)), strict=True)
+        self._versions = versions
+        found: _ByWriter = {}
+        for request_id, (stream_id, version) in versions.items():
+            if version is not None:
+                found.setdefault((stream_id, version.writer), []).append((version.number, request_id))
+        return found
 
-    async def _read_version(self, request_id: int) -> None:
+    async def _version_of(self, request_id: int) -> tuple[int, Version | None]:
         try:
             request = Request.decode(await self._store.get(self._paths.inbox(request_id)), request_id)
         except (NotFound, FormatError):
-            return  # it is gone, or carried out for its own sake
-        self._known[request_id] = request.stream_id, request.version
+            return 0, None  # it is gone, or carried out for its own sake
+        return request.stream_id, request.version
 
     def _stream_of(self, request: Request) -> Stream:
         """Return the stream that a request names. Raises: ApiError 10059 if it is deleted;

@@ -97,7 +97,7 @@ def import_messages(spark: SparkSession, *, store: str, stream: str, source: str
         batches = _Batches(messages, options, report)
         if follows:
             query = (messages.rows.writeStream.queryName("jetblock import").trigger(availableNow=True)
-                     .option("checkpointLocation", f"{place.own}/checkpoint").foreachBatch(batches.write).start())
+                     .option("checkpointLocation", place.checkpoint()).foreachBatch(batches.write).start())
             try:
                 query.awaitTermination()
             finally:

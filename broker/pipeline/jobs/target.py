@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -66,6 +67,18 @@ class Target:
                 yield
         except OSError as error:
             raise PipelineError(f"{place}: {error.strerror}") from None
+
+    def checkpoint(self) -> str:
+        """Return the URL of Spark's checkpoint, ready to be used again.
+
+        Spark writes the offsets of a batch to a hidden file, and renames it. If it was killed in between in the first
+        batch, it would refuse the checkpoint for that file. On other file systems than this machine's, it still does.
+        """
+        if self.local is not None:
+            offsets = self.local / "_jetblock" / "checkpoint" / "offsets"
+            if offsets.is_dir() and not any(name.isdigit() for name in os.listdir(offsets)):
+                shutil.rmtree(offsets)
+        return f"{self.own}/checkpoint"
 
     def recorded(self, spark: SparkSession, name: str = _OPTIONS) -> dict[str, Any] | None:
         """Return a record of an earlier run, by default the options of the first one; None if there is no record."""

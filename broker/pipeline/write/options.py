@@ -29,8 +29,8 @@ from broker.storage.staging.writer import Version
 __all__ = ["WRITE_OPTIONS", "WriteOptions"]
 
 _VERSION_MAX: Final = (1 << 63) - 1
-_CHECKPOINT: Final = "checkpointlocation"
-"""Spark's own option of a streaming query, which it passes to the sink, too."""
+_SPARKS: Final = frozenset(("checkpointlocation", "queryname"))
+"""Spark's own options of a streaming query, which it passes to the sink, too."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class WriteOptions:
         Raises: BadOption, naming every unknown option with the nearest valid one; or every missing option, every one
             that lacks another or has no meaning here, and every wrong value with the allowed ones.
         """
-        low = spelled({name: text for name, text in given.items() if not streaming or name.lower() != _CHECKPOINT},
+        low = spelled({name: text for name, text in given.items() if not streaming or name.lower() not in _SPARKS},
                       WRITE_OPTIONS)
         values, wrong = read_values(low, WRITE_OPTIONS)
         if "store" not in low:

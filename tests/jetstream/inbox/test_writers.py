@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from broker.jetstream.inbox.inbox import Carried, Inbox, InboxSettings
 from broker.storage.format.request import Request, StagedRun, Version
+from broker.storage.objectstore.base import Listing
 from broker.storage.paths import ShardPaths
 from broker.storage.staging.answers import answer_to
 from broker.storage.staging.writer import request_object
@@ -100,6 +102,34 @@ async def test_versions_in_the_inbox_are_carried_out_in_their_order(broker: Insi
             await ask(broker, Version("w", numbers[-1]))
         expected += [b"%d" % number for number in numbers]
     assert await payloads(broker) == expected
+
+
+async def test_requests_of_many_writers_list_the_inbox_twice(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows two listings for all requests that waited, of new writers and of one with many versions, and no proof of
+    ownership for any of them, which would be a commit each."""
+    versions = [Version(f"w{n}", 7) for n in range(20)] + [Version("many", 3 * n) for n in range(1, 20)]
+    for version in versions:
+        await put(broker, version, [f"{version.writer}/{version.number}".encode()])
+    inbox = broker.js.shards[0].inbox
+    assert inbox is not None
+    listings, list_ = 0, broker.store.list
+
+    async def counted(*args: Any) -> Listing:
+        nonlocal listings
+        listings += args[0] == "v1/shards/0/inbox/"
+        return await list_(*args)
+
+    async def proof() -> None:
+        raise AssertionError("the request was carried out before")
+
+    monkeypatch.setattr(broker.store, "list", counted)
+    monkeypatch.setattr(inbox, "_prove_ownership", proof)
+    carried = await inbox.carry_out_all()
+    assert listings == 2
+    assert sum(one.why == "" for one in carried) == len(versions)
+    stored = await payloads(broker)
+    assert len(stored) == len(versions)
+    assert [one for one in stored if one.startswith(b"many")] == [b"many/%d" % (3 * n) for n in range(1, 20)]
 
 
 async def test_the_answer_is_in_the_store(broker: Inside) -> None:

@@ -91,6 +91,20 @@ async def test_a_repeated_batch_replaces_its_files(spark: Any, orders: Orders, t
     assert rows_of(target) == expected(orders)
 
 
+async def test_a_kill_in_the_first_batch(spark: Any, orders: Orders, tmp_path: Path) -> None:
+    """A run was killed while Spark wrote the first offsets, to a hidden file that Spark itself would refuse."""
+    target = tmp_path / "out"
+    await orders.append(1)
+    export(spark, store=orders.url, stream="ORDERS", to=str(target))
+    shutil.rmtree(next(target.glob("batch=*")))
+    for folder in ("offsets", "commits"):
+        shutil.rmtree(target / "_jetblock" / "checkpoint" / folder)
+    (target / "_jetblock" / "checkpoint" / "offsets").mkdir()
+    (target / "_jetblock" / "checkpoint" / "offsets" / ".0.5d2c.tmp").touch()
+    export(spark, store=orders.url, stream="ORDERS", to=str(target))
+    assert rows_of(target) == expected(orders)
+
+
 async def test_json_as_columns(spark: Any, orders: Orders, tmp_path: Path) -> None:
     """Fields are columns; the schema of the first run stays; a field named as a message's column gets a prefix."""
     target = tmp_path / "out"

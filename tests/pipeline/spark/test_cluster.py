@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.pipeline.elsewhere import make_zip, python_without_jetblock, run
-from tests.pipeline.published import Published, published
+from tests.pipeline.published import Published, broker_on, published
 from tests.real.s3 import MISSING, S3Server
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "1g",
     "spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "2"}
+
+WRITE_BATCH = """
+(frame.where("seq <= 100").selectExpr("'logs2.batch' subject", "data").write.format("jetblock").mode("append")
+ .options(store=given["options"]["store"], stream="LOGS2", waitForAdoption="0").save())
+"""
+WRITE_STREAM = """
+query = (session.read_stream(spark, **given["options"]).selectExpr("'logs2.stream' subject", "data")
+         .writeStream.format("jetblock").options(store=given["options"]["store"], stream="LOGS2", waitForAdoption="0")
+         .option("checkpointLocation", given["checkpoint"] + "-copy").trigger(availableNow=True).start())
+query.awaitTermination()
+"""
 
 CLUSTER = """
 import importlib.util, json, os, sys
@@ -50,6 +62,7 @@ query = (session.read_stream(spark, **given["options"], maxMessagesPerTrigger=50
          .queryName("streamed").option("checkpointLocation", given["checkpoint"]).trigger(availableNow=True).start())
 query.awaitTermination()
 found["streamed"] = spark.table("streamed").select("seq").distinct().count()
+""" + WRITE_BATCH + WRITE_STREAM + """
 spark.stop()
 print(json.dumps(found))
 """
@@ -80,6 +93,9 @@ if given["streams"]:
              .trigger(availableNow=True).start())
     query.awaitTermination()
     found["streamed"] = spark.table("streamed").select("seq").distinct().count()
+""" + WRITE_BATCH + """
+if given["streams"]:
+""" + textwrap.indent(WRITE_STREAM, "    ") + """
 try:
     spark.read.format("jetblock").options(**given["options"] | {"stream": "ORDER"}).load().collect()
 except Exception as error:
@@ -97,6 +113,19 @@ def check(found: dict[str, Any], store: Published) -> None:
     assert found["tokens"] == ["asia", "eu", "us"]
 
 
+async def check_written(store: Published, *, stream: bool) -> None:
+    """A broker adopts what was written: a batch of the first rows, and if ``stream``, a copy of all of them."""
+    async with broker_on(store.url, store.environ) as (_, nc):
+        js = nc.jetstream()
+        live = store.streams["ORDERS"]
+        wanted = [("logs2.x", one.data) for one in store.streams["LOGS2"]]
+        wanted += [("logs2.batch", one.data) for one in live if one.seq <= 100]
+        wanted += [("logs2.stream", one.data) for one in live if stream]
+        info = await js.stream_info("LOGS2")
+        found = [await js.get_msg("LOGS2", seq) for seq in range(1, info.state.last_seq + 1)]
+        assert sorted((one.subject, one.data or b"") for one in found) == sorted(wanted)
+
+
 def test_executors_with_nothing_but_the_zip(minio: S3Server, spark_environ: dict[str, str], tmp_path: Path) -> None:
     """Two executors in separate processes read from MinIO: batch, streaming and helpers. Spark does not discover
     sources in such files, so the source is registered explicitly."""
@@ -107,14 +136,15 @@ def test_executors_with_nothing_but_the_zip(minio: S3Server, spark_environ: dict
     check(found, store)
     assert found["files"] == ["jetblock.zip"]
     assert found["pids"] == 2
+    asyncio.run(check_written(store, stream=True))
 
 
-@pytest.mark.parametrize("streams", [False, True], ids=["artifact", "server"])
+@pytest.mark.parametrize("streams", [pytest.param(False, marks=pytest.mark.soak), True], ids=["artifact", "server"])
 def test_spark_connect(streams: bool, spark_environ: dict[str, str], tmp_path: Path) -> None:
     """A Connect client sends the zip as an artifact: batch, helpers, an error's text. With the zip on the server's
     PYTHONPATH instead, streaming works, too."""
     if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("pandas") is None:
-        pytest.skip(f"{MISSING}Spark Connect's client: make soak installs it")
+        pytest.skip(f"{MISSING}Spark Connect's client: make test installs it")
     store = asyncio.run(published(f"file://{tmp_path}/store"))
     archive = str(make_zip(tmp_path))
     found = run(python_without_jetblock(tmp_path), CONNECT, {
@@ -124,3 +154,4 @@ def test_spark_connect(streams: bool, spark_environ: dict[str, str], tmp_path: P
     check(found, store)
     assert "connect" in found["module"]
     assert "'ORDERS'" in found["error"]
+    asyncio.run(check_written(store, stream=streams))

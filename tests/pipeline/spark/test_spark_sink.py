@@ -101,7 +101,8 @@ async def test_a_streaming_query_stores_each_batch_once(world: World, tmp_path: 
             store=world.store.url, stream="IN", maxMessagesPerTrigger=per_batch).load()
         rows = frame.selectExpr("regexp_replace(subject, '^IN', 'OUT') subject", "data")
         query = (rows.writeStream.format("jetblock").options(store=world.store.url, stream="OUT", **options)
-                 .option("checkpointLocation", f"{tmp_path}/checkpoint").trigger(availableNow=True).start())
+                 .queryName("copy").option("checkpointLocation", f"{tmp_path}/checkpoint").trigger(availableNow=True)
+                 .start())
         query.awaitTermination()
         return [progress["numInputRows"] for progress in query.recentProgress if progress["numInputRows"]]
 
@@ -202,17 +203,17 @@ async def test_denied_access(world: World, request: pytest.FixtureRequest) -> No
 
 @pytest.mark.parametrize("world", ["directory"], indirect=True)
 async def test_many_partitions_and_failed_tasks(world: World) -> None:
-    """Rows of 30 partitions join in their order, with text columns of other types, times, ids and headers. A task
+    """Rows of 300 partitions join in their order, with text columns of other types, times, ids and headers. A task
     fails after it read rows, and Spark repeats it."""
     await world.make_stream("S")
 
     def once(numbers: Any) -> Any:
         task = TaskContext.get()
         yield from ((n,) for n in numbers)
-        if task.partitionId() in (7, 15) and not task.attemptNumber():
+        if task.partitionId() in (7, 150) and not task.attemptNumber():
             raise RuntimeError("made to fail")
 
-    numbers = world.spark.sparkContext.range(0, 900, 1, 30).mapPartitions(once)
+    numbers = world.spark.sparkContext.range(0, 900, 1, 300).mapPartitions(once)
     frame = (world.spark.createDataFrame(numbers, "id LONG").selectExpr(
         "'S.a' COLLATE UTF8_LCASE AS subject", "if(id = 5, NULL, cast(id AS string)) AS data",
         "if(id % 2 = 0, concat('id', id), NULL) AS msg_id",

@@ -54,9 +54,10 @@ def test_mistakes_are_named(given: dict[str, str | None], text: str) -> None:
 
 
 def test_a_streaming_query_has_its_own_versions() -> None:
-    given = {**GIVEN, "txnAppId": "job", "checkpointLocation": "place"}
+    """Spark passes its own options of a streaming query to the sink."""
+    given = {**GIVEN, "txnAppId": "job", "checkpointLocation": "place", "queryName": "orders"}
     assert WriteOptions.parse(given, streaming=True).txnappid == "job"
-    with pytest.raises(BadOption, match="no option 'checkpointLocation'"):
+    with pytest.raises(BadOption, match=r"no option 'checkpointLocation'.*no option 'queryName'"):
         WriteOptions.parse(given)
     with pytest.raises(BadOption, match="txnVersion is for batch writes"):
         WriteOptions.parse({**GIVEN, "txnVersion": "1"}, streaming=True)
