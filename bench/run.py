@@ -37,6 +37,8 @@ __all__ = ["main"]
 _CPU = "cpu_s_per_million"
 """Key of the server's processor time for a million messages, in seconds."""
 
+GROUPED_SECONDS = 120
+
 _COLUMNS = "{:<58} {:>12} {:>12} {:<5} {:>6} {:>8} {:>8}  {}"
 
 Measured = float | dict[str, Any] | None
@@ -283,6 +285,27 @@ class Bench:
             load("events", ours, messages=messages, in_flight=1500, size=200)
             self.spark_driver(ours, directory, messages, " of small blocks", "--scan-only")
 
+    def spark_grouped(self) -> None:
+        """Measure blocks whose messages an idle broker has grouped by subject; the old objects stay a while."""
+        messages = self.n(2_000_000)
+        with tempfile.TemporaryDirectory(prefix="jetblock-bench-") as directory, jetblock() as ours:
+            load("setup", ours)
+            load("events", ours, messages=messages, size=200)
+            store, began = pathlib.Path(ours.dir, "store", "v1"), time.monotonic()
+            while self.size_of(store, "**/runs/*") < 0.9 * self.size_of(store, "shards/*/log/*"):
+                assert time.monotonic() - began < GROUPED_SECONDS, "compaction has not grouped the messages"
+                time.sleep(1)
+            self.spark_driver(ours, directory, messages, " of grouped blocks")
+
+    @staticmethod
+    def size_of(folder: pathlib.Path, pattern: str) -> int:
+        """Return the bytes of all files that match; one may be deleted meanwhile."""
+        total = 0
+        for path in folder.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                total += path.stat().st_size
+        return total
+
     def spark_driver(self, ours: Server, directory: str, messages: int, of: str, *options: str) -> dict[str, Any]:
         """Run the queries, and compare the answers of all forms; return all figures."""
         ours.stop()  # Spark needs no broker
@@ -333,7 +356,7 @@ class Bench:
     CASES = ("publish_directory", "publish_synced", "publish_minio", "pull", "work_queue", "core", "core_tls",
              "thousand_streams",
              "memory_and_lag", "stalls", "restart", "jetstream_cost", "core_cost", "spark", "spark_small_blocks",
-             "spark_writes")
+             "spark_grouped", "spark_writes")
 
 
 def main() -> int:
