@@ -32,7 +32,7 @@ EACH = [(step, victim) for victim in ("jvm", "broker", "both") for step in STEPS
 ROUNDS = int(os.environ.get("JETBLOCK_KILL_ROUNDS", "12"))
 STARTS = 4
 """Starts of the driver to reach a step, at most: one fails if it needs the broker that has just been killed."""
-BATCHES = 6
+BATCHES = 4
 """Batches that a round of kills has, on average: a step is found in a later batch, if it is missed in one."""
 
 
