@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -114,7 +116,11 @@ def check(found: dict[str, Any], store: Published) -> None:
 
 
 async def check_written(store: Published, *, stream: bool) -> None:
-    """A broker adopts what was written: a batch of the first rows, and if ``stream``, a copy of all of them."""
+    """``jetblock adopt`` adopts what was written: a batch of the first rows, and if ``stream``, a copy of all of them.
+    A broker serves it."""
+    adopt = await asyncio.create_subprocess_exec(sys.executable, "-m", "jetblock", "adopt", store.url,
+                                                 env={**os.environ, **store.environ})
+    assert await adopt.wait() == 0
     async with broker_on(store.url, store.environ) as (_, nc):
         js = nc.jetstream()
         live = store.streams["ORDERS"]
