@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-__all__ = ["Table", "count", "outline", "plain", "printable", "size", "when"]
+__all__ = ["Table", "count", "counted", "outline", "plain", "printable", "size", "when"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _CELL_MAX = 60
@@ -31,6 +31,11 @@ def size(value: int) -> str:
 def count(value: int) -> str:
     """Format a number with its thousands separated."""
     return f"{value:,}".replace(",", " ")
+
+
+def counted(value: int, noun: str) -> str:
+    """Format a number of things: "1 stream", "10,002 streams"."""
+    return f"{value:,} {noun}{'' if value == 1 else 's'}"
 
 
 def when(at_ns: int) -> str:

@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from fastapi import Request
-from fastapi.responses import PlainTextResponse, RedirectResponse, Response
+from fastapi.exception_handlers import http_exception_handler
+from fastapi.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from nicegui import app, ui
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocketClose
 
+from broker.base.html_page import page
 from broker.console import downloads
 from broker.console.frame import frame, problem
 from broker.console.login import BadLogin
@@ -39,6 +42,7 @@ _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"[^\s.*>/\\]+")
 _HEADERS = {"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
             "Content-Security-Policy": "frame-ancestors 'none'; object-src 'none'; base-uri 'self'; form-action 'self'"}
+_MISSING = page("jetblock console", "There is no such page.", '<p><a href="/">Overview</a></p>')
 
 Crumbs = tuple[tuple[str, str], ...]
 Build = Callable[..., Awaitable[None]]
@@ -127,6 +131,12 @@ def _pages(sessions: Sessions, cookie: str) -> None:
         answer = Response(status_code=204)
         answer.set_cookie(cookie, key, httponly=True, samesite="lax", secure=request.url.scheme == "https")
         return answer
+
+    @app.exception_handler(404)
+    async def missing(request: Request, error: Exception) -> Response:
+        if request.scope.get("endpoint") is not None and isinstance(error, HTTPException):
+            return await http_exception_handler(request, error)  # a download
+        return HTMLResponse(_MISSING, 404)
 
     downloads.add_routes(sessions, cookie)
     _page(sessions, cookie, "/", "Overview", overview.build)

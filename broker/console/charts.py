@@ -12,23 +12,29 @@ __all__ = ["Chart", "bars"]
 _COLORS = ["#3b82c4", "#e0883a", "#4fa36b", "#b45fb0", "#c4534f", "#8a8a3b", "#4aa5a5", "#7a6fd0"]
 
 
-def _options(title: str) -> dict[str, Any]:
+_BYTES = """value => { const units = ["B", "kB", "MB", "GB", "TB"]; let at = 0;
+while (value >= 1000 && at < 4) { value /= 1000; at++; } return `${+value.toFixed(1)} ${units[at]}`; }"""
+"""Units of ten, because the chart's lines are at round decimal numbers."""
+_COUNT = "value => value >= 10000 ? value.toLocaleString('en-US') : `${value}`"
+
+
+def _options(title: str, *, of_bytes: bool = False) -> dict[str, Any]:
     grey = {"color": "#888"}
+    values = {":formatter": _BYTES if of_bytes else _COUNT, **grey}
     return {"title": {"text": title, "left": 0, "top": 0, "textStyle": {"fontSize": 13, **grey}}, "animation": False,
-            "color": _COLORS, "tooltip": {"trigger": "axis", "confine": True, "renderMode": "richText"},
+            "color": _COLORS, "useUTC": True, "tooltip": {"trigger": "axis", "confine": True, "renderMode": "richText"},
             "legend": {"type": "scroll", "right": 0, "top": 0, "left": "40%", "textStyle": grey, "show": True},
             "grid": {"left": 12, "right": 16, "top": 40, "bottom": 8, "containLabel": True},
             "xAxis": {"type": "time", "axisLabel": {"hideOverlap": True, **grey}},
-            "yAxis": {"type": "value", "min": 0, "axisLabel": grey, "splitLine": {"lineStyle": {"opacity": 0.3}}},
+            "yAxis": {"type": "value", "min": 0, "axisLabel": values, "splitLine": {"lineStyle": {"opacity": 0.3}}},
             "series": []}
 
 
 class Chart:
     """Lines over the last minutes."""
 
-    def __init__(self, title: str, names: Sequence[str] = (), *, seconds: float = 600.0) -> None:
-        self._seconds = seconds
-        options = _options(title)
+    def __init__(self, title: str, names: Sequence[str] = (), *, of_bytes: bool = False) -> None:
+        options = _options(title, of_bytes=of_bytes)
         options["legend"]["show"] = len(names) != 1
         options["series"] = [_line(name, []) for name in names]
         self._chart = ui.echart(options).classes("w-full h-56").props(f'role="img" aria-label="{title}"')
@@ -49,6 +55,8 @@ class Chart:
         axis = self._chart.options["xAxis"]
         if ends:  # a chart that was just opened shows a minute, and not one moment
             axis["min"], axis["max"] = min(min(begins), max(ends) - 60_000), max(ends)
+        self._chart.options["graphic"] = {"type": "text", "left": "center", "top": "middle", "invisible": bool(ends),
+                                          "style": {"text": "Nothing yet", "fill": "#888", "fontSize": 13}}
         self._chart.options["series"] = series
         self._chart.update()
 

@@ -15,6 +15,8 @@ from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from broker.base.store_url import parse_store_url
+
 __all__ = ["main", "make_parser"]
 
 _WEEK_MINUTES = 7 * 24 * 60
@@ -87,6 +89,12 @@ def _serve(options: argparse.Namespace) -> int:
         raise _CannotStart("--session-minutes must be more than 0, and a week at most")
     if options.monitor and urlsplit(options.monitor).scheme not in ("http", "https"):
         raise _CannotStart("--monitor must look like http://127.0.0.1:8222")
+    if options.store:
+        try:
+            if parse_store_url(options.store).scheme == "memory":
+                raise _CannotStart("--store: memory:// exists only inside its broker")
+        except ValueError as error:
+            raise _CannotStart(f"--store: {error}") from None
     settings = Settings(login, logged_in, options.monitor, options.store, options.read_only,
                         options.session_minutes * 60)
     from broker.console.app import run
@@ -112,6 +120,8 @@ def _is_loopback(host: str) -> bool:
 
 def _check_port(host: str, port: int) -> None:
     """Check that the port is free. Raises: _CannotStart: the web server's own message is a traceback."""
+    if not 0 < port < 65_536:
+        raise _CannotStart(f"--port must be from 1 to 65535, not {port}")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(found[0], found[1]) as one:

@@ -20,7 +20,7 @@ from broker.console.server import Refused
 if TYPE_CHECKING:
     from broker.console.session import Session
 
-__all__ = ["code", "colors", "confirm", "copy", "figure", "frame", "guarded", "problem", "url"]
+__all__ = ["code", "colors", "confirm", "copy", "editor", "figure", "figures", "frame", "guarded", "problem", "url"]
 
 P = ParamSpec("P")
 
@@ -31,12 +31,15 @@ _STATE_SECONDS = 2.0
 _CSS = """
 .jb-code { white-space: pre-wrap; overflow-wrap: anywhere; overflow: auto; font: 13px/1.45 monospace; padding: .6rem;
            border: 1px solid rgba(128, 128, 128, .35); border-radius: 4px; width: 100%; }
-.jb-page a { color: #1f5a91; }
-.jb-name { display: inline-block; max-width: 28rem; white-space: normal; overflow-wrap: anywhere; }
-.body--dark .jb-page a, .body--dark .jb-menu a, .body--dark .jb-page .q-btn--flat, .body--dark .jb-page .q-btn--outline,
-.body--dark .q-dialog a, .body--dark .q-dialog .q-btn--flat.text-primary,
-.body--dark .q-dialog .q-btn--outline.text-primary { color: #8ec5ff !important; }
-.body--dark .text-negative, .body--dark .q-btn--outline.text-negative { color: #ff8a80 !important; }
+.jb-page a { color: #1f5a91; } .jb-page .q-uploader a { color: inherit; }
+.jb-name { display: inline-block; max-width: 28rem; white-space: normal; overflow-wrap: break-word; }
+.jb-figures { display: grid; width: 100%; gap: 1rem;
+              grid-template-columns: repeat(auto-fill, minmax(min(9rem, calc(50% - .5rem)), 1fr)); }
+.body--dark .jb-page a, .body--dark .jb-menu a { color: #8ec5ff; }
+.body--dark .jb-page .q-uploader a { color: inherit; }
+/* An important rule wins against those of later layers only: Quasar's are in the last one. */
+@layer overrides { .body--dark .text-primary { color: #8ec5ff !important; }
+                   .body--dark .text-negative { color: #ff8a80 !important; } }
 .jb-menu a { color: inherit; border-radius: 4px; }
 .jb-menu a[aria-current] { background: rgba(39, 99, 156, .18); font-weight: 600; }
 .jb-skip { position: absolute; left: -999px; } .jb-skip:focus { left: 1rem; background: white; color: black; }
@@ -103,6 +106,7 @@ def _menu(session: Session) -> None:
                 'aria-current="page"' if here else ""):
             ui.icon(icon)
             ui.label(text)
+    ui.label("Times are UTC.").classes("px-2 pt-4 text-xs opacity-70")
 
 
 def _state_line(session: Session) -> None:
@@ -126,16 +130,27 @@ def _state_line(session: Session) -> None:
     ui.timer(_STATE_SECONDS, update)
 
 
+def figures() -> ui.element:
+    """Return the place of several figures."""
+    return ui.element("div").classes("jb-figures")
+
+
 def figure(text: str, value: str = "") -> ui.label:
     """Show a figure with its name; return the label of the figure."""
-    with ui.card().classes("items-start gap-0 min-w-32"):
+    with ui.card().classes("items-start gap-0"):
         ui.label(text).classes("text-sm opacity-70")
-        return ui.label(value).classes("text-lg").props(f'data-figure="{text}"')
+        return ui.label(value).classes("text-lg break-words max-w-full").props(f'data-figure="{text}"')
 
 
 def code(text: str = "") -> ui.label:
     """Show text with its line breaks, in a font of one width."""
     return ui.label(text).classes("jb-code").props("tabindex=0")
+
+
+def editor(session: Session, text: str) -> ui.codemirror:
+    """Show an editor of JSON."""
+    theme: Any = "oneDark" if session.dark else "basicLight"
+    return ui.codemirror(text, language="JSON", theme=theme).classes("w-full h-72")
 
 
 def copy(text: str) -> None:
@@ -162,7 +177,8 @@ def guarded(handler: Callable[P, Awaitable[Any]]) -> Callable[P, Awaitable[None]
         except Exception as error:
             _LOG.exception("a handler failed")
             text = f"The console failed: {type(error).__name__}; its log has more."
-        ui.notify(text, type="negative", multi_line=True, close_button="Close", timeout=10_000)
+        ui.notify(text, type="negative", multi_line=True, timeout=10_000,
+                  actions=[{"label": "Close", "color": "white"}])
     return run
 
 

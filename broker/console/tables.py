@@ -49,6 +49,7 @@ class Table:
         self.element = ui.table(columns=columns, rows=[], row_key=key, pagination=self._pagination()).classes("w-full")
         self.element.props(f':rows-per-page-options="{_SIZES}" no-data-label="{empty}" binary-state-sort '
                            f'{"dense" if dense else ""}')
+        self.element.add_slot("no-data", '<span class="opacity-70">{{ props.message }}</span>')
         self.element.on("request", self._request, ["pagination"])
         self.element.on_pagination_change(self._show)  # the browser has sent the one that it began with
         if on_open is None:

@@ -59,7 +59,8 @@ async def test_the_pages_of_a_real_nats_server(nats_server: NatsServerProcess) -
     await fill(nats_server)
     async with console("--server", nats_server.url, "--monitor", nats_server.monitor_url) as url, browser() as page:
         await log_in(page, url)
-        await expect(page.get_by_text("not jetblock")).to_be_visible(timeout=SECONDS)
+        await expect(page.get_by_text("nats-server 2.")).to_be_visible(timeout=SECONDS)
+        await expect(page.get_by_text("a month")).to_be_hidden()
         await page.goto(f"{url}/streams/ORDERS")
         await expect(page.get_by_text("worker").first).to_be_visible(timeout=SECONDS)
 

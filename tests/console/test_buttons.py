@@ -72,7 +72,7 @@ async def test_streams_and_consumers(tmp_path: Path) -> None:
         await expect(page.get_by_role("img", name="Messages over time")).to_be_visible(timeout=SECONDS)
         await press(page, "Purge")
         await confirm(page, "ORDERS", "Purge")
-        await says(page, "61 messages were removed.")
+        await says(page, "Removed 61 messages.")
         await press(page, "Delete")
         await confirm(page, "ORDERS", "Delete")
         await heading(page, "Streams")
@@ -108,6 +108,7 @@ async def test_messages(tmp_path: Path) -> None:
         await page.get_by_role("cell", name="orders.mine").click(timeout=SECONDS)
         await says(page, "a test")
         await press(dialog(page), "Delete")
+        await confirm(page, "63", "Delete")
         await says(page, "Message 63 is deleted.")
 
         await press(page, "Follow")

@@ -34,6 +34,8 @@ async def test_pages_are_for_those_who_log_in_and_for_this_site(broker: BrokerPr
         for path in ("/download/message/S/1", "/download/object/B?name=x"):
             async with http.get(url + path) as answer:
                 assert (answer.status, await answer.text()) == (401, "Log in to the console first."), path
+        async with http.get(f"{url}/nowhere") as answer:
+            assert (answer.status, "There is no such page." in await answer.text()) == (404, True)
         async with http.post(f"{url}/enter", data=b"a guess") as answer:
             assert answer.status == 403
         async with http.get(f"{url}/login") as answer:
@@ -59,6 +61,9 @@ async def test_pages_are_for_those_who_log_in_and_for_this_site(broker: BrokerPr
 @pytest.mark.parametrize(("arguments", "text"), [
     (("--server", "http://127.0.0.1:4222"), "The address must look like nats://host:4222"),
     (("--no-login", "--host", "0.0.0.0"), "it may not listen on 0.0.0.0"),
+    (("--port", "99999"), "--port must be from 1 to 65535, not 99999"),
+    (("--store", "data"), "--store: 'data' is not the URL of a store"),
+    (("--store", "memory://"), "--store: memory:// exists only inside its broker"),
     (("--creds", "/nonexistent.creds"), "/nonexistent.creds cannot be read"),
 ])
 async def test_arguments_that_cannot_be_used(arguments: tuple[str, ...], text: str) -> None:

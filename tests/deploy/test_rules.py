@@ -91,7 +91,7 @@ async def test_real_series_of_healthy_brokers_fire_nothing(tmp_path: Path) -> No
     async with BrokerProcess("-js", "-sd", str(tmp_path / "store")) as owner:
         client = await nats.connect(owner.url)
         js = client.jetstream()
-        await js.add_stream(name='S"\\{}', subjects=["s"])
+        await js.add_stream(name='S"{}', subjects=["s"])
         for _ in range(20):
             await js.publish("s", b"x")
         standby = BrokerProcess("-js", "-sd", str(tmp_path / "store"))

@@ -28,7 +28,7 @@ KNOWN: dict[str, list[int]] = {
     "half-adopted": [14],
     "late-applied-pages": [207], "leaps-stamped": [10], "lease-from-end": [36], "never-muted": [72],
     "never-right-again": [7], "pages-swept-to-newest-root": [20], "redelivered-lost-in-pages": [27],
-    "request-gone-early": [14], "schedules-not-stored": [3], "streams-not-notified": [331, 455],
+    "request-gone-early": [14], "schedules-not-stored": [3],
     "suspended-for-ever": [1],
     "swept-by-wrong-clocks": [1], "totals-forgotten": [2], "update-lost-in-pages": [300], "wait-for-oldest": [17],
     "walks-interrupted": [23],

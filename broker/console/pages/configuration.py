@@ -5,25 +5,28 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
-from broker.console.frame import code, guarded
+from broker.console.frame import code, editor, guarded
 from broker.console.server import Refused
+
+if TYPE_CHECKING:
+    from broker.console.session import Session
 
 __all__ = ["edit"]
 
 Json = dict[str, Any]
 
 
-async def edit(title: str, config: Json, apply: Callable[[Json], Awaitable[object]]) -> None:
+async def edit(session: Session, title: str, config: Json, apply: Callable[[Json], Awaitable[object]]) -> None:
     """Let the user change a configuration, and show the difference before it is applied."""
     before = json.dumps(config, indent=2, ensure_ascii=False)
     compared: list[Json] = []
     with ui.dialog() as dialog, ui.card().classes("w-full max-w-3xl"):
         ui.label(title).classes("text-lg").props('role="heading"')
-        editor = ui.codemirror(before, language="JSON").classes("w-full h-72")
+        text = editor(session, before)
         difference = code().classes("max-h-60")
         difference.visible = False
         wrong = ui.label().classes("text-negative").props('role="alert"')
@@ -32,7 +35,7 @@ async def edit(title: str, config: Json, apply: Callable[[Json], Awaitable[objec
         async def check() -> None:
             wrong.text = ""
             try:
-                changed = json.loads(editor.value)
+                changed = json.loads(text.value)
                 if not isinstance(changed, dict):
                     raise ValueError("an object is expected")
             except ValueError as error:
@@ -55,7 +58,7 @@ async def edit(title: str, config: Json, apply: Callable[[Json], Awaitable[objec
             difference.visible = False
             button.text = "Compare"
 
-        editor.on_value_change(edited)
+        text.on_value_change(edited)
         with ui.row().classes("w-full justify-end"):
             ui.button("Cancel", on_click=dialog.close).props("flat")
             button = ui.button("Compare", on_click=check)

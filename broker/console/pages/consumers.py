@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
+from broker.base.output import counted
 from broker.console.charts import Chart
 from broker.console.frame import code, confirm, guarded
 from broker.console.pages.configuration import edit
@@ -66,7 +67,7 @@ async def show_consumers(session: Session, name: str) -> None:
         found.clear()
         found.update({consumer["name"]: consumer for consumer in consumers})
         table.rows = [_row(consumer) for consumer in consumers]
-        shown.text = f"{len(consumers):,} consumers"
+        shown.text = counted(len(consumers), "consumer")
         for gone in history.keys() - found.keys():
             del history[gone]
         for consumer in consumers[:_REFRESHED_MAX]:
@@ -74,6 +75,7 @@ async def show_consumers(session: Session, name: str) -> None:
             points.append((now, consumer["num_pending"], consumer["num_ack_pending"], consumer["num_redelivered"]))
             del points[:-_KEPT]
         charted = sorted(history, key=lambda one: -history[one][-1][1] if history[one] else 0)[:_CHARTED_MAX]
+        chart.visible = bool(charted)
         chart.show((one, [(at, pending) for at, pending, *_ in history[one]]) for one in sorted(charted))
 
     async def refresh_quietly() -> None:
@@ -140,4 +142,4 @@ async def _change(session: Session, stream: str, config: Json | None) -> None:
     async def apply(changed: Json) -> None:
         await session.streams.create_consumer(stream, changed)
 
-    await edit("Consumer" if config else "New consumer", config or _NEW, apply)
+    await edit(session, "Consumer" if config else "New consumer", config or _NEW, apply)

@@ -10,7 +10,7 @@ from nats.errors import Error
 from nats.js.errors import KeyDeletedError, KeyNotFoundError, KeyWrongLastSequenceError, NoKeysError
 from nicegui import background_tasks, context, ui
 
-from broker.base.output import size
+from broker.base.output import counted, size
 from broker.console.frame import code, confirm, guarded, url
 from broker.console.payload import preview, show
 from broker.console.server import Refused
@@ -27,6 +27,9 @@ __all__ = ["build", "build_list"]
 _KEYS_MAX = 100_000
 _CHANGES = 100
 """The latest changes that are shown."""
+_HISTORY = [{"name": "revision", "label": "Revision", "field": "revision", "align": "right"},
+            *({"name": name, "label": label, "field": name, "align": "left"} for name, label in (
+                ("time", "Time"), ("operation", "Operation"), ("value", "Value")))]
 
 
 async def build_list(session: Session) -> None:
@@ -43,9 +46,10 @@ async def build_list(session: Session) -> None:
 
 
 async def _create(session: Session) -> None:
-    with ui.dialog() as dialog, ui.card():
-        name = ui.input("Name")
-        history = ui.number("Values kept for each key", value=1, min=1, max=64, format="%d")
+    with ui.dialog() as dialog, ui.card().classes("w-full max-w-md"):
+        ui.label("New bucket").classes("text-lg").props('role="heading"')
+        name = ui.input("Name").classes("w-full").props("autofocus")
+        history = ui.number("Values kept for each key", value=1, min=1, max=64, format="%d").classes("w-full")
 
         async def create() -> None:
             js = session.server.client.jetstream(domain=session.server.login.domain or None)
@@ -56,7 +60,7 @@ async def _create(session: Session) -> None:
             dialog.close()
             ui.navigate.to(url("kv", str(name.value)))
 
-        with ui.row():
+        with ui.row().classes("w-full justify-end"):
             ui.button("Cancel", on_click=dialog.close).props("flat")
             ui.button("Create", on_click=guarded(create))
     await dialog
@@ -107,7 +111,7 @@ class _Page:
             KV_PREFIX + self._name, self._prefix + (str(self._wanted.value or "").strip() or ">"), _KEYS_MAX)
         self._table.rows = [{"key": subject.removeprefix(self._prefix), "kept": kept}
                             for subject, kept in subjects.items()]
-        self._shown.text = f"{total:,} keys, deleted ones included" + (
+        self._shown.text = counted(total, "key") + ", deleted ones included" + (
             f"; {len(subjects):,} of them are shown: enter a pattern to see others" if len(subjects) < total else "")
 
     async def _show(self, key: str) -> None:
@@ -131,7 +135,7 @@ class _Page:
                     if not deleted:
                         ui.button("Delete", on_click=guarded(lambda: self._delete(key, last.revision or 0))).props(
                             "outline color=negative")
-            ui.table(rows=[{"revision": entry.revision, "time": str(entry.created or "")[:23],
+            ui.table(columns=_HISTORY, rows=[{"revision": entry.revision, "time": str(entry.created or "")[:23],
                             "operation": entry.operation or "PUT", "value": preview(entry.value or b"", 60)}
                            for entry in reversed(history)], row_key="revision").classes("w-full").props("dense")
 
@@ -150,6 +154,7 @@ class _Page:
             ui.notify("The value is not text; it can't be edited here.", type="warning")
             return
         with ui.dialog() as dialog, ui.card().classes("w-full max-w-2xl"):
+            ui.label("Edit a value" if key else "New key").classes("text-lg").props('role="heading"')
             name = ui.input("Key", value=key).classes("w-full")
             name.enabled = not key
             editor = ui.textarea("Value", value=text).classes("w-full")

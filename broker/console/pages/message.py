@@ -10,7 +10,7 @@ from nicegui import ui
 
 from broker.base.output import size
 from broker.console.downloads import message_address
-from broker.console.frame import code, copy, guarded
+from broker.console.frame import code, confirm, copy, guarded
 from broker.console.payload import VIEWS, show
 from broker.console.server import Refused
 
@@ -59,9 +59,10 @@ async def open_message(session: Session, stream: str, msg: Message) -> None:
                 ui.button("Publish a copy", on_click=lambda: publish(session, msg)).props("flat")
             if session.may(f"STREAM.MSG.DELETE.{stream}"):
                 async def delete() -> None:
-                    await session.streams.delete_message(stream, msg.seq, erase=True)
-                    dialog.close()
-                    ui.notify(f"Message {msg.seq} is deleted.", type="positive")
+                    if await confirm(f"Message {msg.seq} will be overwritten and gone.", str(msg.seq), "Delete"):
+                        await session.streams.delete_message(stream, msg.seq, erase=True)
+                        dialog.close()
+                        ui.notify(f"Message {msg.seq} is deleted.", type="positive")
 
                 ui.button("Delete", on_click=guarded(delete)).props("flat color=negative")
             ui.button("Close", on_click=dialog.close).props("flat")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nicegui import background_tasks, context, ui
 
 from broker.base.gotime import parse_time
-from broker.base.output import size
+from broker.base.output import counted, size
 from broker.console.frame import guarded
 from broker.console.messages import Message, Messages, Search, Start
 from broker.console.pages.message import open_message, publish
@@ -83,6 +83,7 @@ class _Page:
             field.on("keydown.enter", guarded(action))
         self._table = ui.table(columns=_COLUMNS, rows=[], row_key="seq").classes("w-full").props(
             'dense no-data-label="No messages" :rows-per-page-options="[0]"')
+        self._table.add_slot("no-data", '<span class="opacity-70">{{ props.message }}</span>')
         self._table.add_slot("body-cell-seq", (
             '<q-td :props="props"><a href="#" role="button" class="text-primary"'
             """ @click.prevent.stop="$parent.$emit('open', props.row.seq)">{{ props.value }}</a></q-td>"""))
@@ -99,8 +100,8 @@ class _Page:
 
     def _show_page(self, found: list[Message]) -> None:
         self._show(found)
-        self._found.text = (f"{len(found)} messages, sequences {found[0].seq:,} to {found[-1].seq:,}"
-                            if found else "No messages")
+        self._found.text = (f"{counted(len(found), 'message')}, sequences {found[0].seq:,} to {found[-1].seq:,}"
+                            if found else "")
 
     async def _from_start(self) -> None:
         self._stop()

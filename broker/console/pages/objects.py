@@ -11,7 +11,7 @@ from nats.js.api import ObjectMeta, ObjectStoreConfig
 from nats.js.errors import NotFoundError
 from nicegui import events, ui
 
-from broker.base.output import size
+from broker.base.output import counted, size
 from broker.console.downloads import object_address
 from broker.console.frame import confirm, guarded, url
 from broker.console.server import Refused
@@ -42,8 +42,9 @@ async def build_list(session: Session) -> None:
 
 
 async def _create(session: Session) -> None:
-    with ui.dialog() as dialog, ui.card():
-        name = ui.input("Name")
+    with ui.dialog() as dialog, ui.card().classes("w-full max-w-md"):
+        ui.label("New object store").classes("text-lg").props('role="heading"')
+        name = ui.input("Name").classes("w-full").props("autofocus")
 
         async def create() -> None:
             js = session.server.client.jetstream(domain=session.server.login.domain or None)
@@ -54,7 +55,7 @@ async def _create(session: Session) -> None:
             dialog.close()
             ui.navigate.to(url("objects", str(name.value)))
 
-        with ui.row():
+        with ui.row().classes("w-full justify-end"):
             ui.button("Cancel", on_click=dialog.close).props("flat")
             ui.button("Create", on_click=guarded(create))
     await dialog
@@ -87,7 +88,7 @@ async def build(session: Session, name: str) -> None:
                        "time": str(info.mtime or "").replace("T", " ")[:19],
                        "digest": (info.digest or "").removeprefix("SHA-256=")[:16]}
                       for info in found if not info.deleted]
-        shown.text = f"{len(table.rows):,} objects"
+        shown.text = counted(len(table.rows), "object")
 
     if may_put:
         _uploads(objects, refresh)

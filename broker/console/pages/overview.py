@@ -9,7 +9,7 @@ from nicegui import ui
 
 from broker.base.output import size
 from broker.console.charts import Chart
-from broker.console.frame import figure, problem
+from broker.console.frame import figure, figures, problem
 from broker.console.server import Refused
 from broker.maintenance.cost import Prices
 
@@ -22,6 +22,8 @@ __all__ = ["build"]
 _EVERY_SECONDS = 2.0
 _MEASURED_SECONDS = 10.0
 """Before this, a rate is not extrapolated to a month."""
+
+_BYTES = "Bytes a second"
 
 Lines = Sequence[tuple[str, Sequence[tuple[float, float]]]]
 
@@ -48,7 +50,7 @@ _ACCOUNT: dict[str, tuple[str, Callable[[int], str]]] = {
 
 async def _account(session: Session) -> None:
     failed = ui.column().classes("w-full")
-    with ui.row().classes("gap-4 w-full"):
+    with figures():
         labels = {name: figure(text, "…") for name, (text, _) in _ACCOUNT.items()}
 
     async def refresh() -> None:
@@ -68,19 +70,21 @@ async def _account(session: Session) -> None:
 
 def _monitored(monitor: Monitor) -> None:
     failed = ui.label().classes("text-negative").props('role="alert"')
-    with ui.row().classes("gap-4 w-full"):
-        figures = {name: figure(text, "…") for name, text in (
+    with figures():
+        labels = {name: figure(text, "…") for name, text in (
             ("health", "Health"), ("state", "State"), ("connections", "Connections"),
-            ("slow_consumers", "Slow consumers"), ("uptime", "Up for"), ("dollars", "Store, $ a month"))}
+            ("slow_consumers", "Slow consumers"), ("uptime", "Up for"))}
+        with ui.element("div").classes("grid") as price:
+            labels["dollars"] = figure("Store, $ a month", "…")
     reasons = ui.column().classes("w-full gap-1")
     shown: list[str] = []
     charts: list[tuple[Chart, Callable[[], Lines]]] = []
     with ui.grid(columns="repeat(auto-fit, minmax(min(24rem, 100%), 1fr))").classes("w-full"):
         for title, lines in _charts(monitor):
-            charts.append((Chart(title, [name for name, _ in lines()]), lines))
-    for chart, _ in charts[2:]:
-        chart.visible = False
-    ui.label("The price is that of AWS's list for S3 Standard, at the rate of the last minutes.").classes("opacity-70")
+            charts.append((Chart(title, [name for name, _ in lines()], of_bytes=title == _BYTES), lines))
+    remark = ui.label("The price is that of AWS's list for S3 Standard, at the rate of the last minutes.").classes(
+        "opacity-70")
+    of_jetblock: tuple[ui.element | Chart, ...] = (price, remark, *(chart for chart, _ in charts[2:]))
 
     def update() -> None:
         monitor.look()
@@ -88,10 +92,11 @@ def _monitored(monitor: Monitor) -> None:
         sample = monitor.last
         if sample is None:
             return
+        for one in of_jetblock:
+            one.visible = bool(sample.metrics)
         for name, text in _figures(sample, monitor).items():
-            figures[name].text = text
+            labels[name].text = text
         for chart, lines in charts:
-            chart.visible = chart.visible or bool(sample.metrics)
             if chart.visible:
                 chart.show(lines())
         if (now := _reasons(sample)) != shown:
@@ -108,7 +113,7 @@ def _monitored(monitor: Monitor) -> None:
 def _charts(monitor: Monitor) -> Sequence[tuple[str, Callable[[], Lines]]]:
     return (
         ("Messages a second", lambda: (("in", monitor.rates("in_msgs")), ("out", monitor.rates("out_msgs")))),
-        ("Bytes a second", lambda: (("in", monitor.rates("in_bytes")), ("out", monitor.rates("out_bytes")))),
+        (_BYTES, lambda: (("in", monitor.rates("in_bytes")), ("out", monitor.rates("out_bytes")))),
         ("Mean commit, ms", lambda: (("commit", monitor.commit_ms()),)),
         ("Store requests a second", lambda: tuple((one, monitor.request_rates(one)) for one in (
             "put", "get", "list", "delete"))))
@@ -117,7 +122,7 @@ def _charts(monitor: Monitor) -> Sequence[tuple[str, Callable[[], Lines]]]:
 def _figures(sample: Sample, monitor: Monitor) -> dict[str, str]:
     varz, metrics = sample.varz, sample.metrics
     log = _part(varz, "jetblock", "log")
-    state = "running"
+    state = f"nats-server {varz.get('version', '')}"
     if metrics:
         state = ("standby" if metrics.get("jetblock_standby") else
                  f"owner, epoch {log.get('epoch', '?')}, lease valid" if metrics.get("jetblock_lease_valid")
@@ -130,8 +135,6 @@ def _figures(sample: Sample, monitor: Monitor) -> dict[str, str]:
 
 
 def _dollars(sample: Sample, monitor: Monitor) -> str:
-    if not sample.metrics:
-        return "not jetblock"
     if monitor.seconds < _MEASURED_SECONDS:
         return "measuring …"
     requests, prices = monitor.requests_a_month(), Prices()

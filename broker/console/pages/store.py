@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from nicegui import ui
 
 from broker.base.output import size
-from broker.console.frame import figure, guarded, problem
+from broker.console.frame import figure, figures, guarded, problem
 from broker.console.pages.upkeep import Verification, show_upkeep
 from broker.console.server import Refused
 from broker.console.survey import in_thread, survey_store
@@ -63,7 +63,7 @@ async def build(session: Session) -> None:
 def _show(session: Session, survey: Survey) -> None:
     extent = survey.extent
     runs = survey.stream_runs.bytes + sum(one.runs.bytes for one in survey.shards)
-    with ui.row().classes("gap-4"):
+    with figures():
         for text, value in (
                 ("Objects", f"{extent.count:,}"), ("Bytes", size(extent.bytes)),
                 ("Live in the log", size(sum(shard.live_bytes for shard in survey.shards))),
@@ -75,7 +75,7 @@ def _show(session: Session, survey: Survey) -> None:
         "Streams": lambda: _streams(session, survey), "Shards and epochs": lambda: _epochs(survey),
         "Compaction and scrub": lambda: show_upkeep(session, extent.bytes),
         "Verify": lambda: Verification(session.settings.store, _problems).build(), "Bill": lambda: _bill(survey)}
-    with ui.tabs().classes("max-w-full").props('align=left aria-label="Parts of the store"') as tabs:
+    with ui.tabs().classes("max-w-full").props('align=left outside-arrows aria-label="Parts of the store"') as tabs:
         for text in parts:
             ui.tab(text)
     with ui.tab_panels(tabs, value="Streams").classes("w-full bg-transparent"):

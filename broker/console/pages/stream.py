@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from broker.base.output import size
+from broker.base.output import counted, size
 from broker.console.charts import bars
-from broker.console.frame import code, confirm, figure, guarded, url
+from broker.console.frame import code, confirm, figure, figures, guarded, url
 from broker.console.pages.configuration import edit
 from broker.console.pages.consumers import show_consumers
 from broker.console.server import Refused
@@ -34,7 +34,7 @@ async def build(session: Session, name: str) -> None:
     info = await session.streams.info(name)
     for text in _about(info["config"]):
         ui.label(text).classes("opacity-70 break-all")
-    with ui.row().classes("gap-4 w-full items-center"):
+    with figures():
         labels = {key: figure(text) for key, text in (
             ("messages", "Messages"), ("bytes", "Size"), ("seqs", "Sequences"), ("subjects", "Subjects"),
             ("deleted", "Deleted"), ("last", "Last message"))}
@@ -47,7 +47,7 @@ async def build(session: Session, name: str) -> None:
             ui.button("Delete", icon="delete", on_click=guarded(lambda: _delete(session, name))).props(
                 "outline color=negative")
     gone = ui.label().classes("text-negative").props('role="alert"')
-    with ui.tabs().classes("max-w-full").props('align=left aria-label="Parts of the stream"') as tabs:
+    with ui.tabs().classes("max-w-full").props('align=left outside-arrows aria-label="Parts of the stream"') as tabs:
         for text in ("Consumers", "Subjects", "Over time", "Configuration"):
             ui.tab(text)
     opened: set[str] = set()
@@ -90,7 +90,8 @@ def _about(config: Json) -> list[str]:
 
 def _show_state(labels: dict[str, ui.label], state: Json) -> None:
     values = {"messages": f"{state['messages']:,}", "bytes": size(state["bytes"]),
-              "seqs": f"{state['first_seq']:,} to {state['last_seq']:,}",
+              "seqs": (f"{state['first_seq']:,} to {state['last_seq']:,}" if state["messages"] else
+                       f"none after {state['last_seq']:,}" if state["last_seq"] else "none"),
               "subjects": f"{state.get('num_subjects', 0):,}", "deleted": f"{state.get('num_deleted', 0):,}",
               "last": str(state.get("last_ts", "")).replace("T", " ")[:19] if state["messages"] else "none"}
     for key, value in values.items():
@@ -125,7 +126,7 @@ async def _subjects(session: Session, name: str) -> None:
                 name, str(wanted.value or "").strip() or ">", progress=go_on)
         finally:
             waiting.visible = False
-        shown.text = f"{total:,} subjects" + (
+        shown.text = counted(total, "subject") + (
             f"; {len(subjects):,} of them are shown" if len(subjects) < total else "")
         place.clear()
         with place:
@@ -196,14 +197,14 @@ def _config(session: Session, config: Json) -> None:
             await session.streams.update(changed)
             ui.navigate.reload()
 
-        ui.button("Edit", icon="edit", on_click=lambda: edit("Configuration", config, apply)).props("outline")
+        ui.button("Edit", icon="edit", on_click=lambda: edit(session, "Configuration", config, apply)).props("outline")
     code(json.dumps(config, indent=2, ensure_ascii=False))
 
 
 async def _purge(session: Session, name: str) -> None:
     if await confirm(f"All messages of {name} will be gone.", name, "Purge"):
         purged = await session.streams.purge(name)
-        ui.notify(f"{purged:,} messages were removed.", type="positive")
+        ui.notify(f"Removed {counted(purged, 'message')}.", type="positive")
 
 
 async def _delete(session: Session, name: str) -> None:

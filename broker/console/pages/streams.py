@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from nicegui import ui
 
-from broker.base.output import size
-from broker.console.frame import guarded, url
+from broker.base.output import counted, size
+from broker.console.frame import editor, guarded, url
 from broker.console.server import Refused
 from broker.console.tables import Table, column
 
@@ -52,7 +52,7 @@ async def build(session: Session) -> None:
         streams = await session.streams.all(lambda done, of: progress.set_value(done / of if of else 1))
         now = time.monotonic()
         table.rows = [_row(stream, seen, now) for stream in streams]
-        shown.text = f"{len(streams):,} streams"
+        shown.text = counted(len(streams), "stream")
 
     @guarded
     async def refresh() -> None:
@@ -101,12 +101,12 @@ async def _create(session: Session) -> None:
     with ui.dialog() as dialog, ui.card().classes("w-full max-w-2xl"):
         ui.label("New stream").classes("text-lg")
         ui.label("The configuration as JSON, with the names of the API; what is left out has its default.")
-        editor = ui.codemirror(json.dumps(_EXAMPLE, indent=2), language="JSON").classes("w-full h-64")
+        text = editor(session, json.dumps(_EXAMPLE, indent=2))
         wrong = ui.label().classes("text-negative").props('role="alert"')
 
         async def create() -> None:
             try:
-                config = json.loads(editor.value)
+                config = json.loads(text.value)
                 if not isinstance(config, dict) or not config.get("name"):
                     raise ValueError('"name" is missing')
                 await session.streams.create(config)

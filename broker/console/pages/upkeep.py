@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nicegui import context, ui
 
 from broker.base.output import size, when
-from broker.console.frame import figure, guarded
+from broker.console.frame import figure, figures, guarded
 from broker.console.server import Refused
 from broker.console.survey import Stopped, in_thread, verify_store
 from broker.inspect.problems import Problem
@@ -39,7 +39,7 @@ def show_upkeep(session: Session, stored: int) -> None:
     for name, title, parts in (("compaction", "Compaction since the broker's start", _COMPACTION),
                                ("scrub", "Scrub", _SCRUB)):
         ui.label(title).classes("text-lg").props('role="heading"')
-        with ui.row().classes("gap-4"):
+        with figures():
             labels |= {(name, key): figure(text, "…") for key, text in parts.items()}
     bar = ui.linear_progress(0, show_value=False).classes("w-96").props('aria-label="Progress of the scrub"')
     findings = ui.label().classes("text-negative").props('role="alert"')
