@@ -65,9 +65,12 @@ MAY: dict[str, set[str]] = {
     "storage.compaction": {
         "base", "storage.checkpoint", "storage.format", "storage.log", "storage.objectstore", "storage.paths",
         "storage.put", "storage.state"},
+    "storage.erasure": {
+        "base", "storage.checkpoint", "storage.compaction", "storage.format", "storage.log", "storage.objectstore",
+        "storage.paths", "storage.put", "storage.state"},
     "storage.shard": {
-        "base", "config.settings", "storage.checkpoint", "storage.compaction", "storage.format", "storage.log",
-        "storage.objectstore", "storage.paths", "storage.put", "storage.read", "storage.state"},
+        "base", "config.settings", "storage.checkpoint", "storage.compaction", "storage.erasure", "storage.format",
+        "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.read", "storage.state"},
     "storage.keys": {"storage.format", "storage.objectstore", "storage.paths", "storage.state"},
     "cluster": {"base", "storage.format", "storage.objectstore", "storage.paths", "storage.put"},
     # Streams and consumers.
@@ -116,8 +119,8 @@ MAY: dict[str, set[str]] = {
     "jetstream.account": {
         "access", "base", "config.settings", "jetstream.bus", "jetstream.config", "jetstream.consumer",
         "jetstream.consumer.delivery", "jetstream.filters", "jetstream.stream", "jetstream.stream.shared",
-        "jetstream.stream.upstream", "jetstream.usage", "jetstream.wire", "protocol", "storage.format", "storage.log",
-        "storage.objectstore", "storage.staging", "storage.state", "version"},
+        "jetstream.stream.upstream", "jetstream.usage", "jetstream.wire", "protocol", "storage.erasure",
+        "storage.format", "storage.log", "storage.objectstore", "storage.staging", "storage.state", "version"},
     "jetstream.archive": {"base"},
     "jetstream.backup": {
         "jetstream.account", "jetstream.archive", "jetstream.bus", "jetstream.config", "jetstream.consumer",
@@ -126,18 +129,19 @@ MAY: dict[str, set[str]] = {
     "jetstream.api": {
         "base", "config.settings", "jetstream.account", "jetstream.backup", "jetstream.bus", "jetstream.config",
         "jetstream.consumer", "jetstream.filters", "jetstream.settings", "jetstream.stream", "jetstream.stream.state",
-        "jetstream.wire", "protocol", "storage.format", "storage.objectstore"},
+        "jetstream.wire", "protocol", "storage.format", "storage.objectstore", "storage.state"},
     "jetstream.inbox": {
         "base", "jetstream.stream", "jetstream.stream.state", "jetstream.wire", "storage.format", "storage.log",
         "storage.objectstore", "storage.paths", "storage.staging"},
     "jetstream.shard_streams": {
-        "base", "jetstream.account", "jetstream.inbox", "jetstream.stream", "storage.format", "storage.log",
-        "storage.paths", "storage.read"},
+        "base", "jetstream.account", "jetstream.inbox", "jetstream.stream", "storage.erasure", "storage.format",
+        "storage.log", "storage.paths", "storage.read", "storage.state"},
     "jetstream.engine": {
         "access", "base", "config.settings", "jetstream.account", "jetstream.api", "jetstream.bus", "jetstream.config",
         "jetstream.consumer.delivery", "jetstream.inbox", "jetstream.inflight", "jetstream.shard_streams",
         "jetstream.stream", "jetstream.stream.shared", "jetstream.stream.upstream", "jetstream.usage",
-        "jetstream.wire", "storage.format", "storage.log", "storage.read", "storage.staging", "storage.state"},
+        "jetstream.wire", "storage.erasure", "storage.format", "storage.log", "storage.read", "storage.staging",
+        "storage.state"},
     "jetstream.overview": {"base", "jetstream.account", "jetstream.consumer", "jetstream.stream"},
     # NATS Streaming.
     "streaming": {

@@ -83,6 +83,9 @@ class StorageSettings(Section):
     reader_grace_ns: int = setting(
         10 * MINUTE, kinds.duration_ns(0), "Time for which the store keeps objects that nothing names any more, unless "
         "it is full: Spark queries that planned to read them need it.", "jetblock.reader_grace")
+    erase_delay_ns: int = setting(
+        30 * SECOND, kinds.duration_ns(0), "Time for which secure deletes are gathered before the broker rewrites the "
+        "objects that hold them, because rewriting costs the same for many.", "jetblock.erase_delay")
     inbox_interval_ns: int = setting(
         60 * SECOND, kinds.duration_ns(0), "Interval at which the broker checks for requests to adopt staged messages, "
         "with one listing each; 0: only on request.", "jetblock.inbox_interval")

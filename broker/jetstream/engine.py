@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.shared.listeners import Listener
     from broker.jetstream.stream.stream import Stream
     from broker.jetstream.stream.upstream.link import Remote
+    from broker.storage.erasure.eraser import Eraser
     from broker.storage.format.request import Version
     from broker.storage.log.log import Log
     from broker.storage.read.reader import BlockReader
@@ -332,13 +333,14 @@ class JetStream:
 
     async def open(self, shard: int, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0,
                    inbox: InboxSettings | None = None,
-                   release_runs: Callable[[Sequence[str]], object] = lambda keys: None) -> None:
+                   release_runs: Callable[[Sequence[str]], object] = lambda keys: None, eraser: Eraser | None = None
+                   ) -> None:
         """Restore the streams and consumers of ``log.state``, the state of ``shard``, which this broker now owns.
 
         Return once the consumers serve, or after ``wait_seconds``. Consumers whose messages take long to count continue
         opening after that.
         Args: ``inbox``: how often the shard's inbox is read, None: only on request; ``release_runs(keys)`` deletes runs
-            that nothing will ever name.
+            that nothing will ever name; ``eraser``: the shard's, None: no bytes of removed messages are erased.
         """
         opened = self.shards[shard] = ShardStreams(shard, log, reader, self, self._budget)
         if self._memory_log is None:
@@ -354,6 +356,8 @@ class JetStream:
         settings, writing = inbox or InboxSettings(poll_ns=None), self._inflight.writing
         writing.in_thread, writing.release_runs = settings.in_thread, release_runs
         opened.start_inbox(self.clock, settings, release_runs, open_runs=writing.keys)
+        if eraser is not None:
+            opened.start_erasing(eraser)
 
     async def close(self, *, notify: bool = False) -> None:
         """Drop all streams and consumers at once.
@@ -449,6 +453,7 @@ class JetStream:
             log=self._memory_log if memory else shard.log, reader=shard.reader, bus=bus, clock=self.clock, rng=self.rng,
             domain=self.settings.domain, usage=usage, inflight=self._inflight, listeners=listeners)
         stream.on_loaded = self._budget.changed
+        stream.erasures.on_marked = shard.erasure_marked
         return stream
 
     def _all_apis(self) -> list[Api | DisabledApi | SystemApi]:

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
     from broker.jetstream.stream.dropping import BlockBudget
     from broker.jetstream.stream.stream import Stream
+    from broker.storage.erasure.eraser import Eraser
     from broker.storage.format.records.adoption import Adopted
     from broker.storage.log.log import Log
     from broker.storage.log.putter import Segment
     from broker.storage.read.reader import BlockReader
+    from broker.storage.state.erasures import Erasure
 
 __all__ = ["ShardStreams"]
 
@@ -49,6 +51,7 @@ class ShardStreams(LogListener):
         self.reader = reader
         self.failed_streams: dict[int, str] = {}
         self.inbox: Inbox | None = None
+        self.eraser: Eraser | None = None
         self._broker = broker
         self._budget = budget
         log.listen(self)
@@ -75,6 +78,30 @@ class ShardStreams(LogListener):
         """Carry out the requests in the shard's inbox from now on; for the arguments, see ``Inbox``."""
         self.inbox = Inbox(self, self.log, ShardPaths(self.number), clock, settings, release_runs, open_runs)
         self.inbox.start()
+
+    def start_erasing(self, eraser: Eraser) -> None:
+        """Finish the erasures that are left, and begin those of the streams from now on."""
+        self.eraser = eraser
+        eraser.serve(self)
+
+    def erasure_marked(self) -> None:
+        """Let the eraser begin soon: a stream has marked messages."""
+        if self.eraser is not None:
+            self.eraser.wake()
+
+    async def remove_erased(self, stream_id: int) -> bool:
+        """See ``ErasingStreams``."""
+        for _, stream in self._live():
+            if stream.stream_id == stream_id and stream.offline is None:
+                await stream.erasures.remove_marked()
+                return True
+        return False
+
+    def record_erasures(self, stream_id: int, erasures: Sequence[Erasure], finished: Sequence[Erasure]) -> None:
+        """See ``ErasingStreams``."""
+        for _, stream in self._live():
+            if stream.stream_id == stream_id and stream.offline is None:
+                stream.erasures.record(erasures, finished)
 
     async def stop_inbox(self) -> None:
         """Stop reading the inbox. Requests that were not answered stay in it."""

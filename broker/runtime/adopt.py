@@ -56,7 +56,7 @@ async def adopt(settings: Settings) -> list[Carried]:
         shard = await _acquire(owner, host.store.url)
         _add_accounts(js, clock, rng, accounts, {stream.account for stream in shard.state.streams.values()})
         await js.open(shard.number, shard.log, owner.reader, release_runs=shard.sweeper.release_runs,
-                      inbox=InboxSettings(
+                      eraser=shard.eraser, inbox=InboxSettings(
             poll_ns=None, staged_grace_ns=settings.storage.staged_grace_ns,
             max_payload=lambda name: accounts[name].payload_bytes_max(most) if name in accounts else most))
         inbox = js.shards[shard.number].inbox

@@ -348,7 +348,7 @@ class App:
         inbox = InboxSettings(poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns,
                               max_payload=self._max_payload)
         await self.jetstream.open(shard.number, shard.log, self.shard_owner.reader,
-                                  release_runs=shard.sweeper.release_runs, inbox=inbox)
+                                  release_runs=shard.sweeper.release_runs, inbox=inbox, eraser=shard.eraser)
         if self.gateway is not None:
             try:
                 await self.gateway.open()

@@ -19,6 +19,7 @@ from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSetti
 from broker.storage.checkpoint.sweeper import READER_GRACE_NS, Sweeper
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.erasure.eraser import Eraser, ErasureSettings
 from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import Compression
 from broker.storage.format.header import ObjectKind, Position
@@ -42,6 +43,10 @@ _RESERVE_LEFT = {ObjectKind.FORMAT: 0.0, ObjectKind.CLAIM: 0.0, ObjectKind.SEGME
 without it, no purge can be stored."""
 
 
+_POLL_NS_MIN, _POLL_NS_MAX = 50_000_000, 5_000_000_000
+"""How often an erasure looks whether an object is deleted: a tenth of the grace, within these bounds."""
+
+
 def reserve_left_by(key: str) -> float:
     """Return the share of a full store's reserve that a put of ``key`` must leave; 1: it can wait, as runs can."""
     parsed = parse(key)
@@ -52,12 +57,14 @@ class ShardSettings:
     """The settings of a shard and of its parts."""
 
     def __init__(self, *, log: LogSettings | None = None, checkpoint: CheckpointSettings | None = None,
-                 sweep_grace_ns: int = READER_GRACE_NS, compaction: CompactionSettings | None = None) -> None:
+                 sweep_grace_ns: int = READER_GRACE_NS, compaction: CompactionSettings | None = None,
+                 erasure: ErasureSettings | None = None) -> None:
         self.log = log or LogSettings()
         self.checkpoint = checkpoint or CheckpointSettings()
         self.sweep_grace_ns = sweep_grace_ns
         self.compaction = compaction
         """None: no compaction."""
+        self.erasure = erasure or ErasureSettings(grace_ns=sweep_grace_ns)
 
     @classmethod
     def for_store(cls, store: ObjectStore, settings: StorageSettings, codec: SectionCodec | None = None
@@ -83,19 +90,22 @@ class ShardSettings:
             compaction=CompactionSettings(
                 cpu=settings.compaction_cpu / 100, bytes_per_second=settings.compaction_bytes_per_second,
                 # A directory is read from the page cache.
-                **({} if costly else {"recent_bytes": 0})) if settings.compaction else None)
+                **({} if costly else {"recent_bytes": 0})) if settings.compaction else None,
+            erasure=ErasureSettings(delay_ns=settings.erase_delay_ns, grace_ns=settings.reader_grace_ns,
+                                    poll_ns=max(_POLL_NS_MIN, min(_POLL_NS_MAX, settings.reader_grace_ns // 10))))
 
 
 class Shard:
     """A shard that this broker owns."""
 
     def __init__(self, log: Log, checkpointer: Checkpointer, sweeper: Sweeper, snapshot: Snapshot,
-                 paths: ShardPaths, compactor: Compactor | None = None) -> None:
+                 paths: ShardPaths, compactor: Compactor | None, eraser: Eraser) -> None:
         self._paths = paths
         self.log = log
         self.checkpointer = checkpointer
         self.sweeper = sweeper
         self.compactor = compactor
+        self.eraser = eraser
         self.recovered = snapshot
         """The result of recovery, such as the number of replayed segments and the unusable checkpoints."""
 
@@ -144,14 +154,17 @@ class Shard:
                                     executor=executor)
         sweeper.start(checkpointer)
         checkpointer.start()
-        compactor = None
+        # A thread of its own: those of the commits are as many as there are puts in flight.
+        own = None if executor is None else ThreadPoolExecutor(1, thread_name_prefix="compaction")
+        compactor = Compactor(log, paths, checkpointer, sweeper, clock, random.Random(rng.getrandbits(64)),
+                              settings.compaction or CompactionSettings(recent_bytes=0), executor=own,
+                              clock_trusted=clock_trusted)
         if settings.compaction is not None:
-            # A thread of its own: those of the commits are as many as there are puts in flight.
-            own = None if executor is None else ThreadPoolExecutor(1, thread_name_prefix="compaction")
-            compactor = Compactor(log, paths, checkpointer, sweeper, clock, random.Random(rng.getrandbits(64)),
-                                  settings.compaction, executor=own, clock_trusted=clock_trusted)
             compactor.start()
-        return cls(log, checkpointer, sweeper, snapshot, paths, compactor)
+        eraser = Eraser(log, paths, checkpointer, compactor, clock, random.Random(rng.getrandbits(64)),
+                        settings.erasure, clock_trusted)
+        return cls(log, checkpointer, sweeper, snapshot, paths, compactor if settings.compaction is not None else None,
+                   eraser)
 
     async def close(self, *, checkpoint: bool = True) -> Position:
         """Drain the log, write a last checkpoint, and stop. Returns: the first number never used, for the seal.
@@ -183,8 +196,7 @@ class Shard:
         await self.log.close()
 
     async def _stop_compaction(self) -> None:
-        if self.compactor is not None:
-            await self.compactor.stop()
+        await self.eraser.stop()
 
 
 async def _recover(store: ObjectStore, paths: ShardPaths, epoch: int, clock: Clock, rng: random.Random,

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig, StreamSource
     from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream
+    from broker.storage.erasure.eraser import Eraser
     from broker.storage.format.request import Version
     from broker.storage.log.stream_log import StreamLog
     from broker.storage.staging.answers import Answer
@@ -155,6 +156,17 @@ class Account:
     async def carry_out(self, request_id: int, stream: Stream, version: Version | None) -> Answer:
         """Answer a request in the shard's inbox now: see ``Host.carry_out``."""
         return await self._host.carry_out(request_id, stream, version)
+
+    def new_erasure_id(self) -> str:
+        """Return a random id for an erasure."""
+        return f"{self._rng.getrandbits(64):016x}"
+
+    def eraser_of(self, stream: Stream) -> Eraser:
+        """Return the eraser of the shard of ``stream``. Raises: ApiError 10008 while there is none."""
+        eraser = self._host.shard_of(stream.account, stream.name).eraser
+        if eraser is None:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        return eraser
 
     def pulled_from(self, names: bytes) -> Consumer | None:
         """Return the consumer that ``<stream>.<consumer>`` names in a pull request's subject."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from broker.jetstream.consumer.delivery.receiver import Receiver
     from broker.jetstream.stream.upstream.link import Remote
     from broker.jetstream.usage import ServerUsage, Usage
+    from broker.storage.erasure.eraser import Eraser
     from broker.storage.format.request import Version
     from broker.storage.log.stream_log import StreamLog
     from broker.storage.staging.answers import Answer
@@ -30,6 +31,9 @@ class ShardStreams(Protocol):
 
     failed_streams: dict[int, str]
     """The streams that cannot store anything until the next start, by id, with the reason."""
+
+    eraser: Eraser | None
+    """None until the shard's streams serve."""
 
     @property
     def log(self) -> StreamLog: ...

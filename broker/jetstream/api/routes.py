@@ -27,9 +27,10 @@ DIRECT_GET = b"DIRECT.GET."
 def routes() -> dict[tuple[str, ...], Route]:
     """Return the routes by subject. Handlers are imported for the first request,
     so that a start does not wait for them."""
-    from broker.jetstream.api import backups, consumers, inbox, messages, streams
+    from broker.jetstream.api import backups, consumers, erasures, inbox, messages, streams
 
-    return {**streams.ROUTES, **backups.ROUTES, **consumers.ROUTES, **messages.ROUTES, **inbox.ROUTES}
+    return {**streams.ROUTES, **backups.ROUTES, **consumers.ROUTES, **messages.ROUTES, **inbox.ROUTES,
+            **erasures.ROUTES}
 
 
 def subscribe_api(bus: Bus, domain: str, handler: BatchHandler) -> list[Subscription]:

@@ -30,6 +30,7 @@ from broker.base.clock import Clock
 from broker.base.garbage import discarded
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.appending import Appending
+from broker.jetstream.stream.erasures import Erasures
 from broker.jetstream.stream.info import StreamInfo
 from broker.jetstream.stream.publish.appender import Appender
 from broker.jetstream.stream.publish.batching import Batching
@@ -84,6 +85,7 @@ if TYPE_CHECKING:
     from broker.storage.log.stream_log import StreamLog
     from broker.storage.log.writer import SealedBlock
     from broker.storage.read.reader import BlockReader
+    from broker.storage.state.seq_ranges import SeqRanges
     from broker.storage.state.stream import StreamState
 
 __all__ = ["Stream"]
@@ -160,6 +162,7 @@ class Stream:
         context = CheckContext(parts, self.dedupe, self.msg_ids, self.retention, self.rollups, self.enforcement,
                                self.interest, self.ttls, self.scheduler)
         self.appending = Appending(parts, context, extra)
+        self.erasures = Erasures(parts, self.retention, extra)
         replies = Replies(parts)
         self._batching = Batching(parts, context, replies, self.appending, inflight)
         self.sequencer = Sequencer(parts, context, self.ceiling, Appender(parts, context, replies, self._batching.lost),
@@ -484,15 +487,27 @@ class Stream:
     # --- changing -----------------------------------------------------------------------------------------------------
 
     async def delete_msg(self, seq: int, erase: bool) -> bool:
-        """Remove one message; return False if it does not exist. ``erase``: compaction must erase its bytes too.
+        """Remove one message; return False if it does not exist. ``erase``: its bytes must leave the store, too.
 
         Returns once the removal is sequenced: the caller answers through ``log.wait``.
         """
         await self.queue.quiet()
         await self.load_blocks()
         deleted = await self.retention.delete(seq)
+        if deleted and erase:
+            self.erasures.removed(seq)  # in the same turn: the removal and the mark are in one block
         await self._notified()
         return deleted
+
+    async def erase(self, seqs: SeqRanges, erasure_id: str) -> int:
+        """Remove these messages, and let their bytes leave the store; return how many were in the stream.
+
+        Returns once the removals are sequenced: the caller answers through ``log.wait``.
+        """
+        await self.queue.quiet()
+        removed = await self.erasures.erase(seqs, erasure_id)
+        await self._notified()
+        return removed
 
     async def purge(self, wanted: bytes | None, seq: int = 0, keep: int = 0) -> int:
         """Remove matches of ``wanted`` (None: all) below ``seq`` (0: no bound) except the ``keep`` newest; return how

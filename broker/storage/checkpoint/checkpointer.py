@@ -22,25 +22,27 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from typing import NamedTuple
 
 from broker.base.backoff import Backoff
 from broker.base.turns import in_turns
+from broker.storage.checkpoint.erasing import Erasing
 from broker.storage.checkpoint.id_pages import IdPager
 from broker.storage.checkpoint.subject_pages import SubjectPager, SubjectSettings
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.keyring import KEYS
-from broker.storage.format.page import Page, PageRef, encode_pages
+from broker.storage.format.page import Page, PageRef, encode_pages, object_size
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import Buffers, StoreRefused, Transient
 from broker.storage.paths import ShardPaths
-from broker.storage.put import Fenced, key_taken_error, put_ours
+from broker.storage.put import Fenced, key_taken_error, put_ours, until_answered
 from broker.storage.read.snapshot import Snapshot
 from broker.storage.state.applied import ShardState
 from broker.storage.state.names import NAMES, pack_names
@@ -53,6 +55,7 @@ from broker.storage.state.pages import (
     roots_held_of,
     shard_extra,
 )
+from broker.storage.state.seq_ranges import SeqRanges
 from broker.storage.state.stream import StreamState
 
 __all__ = ["CheckpointSettings", "Checkpointer", "KeptRoot"]
@@ -160,6 +163,8 @@ class Checkpointer(LogListener):
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._busy = asyncio.Lock()
+        self._erasing: Erasing | None = None
+        """Set until a root leaves all of this out."""
         self._holds = 0
         self._held: list[asyncio.Future[None]] = []
         if snapshot.root is not None:
@@ -221,6 +226,50 @@ class Checkpointer(LogListener):
         """Start a round although none is due: freed objects are deleted only once three roots are after them."""
         self._wake.set()
 
+    async def erase(self, erased: Mapping[int, SeqRanges], go_on: Callable[[], Awaitable[object]]) -> bool:
+        """Put as many roots as are kept, none of which needs an object from before this call.
+
+        So all earlier pages, which may quote subjects and ids of erased messages, are released, and all segments before
+        this call are beyond the need of any replay. ``erased`` are removed from the applied state already, by stream.
+        ``go_on`` is awaited before each round: it persists something, because a root needs a new position.
+
+        Returns: False if no root can be put now, because of a stream that is offline.
+        Raises: StoreError once the log has failed; Fenced; Corrupt.
+        """
+        erasing = Erasing(erased, await self._worn())
+        await self._id_pager.erase(erasing)
+        self._erasing = erasing
+        left = self.settings.roots_kept
+        for _ in range(2 * left + 1):
+            await go_on()
+            try:
+                if await self.cut() and self._erasing is None:
+                    left -= 1
+                await self._after_round(self)
+            except Exception as error:
+                self._log.fail(error)
+                raise
+            if not left:
+                return True
+        return False
+
+    async def _worn(self) -> frozenset[Position]:
+        """Return the objects with pages of subjects or ids that also have pages which nothing needs any more.
+
+        Raises: StoreError once the log has failed.
+        """
+        used: defaultdict[Position, list[PageRef]] = defaultdict(list)
+        for at, stream in enumerate(list(self._log.state.streams.values()), 1):
+            for ref in (*(page.place for page in stream.subjects), *stream.ids.places):
+                used[ref.position].append(ref)
+            if at % _STREAMS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        sizes = {info.key: info.size for info in await until_answered(
+            lambda: self._log.store.list(self._paths.page_objects), self._rng, lambda _: self._log.failure is not None,
+            lambda error: _log.warning("erasure waits for the store: %s", error))}
+        return frozenset(position for position, refs in used.items()
+                         if sizes.get(self._paths.pages(position)) != object_size(refs))
+
     async def cut(self) -> bool:
         """Write a checkpoint of the persisted state, unless there is nothing new.
 
@@ -245,11 +294,16 @@ class Checkpointer(LogListener):
             self._before_segments, self._before_bytes = segments, head_bytes
             self._segments = self._head_bytes = self._empty = 0
             try:
+                erasing = self._erasing
+                if erasing is not None:
+                    await self._pager.erase(erasing)
                 await self._pager.update(segments)
                 await self._id_pager.update()
                 # Segments were applied while these pages were put. A root must not include what is after its position.
                 self._attempted = state.position
-                await self._round(self._attempted)
+                await self._round(self._attempted, anew=erasing is not None)
+                if self._erasing is erasing:
+                    self._erasing = None
             except BaseException as error:
                 # No root contains what was copied, so all streams count as changed.
                 for stream in state.streams.values():
@@ -312,11 +366,14 @@ class Checkpointer(LogListener):
                 self._log.fail(error)
                 return
 
-    async def _round(self, start: Position) -> None:
-        """Copy the shard's state, put its pages, and put a root for ``start``, the present position."""
+    async def _round(self, start: Position, *, anew: bool) -> None:
+        """Copy the shard's state, put its pages, and put a root for ``start``, the present position.
+
+        ``anew``: write all pages, except those of subjects and ids.
+        """
         state = self._log.state
         extra = await in_turns(shard_extra(state))
-        moved = await self._moving()
+        moved = _always if anew else await self._moving()
         pages, members, needed = await self._dirty_pages(state, moved)
         bodies: dict[int, tuple[Position, list[StreamCopy]]] = {}
         parts: list[Page] = []
@@ -517,6 +574,10 @@ class Checkpointer(LogListener):
             if holder is not None:
                 raise key_taken_error(holder, key)
             return
+
+
+def _always(_: PageRef) -> bool:
+    return True
 
 
 def _offline(state: ShardState) -> bool:

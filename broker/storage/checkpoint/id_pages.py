@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.storage.checkpoint.threads import in_thread
@@ -24,8 +25,10 @@ from broker.storage.state import pages as state_pages
 from broker.storage.state.ids import WINDOW, IdPart, decode_ids
 
 if TYPE_CHECKING:
+    from broker.storage.checkpoint.erasing import Erasing
     from broker.storage.format.id_rows import IdRows
     from broker.storage.log.log import Log
+    from broker.storage.objectstore.base import ObjectStore
     from broker.storage.paths import ShardPaths
     from broker.storage.state.stream import StreamState
 
@@ -69,6 +72,29 @@ class IdPager:
         except (StoreError, TimeoutError) as error:
             _log.debug("pages of message ids are joined by the next round: %r", error)
 
+    async def erase(self, erasing: Erasing) -> None:
+        """Leave the ids of erased messages to the streams' blocks, and empty the objects that may have them.
+
+        Ids of other messages in the same parts are then in blocks only, too; other pages in the same objects are
+        loaded, so that the next round writes them. Raises: StoreError.
+        """
+        streams = self._log.state.streams
+        gone = set(erasing.worn)
+        for stream_id, seqs in erasing.seqs.items():
+            stream = streams.get(stream_id)
+            for part in list(stream.ids.parts()) if stream is not None else ():
+                if not part.in_blocks and seqs.overlaps(part.first_seq, part.last_seq):
+                    if part.place is not None:
+                        gone.add(part.place.position)
+                    if stream is not None and stream.ids.replace([part], part.lost()):
+                        stream.dirty = True
+        for at, stream in enumerate(list(streams.values()) if gone else (), 1):
+            if at % _STREAMS_AT_ONCE == 0:
+                await asyncio.sleep(0)
+            for part in list(stream.ids.parts()):
+                if part.place is not None and part.place.position in gone:
+                    await load_part(stream, part, self._log.store, self._paths)
+
     async def _join(self, stream: StreamState, run: Sequence[IdPart]) -> None:
         """Load all parts of ``run`` into memory as one part. If a page cannot be used, its ids are in blocks only."""
         limit_ns = stream.last_time_ns - stream.config.get(WINDOW, 0)
@@ -99,6 +125,19 @@ class IdPager:
             last = run[-1]
             one = IdPart(first_seq, last.last_seq, last.last_time_ns, count, sum(map(len, chunks)), tuple(chunks))
             stream.dirty = stream.ids.replace(run, one) or stream.dirty
+
+
+async def load_part(stream: StreamState, part: IdPart, store: ObjectStore, paths: ShardPaths) -> None:
+    """Load a page's ids into memory, so that the next checkpoint writes them; if they cannot be read, they are in the
+    blocks only. Raises: StoreError."""
+    ref = part.place
+    assert ref is not None
+    try:
+        data = await store.get(paths.pages(ref.position), ref.offset, ref.offset + ref.size)
+        loaded = replace(part, chunks=tuple(decode_ids(part, data)[0]), place=None)
+    except (NotFound, FormatError):
+        loaded = part.lost()
+    stream.dirty = stream.ids.replace([part], loaded) or stream.dirty
 
 
 def _to_join(parts: Sequence[IdPart], gets: int, most: int) -> Sequence[IdPart]:

@@ -21,7 +21,7 @@ import asyncio
 import logging
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ from broker.storage.paths import block_key
 from broker.storage.state.subjects import SubjectPage, decode_subjects
 
 if TYPE_CHECKING:
+    from broker.storage.checkpoint.erasing import Erasing
     from broker.storage.format.block import BlockRef
     from broker.storage.log.log import Log
     from broker.storage.paths import ShardPaths
@@ -126,6 +127,26 @@ class SubjectPager:
                     left -= await self._extend(stream, max(blocks_min, left // (len(behind) - at)))
         except (StoreError, TimeoutError) as error:
             _log.debug("pages of subjects are left for the next round: %r", error)
+
+    async def erase(self, erasing: Erasing) -> None:
+        """Make the pages anew that have erased messages, and those of the same streams beside them and in worn objects.
+         Pages that cannot be made now are dropped. Raises: Fenced; Corrupt."""
+        for stream_id, seqs in erasing.seqs.items():
+            stream = self._log.state.streams.get(stream_id)
+            if stream is None:
+                continue
+            self._drop_dead_pages(stream)
+            stale = {page.place.position for page in stream.subjects
+                     if page.place.position in erasing.worn or seqs.overlaps(page.first_seq, page.last_seq)}
+            while (at := next((at for at, page in enumerate(stream.subjects) if page.place.position in stale),
+                              None)) is not None:
+                pages = stream.subjects
+                with suppress(StoreError, TimeoutError):
+                    async with asyncio.timeout(_SECONDS):
+                        await self._make(stream, at, at + 1, [])
+                if stream.subjects is pages:
+                    stream.subjects = pages[:at]
+                    stream.dirty = True
 
     def _drop_dead_pages(self, stream: StreamState) -> None:
         """Drop the pages that end before the stream's first message."""

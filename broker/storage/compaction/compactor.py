@@ -21,14 +21,15 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from hashlib import sha256
 
 from broker.base.clock import Clock
 from broker.storage.checkpoint.checkpointer import Checkpointer
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.compaction.adopter import Adopter, runs_of
-from broker.storage.compaction.inventory import StoredObject, make_inventory
+from broker.storage.compaction.inventory import ObjectKey, StoredObject, make_inventory
 from broker.storage.compaction.merge import Damaged, Piece, Run, merge
 from broker.storage.compaction.plan import cut, groups
 from broker.storage.compaction.recent import RecentSegments
@@ -42,6 +43,8 @@ from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import StoreError
 from broker.storage.paths import ShardPaths, StreamPaths
 from broker.storage.put import key_taken_error, put_ours
+from broker.storage.state.erasures import StoredFile
+from broker.storage.state.seq_ranges import SeqRanges
 from broker.storage.state.table import RunKey, log_keys, run_keys
 
 __all__ = ["Compactor"]
@@ -79,7 +82,9 @@ class Compactor(LogListener):
         self._quiet = False
         self._timer: asyncio.TimerHandle | None = None
         self._wake = asyncio.Event()
-        self._working = asyncio.Lock()
+        self.working = asyncio.Lock()
+        """Held while blocks are moved: no run with a removed message is made while another task has it."""
+        self._made: list[StoredFile] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -160,9 +165,40 @@ class Compactor(LogListener):
         Args: ``quiet``: plan as if nothing had been committed for a while.
         Raises: StoreError once the log has failed.
         """
-        async with self._working:
+        async with self.working:
             while await self._round(quiet):
                 pass
+
+    def erase(self, erased: Mapping[int, SeqRanges]) -> None:
+        """Leave these sequences out of all merges from now on, as far as they are removed; by stream."""
+        self._source.erased = erased
+
+    async def empty(self, keys: Collection[ObjectKey]) -> list[StoredFile]:
+        """Move all live blocks out of these objects, whatever it costs, as far as they can be read.
+
+        The caller holds ``working``. Returns: the runs that were made. Raises: StoreError once the log has failed.
+        """
+        made: list[StoredFile] = []
+        self._made = made
+        try:
+            while True:
+                objects = await make_inventory(self._log.state, self.settings, self._source.damaged, only=keys)
+                moved = False
+                for group in cut(objects, self.settings.merge_bytes):
+                    while not self._may_work():
+                        if self._log.failure is not None:
+                            raise self._log.failure
+                        await asyncio.sleep(1.0)
+                    try:
+                        moved = await self._merge(group, forced=True) or moved
+                    except Damaged as error:
+                        self._source.damaged.add(error.block)
+                        moved = True
+                        _log.warning("erasure cannot move a damaged block: %s", error)
+                if not moved:
+                    return made
+        finally:
+            self._made = None
 
     async def _round(self, quiet: bool) -> bool:
         """Make one inventory, and merge the groups that it gives; return True if there may be more."""
@@ -207,8 +243,8 @@ class Compactor(LogListener):
 
     # --- one group ----------------------------------------------------------------------------------------------------
 
-    async def _merge(self, group: Sequence[StoredObject]) -> bool:
-        """Merge one group, and adopt its runs.
+    async def _merge(self, group: Sequence[StoredObject], *, forced: bool = False) -> bool:
+        """Merge one group, and adopt its runs. ``forced``: even if that joins no blocks.
 
         Returns: True if a block was adopted, or if blocks were found to be unreadable, which changes the next
             inventory.
@@ -220,7 +256,7 @@ class Compactor(LogListener):
         for neighbours in self._source.find_blocks(group):
             found.append(neighbours)
             await self._source.yield_after(len(neighbours.entries))
-        if sum(len(one.entries) for one in found) < 2 and not any(
+        if not forced and sum(len(one.entries) for one in found) < 2 and not any(
                 one.large_dead_bytes or one.mostly_dead or one.plain for one in group):
             return False
         damaged_before = len(self._source.damaged)
@@ -268,6 +304,8 @@ class Compactor(LogListener):
         if run is not None:
             await self._put(key, run.data)
             self.written_bytes += run.size
+            if self._made is not None:
+                self._made.append(StoredFile(key, run.size, _sha256(run.data)))
             # Live streams read from old and from new objects until the last record. Between two records the run may
             # have no live block, and must not be released nevertheless.
             self._sweeper.protect({*runs_of(run), *_objects_of(pieces)})
@@ -297,6 +335,13 @@ class Compactor(LogListener):
         except (StoreError, asyncio.CancelledError):
             self._sweeper.abandon_run(key)  # the run may be in the store, or may appear there later
             raise
+
+
+def _sha256(data: Sequence[bytes]) -> bytes:
+    digest = sha256()
+    for part in data:
+        digest.update(part)
+    return digest.digest()
 
 
 def _objects_of(pieces: Sequence[Piece]) -> Iterator[int | RunKey]:

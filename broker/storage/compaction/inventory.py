@@ -95,7 +95,7 @@ class StoredObject:
 
 async def make_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = (),
                          kept: Collection[tuple[int, int]] = (), stored_bytes: dict[int, int] | None = None, *,
-                         mixed: bool = False) -> list[StoredObject]:
+                         mixed: bool = False, only: Collection[ObjectKey] | None = None) -> list[StoredObject]:
     """Find the objects with blocks that may be moved, the oldest messages first.
 
     The walk gives the loop a turn after each thousand blocks or so. If there are very many objects, it ends early:
@@ -104,7 +104,8 @@ async def make_inventory(state: ShardState, settings: CompactionSettings, leave:
     Args: ``leave``: blocks that must not be moved, by stream and first sequence. ``kept``: blocks whose dead messages a
         merge would keep. ``stored_bytes`` is filled with the bytes of each stream's blocks in the store, or is left
         empty if the walk ended early. ``mixed``: find large blocks instead whose messages a merge would group by
-        subject (``log.writer.seal_block``); a merge makes runs, which are not found again.
+        subject (``log.writer.seal_block``); a merge makes runs, which are not found again. ``only``: find all blocks of
+            these objects instead, whatever their size.
     """
     sizes = {} if stored_bytes is None else stored_bytes
     objects: dict[ObjectKey, StoredObject] = {}
@@ -121,7 +122,7 @@ async def make_inventory(state: ShardState, settings: CompactionSettings, leave:
             if state.is_offline(stream_id):
                 sizes[stream_id] += sum(_stored(packed) for packed, _ in _facts(entries))
             else:
-                sizes[stream_id] += _count(objects, stream_id, entries, settings, leave, kept, mixed)
+                sizes[stream_id] += _count(objects, stream_id, entries, settings, leave, kept, mixed, only)
             if len(objects) > _OBJECTS_MAX:
                 objects = {key: one for key, one in objects.items() if one.live_bytes < settings.object_bytes}
                 if len(objects) > _OBJECTS_MAX // 2:
@@ -140,7 +141,7 @@ def _in_order(objects: dict[ObjectKey, StoredObject]) -> list[StoredObject]:
 
 def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequence[Kept],
            settings: CompactionSettings, leave: Collection[tuple[int, int]], kept: Collection[tuple[int, int]],
-           mixed: bool) -> int:
+           mixed: bool, only: Collection[ObjectKey] | None) -> int:
     """Add the blocks that may be moved to ``objects``; return the stored bytes of all ``entries``."""
     large, share = settings.large_bytes, settings.dead_share
     plain_before = KEYS.plain_before(stream_id)
@@ -151,15 +152,18 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
         live_bytes = packed[BYTES] - dead_bytes
         plain = packed[_EPOCH] < plain_before
         rewritten = live_bytes >= large
-        if (not rewritten or not _is_mixed(packed)) if mixed else (
+        key = (packed[0], packed[1], packed[2], packed[3], stream_id if packed[0] >= _STREAM_RUN else 0)
+        if only is not None:
+            if key not in only:
+                continue
+        elif (not rewritten or not _is_mixed(packed)) if mixed else (
                 rewritten and dead_bytes < share * packed[BYTES] and not plain):
             continue
         if leave and (stream_id, packed[FIRST_SEQ]) in leave:
             continue
         is_kept = bool(kept) and (stream_id, packed[FIRST_SEQ]) in kept
-        if rewritten and is_kept and not plain:
+        if rewritten and is_kept and not plain and only is None:
             continue
-        key = (packed[0], packed[1], packed[2], packed[3], stream_id if packed[0] >= _STREAM_RUN else 0)
         found = objects.get(key)
         if found is None:
             found = objects[key] = StoredObject(key)

@@ -36,7 +36,10 @@ _MANY: Final = 256
 
 
 class Input(NamedTuple):
-    """A block: its bytes, its dead messages when it was found, and the key of its object, for errors."""
+    """A block: its bytes, its dead messages when it was found, and the key of its object, for errors.
+
+    ``erased`` are dead messages that must leave the store, even if their ids may still be needed.
+    """
 
     ref: BlockRef
     dead: DeadSet | None
@@ -44,6 +47,7 @@ class Input(NamedTuple):
     index_data: bytes
     frames_data: bytes
     key: str
+    erased: DeadSet | None = None
 
 
 class Piece(NamedTuple):
@@ -142,6 +146,8 @@ def _add(output: _Output, piece: Piece, one: Input, pause: Callable[[], object])
     core = decode_core(one.core_data, ref.position, ref.stream_id, object_id=ref.object_id, name=one.key,
                        offset=ref.core_offset)
     ids = _ids(core, head) if piece.keep_ids else {}
+    if one.erased is not None:
+        ids = {seq: msg_id for seq, msg_id in ids.items() if seq not in one.erased}
     left_out = 0
     before = joined.count
     for number, frame in enumerate(head.frames):

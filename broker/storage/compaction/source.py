@@ -9,7 +9,7 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from broker.base.clock import Clock
@@ -24,6 +24,7 @@ from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths, block_key
 from broker.storage.put import until_answered
 from broker.storage.state.dead import DeadSet
+from broker.storage.state.seq_ranges import SeqRanges
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
@@ -60,6 +61,8 @@ class Source:
 
     def __init__(self, log: Log, paths: ShardPaths, clock: Clock, rng: random.Random, recent: RecentSegments) -> None:
         self.damaged: set[tuple[int, int]] = set()
+        self.erased: Mapping[int, SeqRanges] = {}
+        """The sequences that must leave the store, by stream."""
         self.read_bytes = 0
         self._log = log
         self._store = log.store
@@ -165,7 +168,7 @@ class Source:
         """
         now_ns = self._clock.now_ns()
         wanted: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-        pieces: list[tuple[Found, bool, list[tuple[BlockRef, DeadSet | None, str]]]] = []
+        pieces: list[tuple[Found, bool, list[tuple[BlockRef, DeadSet | None, DeadSet | None, str]]]] = []
         for one in found:
             stream = one.stream
             since_ns = now_ns - window_ns(stream)
@@ -174,7 +177,7 @@ class Source:
             for entry in one.entries:
                 ref = entry.ref
                 key = block_key(self._paths, stream.account, stream.name, ref)
-                inputs.append((ref, _copy_of(entry), key))
+                inputs.append((ref, *_copies_of(entry, stream, self.erased.get(stream.stream_id)), key))
                 wanted[key] += [(ref.core_offset, ref.core_offset + ref.core_bytes),
                                 (ref.index_offset, ref.index_offset + ref.index_bytes),
                                 (ref.frames_offset, ref.frames_offset + ref.frames_bytes)]
@@ -199,14 +202,15 @@ class Source:
         out: list[Piece] = []
         for one, keep_ids, inputs in pieces:
             await self.yield_after(2 * len(inputs))
-            missing = [(ref, key) for ref, _, key in inputs if len(stored[key]) != len(together[key])]
+            missing = [(ref, key) for ref, _, _, key in inputs if len(stored[key]) != len(together[key])]
             self._exclude_missing(one.stream, missing)
             if not missing:
                 live_bytes = sum(entry.ref.bytes - entry.dead_bytes for entry in one.entries)
                 out.append(Piece(one.stream.stream_id, keep_ids, live_bytes, [
                     Input(ref, dead, _slice(stored[key], ref.core_offset, ref.core_bytes),
                           _slice(stored[key], ref.index_offset, ref.index_bytes),
-                          _slice(stored[key], ref.frames_offset, ref.frames_bytes), key) for ref, dead, key in inputs]))
+                          _slice(stored[key], ref.frames_offset, ref.frames_bytes), key, erased)
+                    for ref, dead, erased, key in inputs]))
         return out
 
     def _exclude_missing(self, stream: StreamState, missing: Sequence[tuple[BlockRef, str]]) -> None:
@@ -240,13 +244,34 @@ def window_ns(stream: StreamState) -> int:
     return (window_ns if isinstance(window_ns, int) else _DUPLICATE_WINDOW_NS) + _DEDUPE_MARGIN_NS
 
 
-def _copy_of(entry: BlockEntry) -> DeadSet | None:
-    """Return a copy of the block's dead messages as they are now; None if there are none."""
-    if entry.dead is None:
-        return None
-    copy = DeadSet(entry.ref.first_seq, entry.ref.last_seq, entry.ref.count)
-    copy.load(entry.dead.pack())
-    return copy
+def _copies_of(entry: BlockEntry, stream: StreamState, erased: SeqRanges | None
+               ) -> tuple[DeadSet | None, DeadSet | None]:
+    """Return a copy of the block's dead messages as they are now, and those of ``erased`` among them; None: none.
+
+    Messages below the stream's first sequence are dead although the entry does not count them. A message that is to be
+    erased and is still live stays: the stream removes it first.
+    """
+    ref = entry.ref
+    copy = gone = None
+    if entry.dead is not None:
+        copy = DeadSet(ref.first_seq, ref.last_seq, ref.count)
+        copy.load(entry.dead.pack())
+    for first, last in erased.within(ref.first_seq, ref.last_seq) if erased is not None else ():
+        for low, high in _dead_parts(entry, stream.first_seq, first, last):
+            copy = copy or DeadSet(ref.first_seq, ref.last_seq, ref.count)
+            gone = gone or DeadSet(ref.first_seq, ref.last_seq, ref.count)
+            copy.add(low, high)
+            gone.add(low, high)
+    return copy, gone
+
+
+def _dead_parts(entry: BlockEntry, first_seq: int, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yield the parts of first..last that are dead in the block, or below the stream's ``first_seq``."""
+    if first < first_seq:
+        yield first, min(last, first_seq - 1)
+    for low, high in entry.dead.seqs() if entry.dead is not None else ():
+        if high >= max(first, first_seq) and low <= last:
+            yield max(low, first, first_seq), min(high, last)
 
 
 def _together(parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

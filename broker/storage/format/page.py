@@ -35,7 +35,7 @@ A page is read alone, by its PageRef. If a round leaves it unchanged, the next r
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import IntEnum
 from functools import partial
 from typing import Any, Final, NamedTuple
@@ -76,7 +76,8 @@ from broker.storage.format.section import (
     unpack_header,
 )
 
-__all__ = ["Page", "PageBody", "PageKind", "PageRef", "decode_page", "decode_pages_directory", "encode_pages"]
+__all__ = ["Page", "PageBody", "PageKind", "PageRef", "decode_page", "decode_pages_directory", "encode_pages",
+           "object_size"]
 
 PAGES_MAX: Final = 1 << 20
 _MAGIC: Final = b"JPAG"
@@ -233,6 +234,11 @@ class PageRef(NamedTuple):
         if epoch > EPOCH_MAX or number > NUMBER_MAX:
             raise Corrupt("page reference", "position", 0, f"no object can have epoch {epoch} and number {number}")
         return cls(Position(epoch, number), *rest)
+
+
+def object_size(refs: Collection[PageRef]) -> int:
+    """Return the size of an object that has these pages and no others."""
+    return _ROWS_AT + len(refs) * _ROW.size + sum(ref.size for ref in refs)
 
 
 def encode_pages(position: Position, nonce: bytes, pages: Iterable[Page], codec: SectionCodec = SECTIONS

@@ -21,7 +21,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -46,6 +46,8 @@ _FIRST_BYTES = 1 << 20
 """The size of an area at first. It doubles whenever both areas are in use, up to ``AREA_BYTES_MAX``."""
 
 _PIECE = 1 << 20
+
+_POLL_SECONDS = 0.01
 
 _FREE_SHARE = 16
 """The file takes at most the free room of the disk divided by this: on a small disk, messages need the room more."""
@@ -183,6 +185,29 @@ class Journal:
         """Free the areas whose segments are all persisted: ``number`` is the last one, with all before it."""
         self._persisted = number
 
+    async def wipe(self, persisted: Callable[[], Awaitable[object]]) -> None:
+        """Overwrite all records with zeros: erased messages may be in the journal long after they are in segments.
+
+        Commits are stored as segments meanwhile. Args: ``persisted`` returns once all that was sequenced is persisted.
+        """
+        if self._fd < 0 or self._closed:
+            return
+        ready, self.ready = self.ready, False
+        await persisted()
+        while self._flushing and not self._closed:  # noqa: ASYNC110 (this happens once for each erasure)
+            await asyncio.sleep(_POLL_SECONDS)
+        if self._closed:
+            return
+        wiped: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+        self._thread.run(self._overwrite, lambda error: None if wiped.done() else wiped.set_result(error))
+        error = await wiped
+        self._at = self._area.size  # the next commit begins the other area
+        self._begin = b""
+        if error is not None:
+            self._give_up(error)
+        else:
+            self.ready = ready and not self._closed
+
     async def close(self, *, remove: bool) -> None:
         """End the thread and close the file; ``remove`` it if all of its segments are persisted."""
         self.ready = False
@@ -260,6 +285,17 @@ class Journal:
         try:
             for write in writes:
                 _write(self._fd, write.data, write.offset)
+            os.fdatasync(self._fd)
+        except OSError as error:
+            return error
+        return None
+
+    def _overwrite(self) -> OSError | None:
+        try:
+            for area in self._areas:
+                start = area.number * AREA_BYTES_MAX
+                for at in range(start, start + area.size, _PIECE):
+                    _write(self._fd, bytes(min(_PIECE, start + area.size - at)), at)
             os.fdatasync(self._fd)
         except OSError as error:
             return error

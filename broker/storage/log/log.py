@@ -274,6 +274,11 @@ class Log:
             if not self._wait_in_open_segment(fn, (batch,), None, batch):
                 self._wait_for_earlier(fn, (batch,), None)
 
+    async def wipe_journal(self) -> None:
+        """Overwrite the commits in the journal, all of which are in segments then. Raises: as ``persisted``."""
+        if self._journaling is not None:
+            await self._journaling.journal.wipe(self.persisted)
+
     async def persisted(self) -> None:
         """Return once everything sequenced so far is persisted. Raises: Fenced, or whatever stopped the log."""
         if self.failure is not None:

@@ -1,0 +1,209 @@
+"""Erasure on request: chooses the messages of a stream and of the streams that copy from it, and erases them.
+
+Messages are chosen from all stored blocks, not from the stream: an old revision of a key, which a limit has removed
+long ago, may still be in the store, and leaves it too. The choice becomes sequences before anything is recorded, so
+neither a subject nor a header of a person enters the log.
+
+Owns: the choice, and the copies of a stream. Does not own: marks and removals (``Stream.erase``), the bytes
+(``storage.erasure``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from broker.jetstream.filters import Filters
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
+from broker.protocol import headers
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import NotFound
+from broker.storage.state.seq_ranges import SeqRanges
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.stream import Stream
+    from broker.storage.erasure.stored_blocks import StoredBlock, StoredBlocks
+    from broker.storage.format.frame import Chunk
+    from broker.storage.format.index import Head
+
+__all__ = ["Erased", "Wanted", "erase", "parse_seqs"]
+
+_log = logging.getLogger(__name__)
+
+_MSG_ID: Final = b"Nats-Msg-Id"
+_SOURCE: Final = b"Nats-Stream-Source"
+_RANGE: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?", re.ASCII)
+_RANGES_MAX: Final = 100_000
+"""The most ranges of one erasure: its mark is a record of the log, and part of each checkpoint until it is done."""
+_AT_ONCE: Final = 4096
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The messages to erase: those with one of the sequences, or those that fulfil all other conditions.
+
+    ``subjects`` are filters. ``headers`` are names, each with the value it must have, or None for any.
+    ``origin`` is the stream that messages were copied from, with their sequences there.
+    """
+
+    seqs: SeqRanges = field(default_factory=SeqRanges)
+    subjects: Filters | None = None
+    headers: Mapping[bytes, bytes | None] = field(default_factory=dict)
+    ids: frozenset[bytes] = frozenset()
+    origin: tuple[bytes, SeqRanges] | None = None
+
+    @property
+    def needs_headers(self) -> bool:
+        """True if subjects and sequences do not decide."""
+        return bool(self.headers or self.ids or self.origin)
+
+    def has(self, block: bytes) -> bool:
+        """Return whether a message with this header block fulfils the conditions about headers."""
+        found = headers.items(block) if block else []
+        if any(not any(name == has and value in (None, is_) for has, is_ in found)
+               for name, value in self.headers.items()):
+            return False
+        if self.ids and not any(name == _MSG_ID and value in self.ids for name, value in found):
+            return False
+        if self.origin is None:
+            return True
+        origin, seqs = self.origin
+        for name, value in found:
+            words = value.split(b" ", 2)
+            if name == _SOURCE and len(words) > 1 and words[0] == origin and words[1].isdigit():
+                return int(words[1]) in seqs
+        return False
+
+
+class Erased(NamedTuple):
+    """What an erasure is about in one stream: the sequences, and how many of them were messages of the stream."""
+
+    stream: Stream
+    seqs: SeqRanges
+    removed: int
+
+
+def parse_seqs(text: str) -> SeqRanges:
+    """Return the sequences of a text such as ``5,7-9``. Raises: ValueError."""
+    ranges = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f"{part.strip()!r} is no sequence and no range of sequences")
+        first = int(match[1])
+        last = int(match[2] or first)
+        if not 0 < first <= last < 1 << 64:
+            raise ValueError(f"{part.strip()!r} is no range of sequences")
+        ranges.append((first, last))
+    return SeqRanges(ranges)
+
+
+async def erase(streams: Mapping[str, Stream], stream: Stream, blocks: StoredBlocks, wanted: Wanted, erasure_id: str
+                ) -> list[Erased]:
+    """Erase messages of ``stream``, and their copies in the other ``streams`` of the account.
+
+    Returns once the removals are sequenced. Raises: ApiError; StoreError; FormatError.
+    """
+    done: list[Erased] = []
+    left = [(stream, wanted)]
+    seen = {stream.name}
+    while left:
+        one, its = left.pop(0)
+        check(one)
+        seqs = await choose(one, blocks, its)
+        if len(seqs) > _RANGES_MAX:
+            raise ApiError(ApiErrors.BAD_REQUEST)
+        if seqs or one is stream:
+            removed = await one.erase(seqs, erasure_id)
+            done.append(Erased(one, seqs, removed))
+        for name, copy in list(streams.items()):
+            if name not in seen and (copied := _copied(copy, one, seqs)) is not None:
+                seen.add(name)
+                left.append((copy, copied))
+    return done
+
+
+def check(stream: Stream) -> None:
+    """Check that messages of a stream may be erased. Raises: ApiError."""
+    if stream.config.sealed:
+        raise ApiError(ApiErrors.STREAM_SEALED)
+    if stream.config.deny_delete:
+        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="message delete not permitted")
+    if not stream.stored:
+        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED,
+                       err="a memory stream stores nothing that could be erased; purge it")
+
+
+def _copied(copy: Stream, origin: Stream, seqs: SeqRanges) -> Wanted | None:
+    """Return which messages of a stream are copies of ``seqs``; None: it does not copy from ``origin``."""
+    config = copy.config
+    if not copy.stored or not seqs:
+        return None
+    mirror = config.mirror
+    if mirror is not None and mirror.external is None and mirror.name == origin.name:
+        return Wanted(seqs)
+    if any(source is not None and source.external is None and source.name == origin.name for source in config.sources):
+        return Wanted(origin=(origin.name.encode(), seqs))
+    return None
+
+
+async def choose(stream: Stream, blocks: StoredBlocks, wanted: Wanted) -> SeqRanges:
+    """Return the sequences of the wanted messages that the store may have, live or removed."""
+    await stream.log.persisted()
+    if wanted.seqs:
+        return SeqRanges(wanted.seqs.within(1, stream.last_seq if stream.config.mirror is None else 1 << 64))
+    found: list[tuple[int, int]] = []
+    async with aclosing(blocks.objects({stream.stream_id: (stream.account, stream.name)})) as objects:
+        async for one in objects:
+            if one.unreadable is not None:
+                _log.warning("erasure cannot read %s: %s", *one.unreadable)
+            for block in one.blocks:
+                try:
+                    found += [(seq, seq) for seq in await _chosen(block, blocks, wanted)]
+                except NotFound:
+                    continue  # it was deleted meanwhile; if it was compacted, its messages are in another object
+                except FormatError as error:
+                    _log.warning("erasure cannot read a block of %s: %s", block.key, error)
+    return SeqRanges(found)
+
+
+async def _chosen(block: StoredBlock, blocks: StoredBlocks, wanted: Wanted) -> list[int]:
+    subjects, known = wanted.subjects, block.ref.subjects
+    if subjects is not None and known is not None and not subjects.any(row[0] for row in known):
+        return []
+    head = await blocks.head(block)
+    ids = None if subjects is None else {i for i, name in enumerate(head.subjects) if subjects.decide(name)}
+    if ids is not None and not ids:
+        return []
+    if not wanted.needs_headers:
+        return [seq for number in sorted(ids or ()) for seq in map(head.seq_of, head.postings(number))]
+    seqs: list[int] = []
+    async with aclosing(blocks.chunks(block, head)) as chunks:
+        async for chunk in chunks:
+            seqs += _with_headers(chunk, wanted, head, ids)
+            await asyncio.sleep(0)
+    return seqs
+
+
+def _with_headers(chunk: Chunk, wanted: Wanted, head: Head, ids: set[int] | None) -> Iterator[int]:
+    for i in range(len(chunk)):
+        hlen = 0 if chunk.hlens is None else chunk.hlens[i]
+        if ids is not None and head.subject_ids is not None and head.subject_ids[chunk.start + i] not in ids:
+            continue
+        if wanted.has(bytes(chunk.bodies[i][:hlen])):
+            yield chunk.seq(i)
+
+
+def wanted_headers(texts: Sequence[str]) -> dict[bytes, bytes | None]:
+    """Return the conditions that texts such as ``Name: value`` and ``Name`` give."""
+    found: dict[bytes, bytes | None] = {}
+    for text in texts:
+        name, colon, value = text.partition(":")
+        found[name.strip().encode()] = value.strip().encode() if colon else None
+    return found

@@ -1,0 +1,120 @@
+"""JETBLOCK.ERASE and JETBLOCK.ERASURE of $JS.API: messages leave a stream and the store; what became of that.
+
+Additions of jetblock: nats-server has nothing like them.
+"""
+
+# ruff: noqa: RUF009  # the wire functions return dataclass fields, made anew for each object
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.base.gotime import format_time
+from broker.jetstream.account.erasing import Wanted, erase, parse_seqs, wanted_headers
+from broker.jetstream.api.request import Request, Route
+from broker.jetstream.filters import Filters
+from broker.jetstream.wire import fields as wire
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
+from broker.protocol.subject import is_valid
+
+if TYPE_CHECKING:
+    from broker.jetstream.stream.stream import Stream
+    from broker.storage.state.erasures import Erasure, StoredFile
+    from broker.storage.state.seq_ranges import SeqRanges
+
+__all__ = ["ROUTES", "ranges_text"]
+
+_OBJECTS_PAGE: Final = 1000
+"""The most objects in one answer."""
+
+
+@dataclass(slots=True)
+class _EraseRequest:
+    seqs: str = wire.text()
+    subjects: list[str] = wire.texts()
+    headers: list[str] = wire.texts()
+    ids: list[str] = wire.texts()
+
+
+@dataclass(slots=True)
+class _ErasureRequest:
+    erasure: str = wire.text(always=True)
+    offset: int = wire.integer()
+
+
+async def erase_messages(request: Request) -> dict[str, Any]:
+    """Remove messages from a stream and from the streams of the account that copy from it, and erase their bytes.
+
+    The answer comes once the removals are stored, the erasure of the bytes follows.
+    """
+    await request.need_body()
+    asked = await request.body(_EraseRequest, "JSApiJetblockEraseRequest")
+    stream = request.stream(request.tokens[2])
+    account = request.account
+    eraser = account.eraser_of(stream)
+    wanted, erasure_id = _wanted(asked), account.new_erasure_id()
+    erased = await erase(account.streams, stream, eraser.blocks, wanted, erasure_id)
+    return {"erasure": erasure_id, "messages": sum(one.removed for one in erased), "streams": [
+        {"stream": one.stream.name, "sequences": one.seqs.count, "messages": one.removed} for one in erased]}
+
+
+async def erasure(request: Request) -> dict[str, Any]:
+    """Return what became of an erasure, in all streams that it is about."""
+    await request.need_body()
+    asked = await request.body(_ErasureRequest, "JSApiJetblockErasureRequest")
+    request.stream(request.tokens[2])
+    found = [(stream, one) for stream in request.account.streams.values()
+             if (one := stream.erasures.get(asked.erasure)) is not None]
+    if not found:
+        raise ApiError(ApiErrors.BAD_REQUEST)
+    grace_ns = request.account.eraser_of(found[0][0]).expected_ns
+    return {"erasure": asked.erasure, "due": format_time(min(one.at_ns for _, one in found) + grace_ns),
+            "streams": [_shown(stream, one, asked.offset) for stream, one in found]}
+
+
+def _wanted(asked: _EraseRequest) -> Wanted:
+    """Return what a request names. Raises: ApiError."""
+    others = asked.subjects or asked.headers or asked.ids
+    if bool(asked.seqs) == bool(others):
+        raise ApiError(ApiErrors.BAD_REQUEST)
+    if asked.seqs:
+        try:
+            return Wanted(parse_seqs(asked.seqs))
+        except ValueError as error:
+            raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=error) from None
+    subjects = [subject.encode() for subject in asked.subjects]
+    for subject in subjects:
+        if not is_valid(subject):
+            raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="a subject is not valid")
+    return Wanted(subjects=Filters(subjects) if subjects else None, headers=wanted_headers(asked.headers),
+                  ids=frozenset(one.encode() for one in asked.ids))
+
+
+def _shown(stream: Stream, one: Erasure, offset: int) -> dict[str, Any]:
+    state = "done" if one.done_ns else "deleting" if one.held else "marked"
+    shown = {"stream": stream.name, "incarnation": f"{stream.stream_id:016x}", "state": state,
+             "requested": format_time(one.at_ns), "sequences": ranges_text(one.seqs),
+             "objects": len(one.held), "held": [_file(file) for file in one.held[offset:offset + _OBJECTS_PAGE]],
+             "made": [_file(file) for file in one.made[offset:offset + _OBJECTS_PAGE]]}
+    if one.done_ns:
+        shown["done"] = format_time(one.done_ns)
+    return shown
+
+
+def _file(file: StoredFile) -> dict[str, Any]:
+    shown = {"key": file.key, "size": file.size, "sha256": file.sha256.hex()}
+    return {**shown, "note": file.note} if file.note else shown
+
+
+def ranges_text(seqs: SeqRanges) -> str:
+    """Return sequences in the form that a request has: ``5,7-9``."""
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in seqs)
+
+
+ROUTES: dict[tuple[str, ...], Route] = {
+    ("JETBLOCK", "ERASE", "*"): Route("jetblock_erase_response", erase_messages, apart=True),
+    ("JETBLOCK", "ERASURE", "*"): Route("jetblock_erasure_response", erasure, apart=True),
+}
+"""The routes by subject after $JS.API; ``*`` is any token."""

@@ -1,0 +1,338 @@
+"""The eraser: it makes the removed messages of one shard leave the store.
+
+    messages removed, and marked in the log ──┐ a while, so that one pass serves many
+      ┌───────────────────────────────────────┘
+      ├─ find all objects that hold them, live or dead (``stored_blocks``)
+      ├─ move everything that is live out of these objects (``compaction``), leaving the messages out
+      ├─ record the objects, if somebody may ask for a report
+      ├─ put roots until no kept one needs an older page or segment (``checkpoint``)
+      ├─ overwrite the journal
+      └─ the sweeper deletes the objects after its grace; once all are gone, the mark is removed
+
+The marks are part of the stream's state, so they survive like messages do. Every step may be repeated: an owner that
+begins finds the marks and starts with the first step. A fenced owner cannot harm: its records are never persisted, and
+it deletes only what its log has released.
+
+Owns: the order of the steps, and what is known of unfinished erasures. Does not own: the removal of messages from
+streams, the choice of messages, and the report (jetstream, and the command ``erase``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import Protocol, TypeVar
+
+from broker.base.clock import Clock
+from broker.storage.checkpoint.checkpointer import Checkpointer
+from broker.storage.compaction.compactor import Compactor
+from broker.storage.compaction.inventory import ObjectKey
+from broker.storage.erasure.stored_blocks import StoredBlocks
+from broker.storage.format.block import BlockPlace
+from broker.storage.format.header import HEADER_BYTES, ObjectKind
+from broker.storage.format.records.release import Release
+from broker.storage.format.staged import STAGED_EPOCH
+from broker.storage.log.log import Log
+from broker.storage.objectstore.base import NotFound, StoreError
+from broker.storage.paths import ShardPaths, parse
+from broker.storage.put import until_answered
+from broker.storage.state.erasures import Erasure, StoredFile, erasures_of
+from broker.storage.state.seq_ranges import SeqRanges
+from broker.storage.state.stream import StreamState
+
+__all__ = ["Eraser", "ErasingStreams", "ErasureSettings"]
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RETRY_SECONDS = 60.0
+_READ_BYTES = 8 << 20
+_MINUTES_NS = 240_000_000_000
+_CHECKPOINT = "a checkpoint, which may quote subjects and message ids"
+
+
+class ErasureSettings:
+    """Args: ``delay_ns``: marks are gathered for so long, because one pass costs the same for many. ``poll_ns``: how
+    often a pass looks whether an object is deleted. ``grace_ns``: the sweeper's grace."""
+
+    def __init__(self, *, delay_ns: int = 30_000_000_000, poll_ns: int = 5_000_000_000, grace_ns: int = 0) -> None:
+        self.delay_ns = delay_ns
+        self.grace_ns = grace_ns
+        self.poll_ns = poll_ns
+
+
+class ErasingStreams(Protocol):
+    """The live streams of the shard."""
+
+    async def remove_erased(self, stream_id: int) -> bool:
+        """Remove the messages of a stream that an erasure names and that are live, as after a crash between the two.
+
+        Returns: False if the stream cannot store anything now.
+        """
+
+    def record_erasures(self, stream_id: int, erasures: Sequence[Erasure], finished: Sequence[Erasure]) -> None:
+        """Record changed erasures, and forget the finished ones, unless more messages have joined them meanwhile."""
+
+
+class Eraser:
+    """The erasures of one shard by its owner.
+
+    Attributes: ``on_done`` is called when objects are gone: caches may have parts of them.
+    """
+
+    def __init__(self, log: Log, paths: ShardPaths, checkpointer: Checkpointer, compactor: Compactor, clock: Clock,
+                 rng: random.Random, settings: ErasureSettings, clock_trusted: Callable[[], bool] = lambda: True
+                 ) -> None:
+        self.settings = settings
+        self.on_done: Callable[[], object] = lambda: None
+        self.blocks = StoredBlocks(log.store, paths, log.state, self._call, self._call)
+        self._log = log
+        self._store = log.store
+        self._paths = paths
+        self._checkpointer = checkpointer
+        self._compactor = compactor
+        self._clock = clock
+        self._rng = rng
+        self._clock_trusted = clock_trusted
+        self._streams: ErasingStreams | None = None
+        self._waiting: set[tuple[int, str]] = set()
+        """Erasures whose objects will be deleted: stream and key."""
+        self._wake = asyncio.Event()
+        self._working = asyncio.Lock()
+        self._task: asyncio.Task[None] | None = None
+        self._finishing: set[asyncio.Task[None]] = set()
+
+    def serve(self, streams: ErasingStreams) -> None:
+        """Begin, with the erasures that earlier owners left."""
+        self._streams = streams
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="erasures")
+        if any(self._unfinished()):
+            self._wake.set()
+
+    def wake(self) -> None:
+        """Begin a pass soon: messages were marked."""
+        self._wake.set()
+
+    async def stop(self) -> None:
+        """End at once, with compaction; the next owner finishes what is left."""
+        tasks = [*self._finishing, *([self._task] if self._task is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._compactor.stop()
+
+    @property
+    def expected_ns(self) -> int:
+        """The time after which an erasure is done, if the store answers and there is no more to move than compaction
+        does in a minute."""
+        return 2 * self.settings.delay_ns + self.settings.grace_ns + _MINUTES_NS
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(self.settings.delay_ns / 1e9)
+            self._wake.clear()
+            try:
+                if await self.work():
+                    continue
+                why: object = "a stream is offline, or the clock is not trusted"
+            except StoreError as error:
+                why = error
+            except Exception as error:
+                if self._log.failure is None:
+                    _log.error("erasure failed; it continues later", exc_info=error)
+                why = error
+            if self._log.failure is not None:
+                return
+            _log.warning("erasure continues in a minute: %s", why)
+            await asyncio.sleep(_RETRY_SECONDS)
+            self._wake.set()
+
+    async def work(self) -> bool:
+        """Rewrite everything that holds marked messages, and begin to wait until the objects are deleted.
+
+        Returns: False if something is left to do, and another pass must do it.
+        Raises: StoreError once the log has failed.
+        """
+        async with self._working:
+            return await self._work()
+
+    async def done(self) -> None:
+        """Return once no object is waited for."""
+        while self._finishing:
+            await asyncio.wait(self._finishing)
+
+    def _unfinished(self) -> Iterable[tuple[StreamState, list[Erasure]]]:
+        for stream in list(self._log.state.streams.values()):
+            if stream.extra and stream.offline is None:
+                try:
+                    found = [one for one in erasures_of(stream.extra) if not one.done_ns]
+                except (TypeError, ValueError) as error:
+                    _log.warning("an erasure of stream %s/%s cannot be read: %s", stream.account, stream.name, error)
+                    continue
+                if found:
+                    yield stream, found
+
+    async def _work(self) -> bool:
+        streams = self._streams
+        assert streams is not None
+        log = self._log
+        await log.persisted()
+        begun, complete = {stream.stream_id for stream, _ in self._unfinished()}, True
+        for stream_id in begun:
+            complete = await streams.remove_erased(stream_id) and complete
+        await log.persisted()
+        found = {stream.stream_id: erasures for stream, erasures in self._unfinished() if stream.stream_id in begun}
+        self._compactor.erase({stream_id: _seqs(erasures) for stream_id, erasures in found.items()})
+        found = {stream_id: new for stream_id, erasures in found.items()
+                 if (new := [one for one in erasures if (stream_id, one.key) not in self._waiting])}
+        if not found:
+            return complete
+        if not self._clock_trusted():
+            return False
+        erased = {stream_id: _seqs(erasures) for stream_id, erasures in found.items()}
+        async with self._compactor.working:
+            held = await self._find(erased)
+            reported = any(one.reported for erasures in found.values() for one in erasures)
+            sums = {key: await self._stored_file(key) for key in held if reported}
+            made = await self._compactor.empty([one for one in map(_object_key, held) if one is not None])
+        old = await self._list(self._paths.page_objects) + await self._list(self._paths.checkpoints)
+        pages = {key: await self._stored_file(key, _CHECKPOINT) for key in old if reported}
+        for stream_id, erasures in found.items():
+            found[stream_id] = [_with(one, [sums[key] for key, quoted in held.items() if _quotes(
+                quoted, stream_id, one.seqs)], made) if one.reported else one for one in erasures]
+        await self._record(found)
+        if not await self._checkpointer.erase(erased, self._advance):
+            return False
+        # Older objects that are still needed have pages of other messages' subjects and ids only.
+        needed = {self._paths.pages(at) for root in self._checkpointer.roots for at in root.objects}
+        old = [key for key in old if key not in needed]
+        found = {stream_id: [_with(one, [pages[key] for key in old], ()) if one.reported else one for one in erasures]
+                 for stream_id, erasures in found.items()}
+        await self._record(found)
+        await log.wipe_journal()
+        keys = {(stream_id, one.key) for stream_id, erasures in found.items() for one in erasures}
+        self._waiting |= keys
+        task = asyncio.get_running_loop().create_task(self._finish(found, [*held, *old]), name="erasures end")
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
+        return complete
+
+    async def _record(self, found: Mapping[int, Sequence[Erasure]]) -> None:
+        """Record the objects of those erasures that somebody may ask for."""
+        assert self._streams is not None
+        for stream_id, erasures in found.items():
+            if stream_id in self._log.state.streams:
+                self._streams.record_erasures(stream_id, [one for one in erasures if one.reported], ())
+        await self._log.persisted()
+
+    async def _advance(self) -> None:
+        """Persist something, so that the next root has a position of its own."""
+        self._log.block(self._log.shard).add(Release((), (), (), ()))
+        await self._log.persisted()
+
+    async def _find(self, erased: Mapping[int, SeqRanges]) -> dict[str, list[tuple[int, int, int]]]:
+        """Return the keys of the objects that hold these sequences, or quote them, each with what it has: stream, first
+        and last sequence. Objects that cannot be read count as well."""
+        names = {stream_id: (stream.account, stream.name) for stream_id in erased
+                 if (stream := self._log.state.streams.get(stream_id)) is not None}
+        held: dict[str, list[tuple[int, int, int]]] = {}
+        async for one in self.blocks.objects(names):
+            found = []
+            for block in one.blocks:
+                ref = block.ref
+                if not erased[ref.stream_id].overlaps(ref.first_seq, ref.last_seq):
+                    continue
+                if not ref.gapless:
+                    head = await self.blocks.head(block)
+                    if not any(head.ordinal_of(first) < head.ordinal_of(last + 1)
+                               for first, last in erased[ref.stream_id].within(ref.first_seq, ref.last_seq)):
+                        continue
+                found.append((ref.stream_id, ref.first_seq, ref.last_seq))
+            found += [(stream_id, first, last) for _, stream_id, first, last in one.quoted
+                      if erased[stream_id].overlaps(first, last)]
+            if one.unreadable is not None:
+                _log.warning("erasure cannot read %s: %s", one.key, one.unreadable.why)
+                found += [(stream_id, 0, 1 << 64) for stream_id in erased]
+            if found:
+                held[one.key] = found
+        return held
+
+    async def _finish(self, found: Mapping[int, Sequence[Erasure]], keys: Sequence[str]) -> None:
+        """Wait until no object of ``keys`` is left, then record that."""
+        left = list(dict.fromkeys(keys))
+        while left:
+            try:
+                await self._get(left[-1], 0, HEADER_BYTES)
+            except NotFound:
+                left.pop()
+                continue
+            except StoreError:
+                return  # the log has failed
+            await asyncio.sleep(self.settings.poll_ns / 1e9)
+        self.on_done()
+        done_ns = self._clock.now_ns()
+        assert self._streams is not None
+        for stream_id, erasures in found.items():
+            if stream_id in self._log.state.streams:
+                self._streams.record_erasures(stream_id, [one._replace(done_ns=done_ns) for one in erasures
+                                                          if one.reported],
+                                              [one for one in erasures if not one.reported])
+            self._waiting.difference_update((stream_id, one.key) for one in erasures)
+
+    async def _stored_file(self, key: str, note: str = "") -> StoredFile:
+        """Return an object's size and checksum; no checksum if it is gone."""
+        digest, size = sha256(), 0
+        while True:
+            try:
+                data = await self._get(key, size, size + _READ_BYTES)
+            except NotFound:
+                return StoredFile(key, 0, b"", note)
+            digest.update(data)
+            size += len(data)
+            if len(data) < _READ_BYTES:
+                return StoredFile(key, size, digest.digest(), note)
+            await asyncio.sleep(0)
+
+    async def _list(self, prefix: str) -> list[str]:
+        return [info.key for info in await self._call(lambda: self._store.list(prefix), prefix)]
+
+    async def _get(self, key: str, start: int, end: int) -> bytes:
+        return await self._call(lambda: self._store.get(key, start, end), key)
+
+    async def _call(self, call: Callable[[], Awaitable[T]], what: str) -> T:
+        """Retry ``call`` until the store answers. Raises: NotFound; StoreError once the log has failed."""
+        return await until_answered(call, self._rng, lambda _: self._log.failure is not None,
+                                    lambda error: _log.warning("erasure waits for the store: %s: %s", what, error))
+
+
+def _seqs(erasures: Iterable[Erasure]) -> SeqRanges:
+    return SeqRanges(one for erasure in erasures for one in erasure.seqs)
+
+
+def _quotes(quoted: Iterable[tuple[int, int, int]], stream_id: int, seqs: SeqRanges) -> bool:
+    """Return whether any of these (stream, first, last) has one of the sequences of the stream."""
+    return any(one == stream_id and seqs.overlaps(first, last) for one, first, last in quoted)
+
+
+def _with(erasure: Erasure, held: Iterable[StoredFile], made: Iterable[StoredFile]) -> Erasure:
+    """Return the erasure with more objects; one that an earlier pass has listed keeps the checksum it had then."""
+    all_held = {one.key: one for one in (*held, *erasure.held)}
+    all_made = {one.key: one for one in (*made, *erasure.made)}
+    return erasure._replace(held=tuple(all_held.values()), made=tuple(all_made.values()))
+
+
+def _object_key(key: str) -> ObjectKey | None:
+    """Return the key of an object with blocks as an inventory has it."""
+    parsed = parse(key)
+    if parsed is None or parsed.position is None or parsed.kind not in (ObjectKind.SEGMENT, ObjectKind.RUN):
+        return None
+    place = BlockPlace.LOG
+    if parsed.kind is ObjectKind.RUN:
+        place = (BlockPlace.STAGED if parsed.position.epoch == STAGED_EPOCH else
+                 BlockPlace.RUN if parsed.incarnation is None else BlockPlace.STREAM_RUN)
+    return int(place), *parsed.position, parsed.object_id, parsed.incarnation or 0

@@ -1,0 +1,77 @@
+"""The erasures of a stream, as its extra members have them: which sequences must leave the store, and what was done.
+
+    marked ──> rewritten ──> done
+      │          │             └── no object that held the messages is left
+      │          └── all that lived beside them is elsewhere; ``held`` will be deleted, ``made`` replaces it
+      └── the messages are removed from the stream, and stay in objects
+
+An erasure has sequences and keys of objects, and nothing of the messages: it is in the log and in checkpoints itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from broker.storage.state.seq_ranges import SeqRanges
+
+__all__ = ["ERASURE", "Erasure", "StoredFile", "erasures_of", "unfinished"]
+
+ERASURE: Final = "erase/"
+"""The key of an erasure in the extra members of its stream is this and its id."""
+
+
+class StoredFile(NamedTuple):
+    """An object: its key, size and SHA-256; ``note`` says why it is listed, or why it cannot be deleted."""
+
+    key: str
+    size: int
+    sha256: bytes
+    note: str = ""
+
+
+class Erasure(NamedTuple):
+    """One erasure.
+
+    Attributes:
+        at_ns: when it was requested. done_ns: when the last object was gone; 0: some are left.
+        reported: somebody may ask for its report, so it is kept for a while when it is done.
+        held: the objects that held the messages. made: the runs that have the other messages of these objects.
+    """
+
+    erasure_id: str
+    at_ns: int
+    seqs: SeqRanges
+    reported: bool = False
+    done_ns: int = 0
+    held: tuple[StoredFile, ...] = ()
+    made: tuple[StoredFile, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Its key in the extra members."""
+        return ERASURE + self.erasure_id
+
+    def pack(self) -> list[Any]:
+        """Return the value of the extra member."""
+        return [self.at_ns, self.seqs.pack(), self.reported, self.done_ns, [list(one) for one in self.held],
+                [list(one) for one in self.made]]
+
+    @classmethod
+    def unpack(cls, key: str, packed: Any) -> Erasure:
+        """Return the erasure of an extra member. Raises: ValueError; TypeError."""
+        at_ns, seqs, reported, done_ns, held, made = packed
+        return cls(key.removeprefix(ERASURE), int(at_ns), SeqRanges.unpack(seqs), bool(reported), int(done_ns),
+                   tuple(StoredFile(*one) for one in held), tuple(StoredFile(*one) for one in made))
+
+
+def erasures_of(extra: Mapping[str, Any]) -> Iterator[Erasure]:
+    """Iterate over the erasures among a stream's extra members. Raises: ValueError; TypeError."""
+    for key, packed in extra.items():
+        if key.startswith(ERASURE):
+            yield Erasure.unpack(key, packed)
+
+
+def unfinished(erasures: Iterable[Erasure]) -> SeqRanges:
+    """Return the sequences that must leave the store and may still be in it."""
+    return SeqRanges(one for erasure in erasures if not erasure.done_ns for one in erasure.seqs)
