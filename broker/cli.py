@@ -104,6 +104,10 @@ def _run(arguments: Sequence[str]) -> int:
         from broker.runtime.adopt_cli import main as adopt
 
         return adopt(list(arguments[1:]))
+    if arguments[:1] == ["erase"]:
+        from broker.erasure.cli import main as erase
+
+        return erase(list(arguments[1:]))
     if arguments[:1] == ["report"]:
         from broker.maintenance.report_cli import main as report
 
@@ -151,8 +155,8 @@ def _word(word: str) -> int:
     if word.lower() == "help":
         print(USAGE)
         return 0
-    near = did_you_mean(word, ("inspect", "fsck", "adopt", "archive", "cost", "copy", "backup", "restore", "migrate",
-                               "pipeline", "console", "report", "completion", "version", "help"))
+    near = did_you_mean(word, ("inspect", "fsck", "adopt", "erase", "archive", "cost", "copy", "backup", "restore",
+                               "migrate", "pipeline", "console", "report", "completion", "version", "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 

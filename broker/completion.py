@@ -83,6 +83,7 @@ def _complete(action: argparse.Action, file: bool, folder: bool) -> None:
 def _makers() -> dict[str, Callable[[], argparse.ArgumentParser]]:
     from broker.archive.cli import make_parser as archive
     from broker.console.cli import make_parser as console
+    from broker.erasure.cli import make_parser as erase
     from broker.inspect.cli import make_parser as inspect
     from broker.maintenance.copy_cli import make_parser as copy
     from broker.maintenance.cost_cli import make_parser as cost
@@ -92,7 +93,7 @@ def _makers() -> dict[str, Callable[[], argparse.ArgumentParser]]:
     from broker.pipeline.cli import make_parser as pipeline
     from broker.runtime.adopt_cli import make_parser as adopt
 
-    return {"inspect": inspect, "report": report, "fsck": fsck, "adopt": adopt, "cost": cost,
+    return {"inspect": inspect, "report": report, "fsck": fsck, "adopt": adopt, "erase": erase, "cost": cost,
             **{verb: partial(copy, verb) for verb in ("copy", "backup", "restore")},
             "migrate": migrate, "archive": archive, "console": console, "pipeline": pipeline,
             "completion": make_parser}

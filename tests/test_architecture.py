@@ -71,7 +71,7 @@ MAY: dict[str, set[str]] = {
     "storage.shard": {
         "base", "config.settings", "storage.checkpoint", "storage.compaction", "storage.erasure", "storage.format",
         "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.read", "storage.state"},
-    "storage.keys": {"storage.format", "storage.objectstore", "storage.paths", "storage.state"},
+    "storage.keys": {"base", "storage.format", "storage.objectstore", "storage.paths", "storage.state"},
     "cluster": {"base", "storage.format", "storage.objectstore", "storage.paths", "storage.put"},
     # Streams and consumers.
     "jetstream.bus": set(),
@@ -226,17 +226,20 @@ MAY: dict[str, set[str]] = {
     "runtime.inside": {
         "access", "base", "client", "config", "config.settings", "runtime.embedded", "storage.objectstore"},
     "archive": {"base", "client", "config.leafnodes", "config.upstreams", "runtime.inside"},
+    "erasure": {
+        "base", "client", "runtime.inside", "storage.erasure", "storage.format", "storage.keys", "storage.objectstore",
+        "storage.paths", "storage.read", "storage.state"},
     "migration": {
         "access", "base", "client", "config.streaming", "jetstream.archive", "jetstream.wire", "runtime.inside",
         "streaming.names", "streaming.stored", "streaming.wire"},
     "console": {
         "base", "inspect", "jetstream.wire", "maintenance", "maintenance.cost", "protocol", "storage.objectstore"},
     "completion": {
-        "archive", "config", "config.settings", "console", "inspect", "maintenance", "migration", "pipeline",
+        "archive", "config", "config.settings", "console", "erasure", "inspect", "maintenance", "migration", "pipeline",
         "runtime"},
     "cli": {
-        "archive", "base", "completion", "config", "config.settings", "console", "inspect", "maintenance", "migration",
-        "pipeline", "runtime", "storage.format", "version"},
+        "archive", "base", "completion", "config", "config.settings", "console", "erasure", "inspect", "maintenance",
+        "migration", "pipeline", "runtime", "storage.format", "version"},
     "__main__": {"cli"},
 }
 """The rooms that each room may import. It imports all of them: an entry that no module needs is removed."""

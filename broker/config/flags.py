@@ -21,6 +21,7 @@ Usage: jetblock [options]
        jetblock report [options]     write one HTML page about a store
        jetblock fsck [options]       check a store, and repair it
        jetblock adopt [options]      let staged messages join their streams, where no broker runs
+       jetblock erase [options]      erase messages for good, with a report
        jetblock cost [options]       what a load costs on S3
        jetblock copy | backup | restore [options]    copy a store; a broker may run on it
        jetblock migrate [options]    move streams here from a nats-server, or from its backups

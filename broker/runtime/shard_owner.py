@@ -27,6 +27,7 @@ from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.format.errors import CutOff, FormatError, KeyMissing
 from broker.storage.format.header import Position
 from broker.storage.journal_replay import journal_place, log_replayed, replay_journal
+from broker.storage.keys.deleted import KeysOfDeletedStreams
 from broker.storage.keys.opening import decode_all, missing_key
 from broker.storage.keys.shard_keys import KeyedStore
 from broker.storage.log.listener import LogListener
@@ -224,7 +225,10 @@ class ShardOwner(LogListener):
                 store if keys is None else KeyedStore(store, keys), paths, taken.epoch, host.identity.nonce, clock, rng,
                 settings, began_ns=taken.began_ns, serve_from_ns=taken.serve_from_ns, executor=host.encoders,
                 clock_trusted=lambda: clock.trusted,
-                journal=journal_place(directory, paths) if directory is not None and self._settings.journal else None)
+                journal=journal_place(directory, paths) if directory is not None and self._settings.journal else None,
+                after_round=None if keys is None else KeysOfDeletedStreams(keys, host.retrying, clock).after_round)
+            if host.disk_cache is not None:
+                shard.eraser.on_done = host.disk_cache.clear
             if keys is not None:
                 await keys.begin(taken.epoch, list(shard.state.streams.values()), host.retrying)
             if shard.log.lease_expired:

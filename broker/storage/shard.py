@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 
 from broker.base.clock import Clock
@@ -132,13 +132,15 @@ class Shard:
     async def open(cls, store: ObjectStore, paths: ShardPaths, epoch: int, nonce: bytes, clock: Clock,
                    rng: random.Random, settings: ShardSettings | None = None, *, began_ns: int | None = None,
                    serve_from_ns: int = 0, executor: Executor | None = None,
-                   clock_trusted: Callable[[], bool] = lambda: True, journal: JournalPlace | None = None) -> Shard:
+                   clock_trusted: Callable[[], bool] = lambda: True, journal: JournalPlace | None = None,
+                   after_round: Callable[[ShardState], Awaitable[None]] | None = None) -> Shard:
         """Recover the shard, whose ``epoch`` was just opened, and start its log.
 
         Args: began_ns is when, by the outside clock, the put of the opening began. serve_from_ns is the earliest time
             to return, by the monotonic clock. Until then it puts heartbeats, but no root, which would mean that it has
             served. executor encodes segments; None: no threads. journal is where the log keeps its journal; the caller
-            has replayed the one of an earlier owner (``journal_replay``).
+            has replayed the one of an earlier owner (``journal_replay``). after_round is awaited after each checkpoint;
+            it raises nothing.
         Raises: Fenced; Corrupt, with the object's key; StoreError.
         """
         settings = settings or ShardSettings()
@@ -150,7 +152,13 @@ class Shard:
         log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
                   began_ns=heartbeat.proved_ns, clock_trusted=clock_trusted, journal=journal)
         sweeper = Sweeper(log, paths, clock, rng, grace_ns=settings.sweep_grace_ns, clock_trusted=clock_trusted)
-        checkpointer = Checkpointer(log, paths, snapshot, rng, settings.checkpoint, after_round=sweeper.after_round,
+
+        async def after(checkpointer: Checkpointer) -> None:
+            await sweeper.after_round(checkpointer)
+            if after_round is not None:
+                await after_round(snapshot.state)
+
+        checkpointer = Checkpointer(log, paths, snapshot, rng, settings.checkpoint, after_round=after,
                                     executor=executor)
         sweeper.start(checkpointer)
         checkpointer.start()

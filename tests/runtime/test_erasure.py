@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import nats
-from nats.js.api import StreamConfig
+import pytest
+import zstandard
+from nats.js.api import StreamConfig, StreamSource
 
+from broker.cli import run
 from broker.runtime.embedded import Broker
+from broker.storage.keys.opening import decode_all
+from tests.harness import BrokerProcess
+
+pytestmark = pytest.mark.shows("auth.erasure")
 
 SOON = {"storage.reader_grace_ns": 0, "storage.erase_delay_ns": 10_000_000}
-JOURNAL = ".journal"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def files_with(directory: Path, texts: Iterable[bytes]) -> dict[str, list[bytes]]:
-    """Return the files below ``directory`` that contain any of ``texts``, with those texts."""
+    """Return the files below ``directory`` that contain any of ``texts``, compressed or not, with those texts."""
     found: dict[str, list[bytes]] = {}
     for path in directory.rglob("*"):
         if path.is_file():
-            data = path.read_bytes()
+            data = uncompressed(path.read_bytes())
             if inside := [text for text in texts if text in data]:
                 found[str(path.relative_to(directory))] = inside
     return found
+
+
+def uncompressed(data: bytes) -> bytes:
+    """Return ``data``, followed by what each zstd frame in it contains."""
+    parts, at = [data], data.find(ZSTD_MAGIC)
+    while at >= 0:
+        with contextlib.suppress(zstandard.ZstdError):
+            parts.append(zstandard.ZstdDecompressor().decompressobj().decompress(data[at:]))
+        at = data.find(ZSTD_MAGIC, at + 1)
+    return b"".join(parts)
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 (a file system reports no event)
+        await asyncio.sleep(0.05)
 
 
 async def api(client: Any, subject: str, body: Any) -> dict[str, Any]:
@@ -69,3 +93,145 @@ async def test_a_subject_leaves_every_object(tmp_path: Path) -> None:
         assert (await js.stream_info("S")).state.messages == 2
         await client.close()
     assert files_with(tmp_path, secrets) == {}
+
+
+async def test_secure_delete_and_purge(tmp_path: Path) -> None:
+    """Shows that STREAM.MSG.DELETE erases unless no_erase is set, and that STREAM.PURGE does if no_erase is false."""
+    async with Broker(tmp_path, settings=SOON) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["s.>"]))
+        for i in range(1, 9):
+            await js.publish(f"s.{i}", b"payload-number-%d" % i, headers={"Nats-Msg-Id": f"id-number-{i}"})
+        await api(client, "STREAM.MSG.DELETE.S", {"seq": 1, "no_erase": True})
+        await api(client, "STREAM.MSG.DELETE.S", {"seq": 3})
+        await api(client, "STREAM.MSG.DELETE.S", {"seq": 8})  # the last one, which compaction keeps for its id
+        await eventually(lambda: not files_with(tmp_path, [b"number-3", b"number-8"]))
+        answer = await api(client, "STREAM.PURGE.S", {"seq": 6, "no_erase": False})
+        assert answer["purged"] == 3
+        await finished(client, "S", answer["erasure"])
+        assert files_with(tmp_path, [b"number-%d" % i for i in (1, 2, 3, 4, 5, 8)]) == {}
+        assert [(await js.get_msg("S", seq)).data for seq in (6, 7)] == [b"payload-number-6", b"payload-number-7"]
+        await client.close()
+
+
+async def test_kills_and_take_overs(tmp_path: Path) -> None:
+    """Shows that an erasure that was answered is carried out, whenever the broker is killed."""
+    environ = {"JETBLOCK_READER_GRACE": "0s", "JETBLOCK_ERASE_DELAY": "10ms"}
+    async with BrokerProcess("--store", f"file://{tmp_path / 'store'}", environ=environ) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["s.*"]))
+        for i in range(60):
+            await js.publish(f"s.{i % 6}", b"person-%d said %d" % (i % 6, i),
+                             headers={"Nats-Msg-Id": f"person-{i % 6} {i}"})
+        consumer = await js.pull_subscribe("s.*", "C", stream="S")
+        erasures = []
+        for person, seconds in enumerate((0.0, 0.02, 0.05, 0.1, 0.2)):
+            answer = await api(client, "JETBLOCK.ERASE.S", {"subjects": [f"s.{person}"]})
+            erasures.append(answer["erasure"])
+            await client.close()
+            await asyncio.sleep(seconds)
+            await broker.kill()
+            await broker.start()
+            client = await nats.connect(broker.url)
+        for erasure in erasures:
+            await finished(client, "S", erasure)
+        assert files_with(tmp_path, [b"person-%d" % person for person in range(5)]) == {}
+        js = client.jetstream()
+        info = await js.consumer_info("S", "C")
+        assert info.num_pending == 10
+        consumer = await js.pull_subscribe_bind("C", "S")
+        assert [msg.data for msg in await consumer.fetch(10)] == [b"person-5 said %d" % i for i in range(5, 60, 6)]
+        await client.close()
+
+
+def erase(*arguments: str) -> tuple[int, str]:
+    """Run the command; return its status and output."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        status = run(["erase", *arguments])
+    return status, out.getvalue()
+
+
+async def filled(directory: Path, settings: dict[str, Any] | None = None) -> None:
+    """Make a store with a stream, a mirror of it, and one that has it as a source."""
+    async with Broker(directory, settings=settings or {}) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["people.>"]))
+        await js.add_stream(StreamConfig(name="MIRROR", mirror=StreamSource(name="S")))
+        await js.add_stream(StreamConfig(name="COPY", sources=[StreamSource(name="S")]))
+        for i in range(20):
+            who = "alice" if i % 4 else "bob"
+            await js.publish(f"people.{who}", f"{who}-said-{i}".encode(),
+                             headers={"Who": f"{who}-header", "Nats-Msg-Id": f"{i}-id"})
+        for name in ("MIRROR", "COPY"):
+            while (await js.stream_info(name)).state.messages < 20:  # noqa: ASYNC110 (the broker reports no event)
+                await asyncio.sleep(0.02)
+        await client.close()
+
+
+SECRETS = [b"alice-said", b"people.alice", b"alice-header"]
+
+
+def test_the_command_with_report_and_proof(tmp_path: Path) -> None:
+    """Shows the command on a store: mirrors and sources lose the messages too, and its report can be verified."""
+    store, report, page = tmp_path / "store", tmp_path / "report.json", tmp_path / "report.html"
+    asyncio.run(filled(store))
+    backup = tmp_path / "backup"
+    assert run(["backup", f"file://{store}", f"file://{backup}"]) == 0
+    assert files_with(store, SECRETS)
+    status, text = erase(f"file://{store}", "S", "--header", "Who: alice-header", "--report", str(report), "--html",
+                         str(page), "--backup", f"file://{backup}")
+    assert status == 1  # the backup has the messages
+    assert "this backup has erased messages" in text
+    assert "45 messages were removed" in text
+    assert files_with(store, SECRETS) == {}
+    assert files_with(tmp_path / "report.json", SECRETS) == {}
+    written = json.loads(report.read_text())
+    assert {one["stream"] for one in written["streams"]} == {"S", "MIRROR", "COPY"}
+    assert written["deleted"]
+    assert all(len(one["sha256"]) == 64 for one in written["deleted"] + written["made"])
+    assert not any(secret.decode() in report.read_text() + page.read_text() for secret in SECRETS)
+    assert erase(f"file://{store}", "--verify", str(report))[0] == 0
+    status, text = erase(f"file://{backup}", "--verify", str(report))
+    assert status == 1
+    assert "has messages among" in text
+    report.write_text(report.read_text().replace('"messages": 45', '"messages": 44'))
+    status, text = erase(f"file://{store}", "--verify", str(report))
+    assert (status, "the report was changed" in text) == (2, True)
+
+
+def test_sequences_ids_and_mistakes(tmp_path: Path) -> None:
+    """Shows the other ways to choose messages, and the answers to wrong command lines."""
+    store, ids = tmp_path / "store", tmp_path / "ids"
+    asyncio.run(filled(store))
+    ids.write_text("3-id\n5-id\n")
+    assert erase(f"file://{store}", "S", "--ids", str(ids))[0] == 0
+    assert erase(f"file://{store}", "S", "--seq", "1,9-10")[0] == 0
+    assert files_with(store, [b"alice-said-3", b"alice-said-5", b"bob-said-0", b"bob-said-8", b"alice-said-9"]) == {}
+    assert files_with(store, [b"bob-said-4"])
+    for arguments, expected in (((f"file://{store}", "S"), "say which messages"),
+                                ((f"file://{store}", "S", "--seq", "x"), "is no sequence"),
+                                ((f"file://{store}", "NONE", "--seq", "1"), "stream not found"),
+                                ((f"file://{tmp_path}/none", "S", "--seq", "1"), "no such directory")):
+        status, text = erase(*arguments)
+        assert (status, expected in text) == (2, True), text
+
+
+def test_shredding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that the key of a shredded stream leaves an encrypted store, with everything of the stream."""
+    monkeypatch.setenv("JETBLOCK_KEY", "the master key of these tests")
+    store, report = tmp_path / "store", tmp_path / "report.json"
+    asyncio.run(filled(store, {"storage.key": "the master key of these tests"}))
+    status, text = erase(f"file://{store}", "COPY", "--shred", "--report", str(report))
+    assert status == 0, text
+    key = bytes.fromhex(json.loads(report.read_text())["key"])
+    assert len(key) == 8
+    objects = decode_all([(str(path.relative_to(store)), path.read_bytes()) for path in (store / "v1/keys").iterdir()])
+    assert key in {one.key_id for kept in objects for one in kept.destroyed}
+    assert key not in {one.key_id for kept in objects for one in kept.keys}
+    found = files_with(store, [key])
+    assert all("v1/keys/" in name for name in found), found
+    assert erase(f"file://{store}", "--verify", str(report))[0] == 0

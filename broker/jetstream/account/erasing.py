@@ -82,7 +82,7 @@ class Wanted:
 
 
 class Erased(NamedTuple):
-    """What an erasure is about in one stream: the sequences, and how many of them were messages of the stream."""
+    """An erasure in one stream: the sequences, and how many of them were messages of the stream."""
 
     stream: Stream
     seqs: SeqRanges
@@ -117,6 +117,8 @@ async def erase(streams: Mapping[str, Stream], stream: Stream, blocks: StoredBlo
         one, its = left.pop(0)
         check(one)
         seqs = await choose(one, blocks, its)
+        if one is stream:
+            seqs = SeqRanges(seqs.within(1, one.last_seq))
         if len(seqs) > _RANGES_MAX:
             raise ApiError(ApiErrors.BAD_REQUEST)
         if seqs or one is stream:
@@ -157,7 +159,7 @@ async def choose(stream: Stream, blocks: StoredBlocks, wanted: Wanted) -> SeqRan
     """Return the sequences of the wanted messages that the store may have, live or removed."""
     await stream.log.persisted()
     if wanted.seqs:
-        return SeqRanges(wanted.seqs.within(1, stream.last_seq if stream.config.mirror is None else 1 << 64))
+        return wanted.seqs
     found: list[tuple[int, int]] = []
     async with aclosing(blocks.objects({stream.stream_id: (stream.account, stream.name)})) as objects:
         async for one in objects:

@@ -1,4 +1,5 @@
-"""JETBLOCK.ERASE and JETBLOCK.ERASURE of $JS.API: messages leave a stream and the store; what became of that.
+"""JETBLOCK.ERASE, ERASURE and SHRED of $JS.API: messages leave a stream and the store; what became of that; a stream
+and its key are destroyed.
 
 Additions of jetblock: nats-server has nothing like them.
 """
@@ -11,13 +12,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.base.gotime import format_time
-from broker.jetstream.account.erasing import Wanted, erase, parse_seqs, wanted_headers
+from broker.jetstream.account.erasing import Wanted, check, erase, parse_seqs, wanted_headers
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.filters import Filters
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.protocol.subject import is_valid
+from broker.storage.format.keyring import KEYS
 
 if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
@@ -74,6 +76,23 @@ async def erasure(request: Request) -> dict[str, Any]:
             "streams": [_shown(stream, one, asked.offset) for stream, one in found]}
 
 
+async def shred(request: Request) -> dict[str, Any]:
+    """Delete a stream and destroy its key, so that no copy of its objects can be read any more.
+
+    The answer has the id of the key; it is empty if the store is not encrypted.
+    """
+    await request.need_empty()
+    stream = request.stream(request.tokens[2])
+    check(stream)
+    eraser, key = request.account.eraser_of(stream), KEYS.of_stream(stream.stream_id)
+    await request.account.delete_stream(stream)
+    request.about = None
+    await eraser.forget_deleted()
+    if key is not None and KEYS.of_stream(stream.stream_id) is not None:
+        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="its key is not destroyed yet")
+    return {"success": True, "key": "" if key is None else key.key_id.hex()}
+
+
 def _wanted(asked: _EraseRequest) -> Wanted:
     """Return what a request names. Raises: ApiError."""
     others = asked.subjects or asked.headers or asked.ids
@@ -94,9 +113,11 @@ def _wanted(asked: _EraseRequest) -> Wanted:
 
 def _shown(stream: Stream, one: Erasure, offset: int) -> dict[str, Any]:
     state = "done" if one.done_ns else "deleting" if one.held else "marked"
+    objects = max(len(one.held), len(one.made))
     shown = {"stream": stream.name, "incarnation": f"{stream.stream_id:016x}", "state": state,
-             "requested": format_time(one.at_ns), "sequences": ranges_text(one.seqs),
-             "objects": len(one.held), "held": [_file(file) for file in one.held[offset:offset + _OBJECTS_PAGE]],
+             "requested": format_time(one.at_ns), "sequences": ranges_text(one.seqs), "objects": objects,
+             "offset": min(offset + _OBJECTS_PAGE, objects),
+             "held": [_file(file) for file in one.held[offset:offset + _OBJECTS_PAGE]],
              "made": [_file(file) for file in one.made[offset:offset + _OBJECTS_PAGE]]}
     if one.done_ns:
         shown["done"] = format_time(one.done_ns)
@@ -116,5 +137,6 @@ def ranges_text(seqs: SeqRanges) -> str:
 ROUTES: dict[tuple[str, ...], Route] = {
     ("JETBLOCK", "ERASE", "*"): Route("jetblock_erase_response", erase_messages, apart=True),
     ("JETBLOCK", "ERASURE", "*"): Route("jetblock_erasure_response", erasure, apart=True),
+    ("JETBLOCK", "SHRED", "*"): Route("jetblock_shred_response", shred, apart=True),
 }
 """The routes by subject after $JS.API; ``*`` is any token."""

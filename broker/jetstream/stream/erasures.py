@@ -82,6 +82,20 @@ class Erasures:
         self.on_marked()
         return removed
 
+    def mark_removed(self, seqs: SeqRanges, erasure_id: str) -> None:
+        """Mark those of ``seqs`` that are not live. The stream's blocks must be loaded."""
+        live = self._parts.live
+        alive: list[tuple[int, int]] = []
+        for block in live.blocks:
+            if seqs.overlaps(block.first_seq, block.last_seq):
+                dead = SeqRanges(block.dead.seqs()) if block.dead is not None else SeqRanges()
+                first = max(block.first_seq, live.first_seq)
+                if first <= block.last_seq:
+                    alive += SeqRanges(((first, block.last_seq),)) - dead
+        gone = seqs - SeqRanges(alive)
+        self._record([Erasure(erasure_id, self._parts.clock.now_ns(), gone, reported=True)], ())
+        self.on_marked()
+
     async def remove_marked(self) -> None:
         """Remove the live messages that unfinished erasures name. Raises: StoreError; FormatError."""
         for one in list(self._by_key.values()):

@@ -499,6 +499,11 @@ class Stream:
         await self._notified()
         return deleted
 
+    async def erase_removed(self, seqs: SeqRanges, erasure_id: str) -> None:
+        """Let the bytes of those of ``seqs`` that are no messages of the stream any more leave the store."""
+        await self.load_blocks()
+        self.erasures.mark_removed(seqs, erasure_id)
+
     async def erase(self, seqs: SeqRanges, erasure_id: str) -> int:
         """Remove these messages, and let their bytes leave the store; return how many were in the stream.
 

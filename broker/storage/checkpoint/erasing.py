@@ -1,4 +1,4 @@
-"""What a checkpoint must leave out because of an erasure."""
+"""The parts that a checkpoint must leave out because of an erasure."""
 
 from __future__ import annotations
 

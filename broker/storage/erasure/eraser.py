@@ -161,6 +161,17 @@ class Eraser:
         async with self._working:
             return await self._work()
 
+    async def forget_deleted(self) -> None:
+        """Return once no replay and no kept root needs anything of streams that were deleted before.
+
+        Raises: StoreError once the log has failed.
+        """
+        async with self._working:
+            await self._log.persisted()
+            for _ in range(2):
+                await self._checkpointer.erase({}, self._advance)
+            await self._log.wipe_journal()
+
     async def done(self) -> None:
         """Return once no object is waited for."""
         while self._finishing:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any
@@ -22,7 +22,7 @@ from broker.storage.format.codec import Compression
 from broker.storage.format.errors import FormatError, KeyMissing
 from broker.storage.format.keyring import KEY_BYTES, KEY_ID_BYTES, KEYS, Cipher, DataKey
 from broker.storage.format.sealing import SealingCodec
-from broker.storage.format.wrapped_keys import WrappedKeys
+from broker.storage.format.wrapped_keys import Destroyed, WrappedKeys
 from broker.storage.keys.master import BadKey, Masters
 from broker.storage.keys.opening import Opened, decode_all, missing_key, open_all
 from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, Transient
@@ -38,6 +38,8 @@ _log = logging.getLogger(__name__)
 _OBJECTS_MAX = 64
 """More objects with keys than this are merged."""
 _TRIES = 8
+_DESTROYED_NS = 90 * 86_400_000_000_000
+"""Destroyed keys are listed for so long; all objects from before have been merged by then."""
 
 
 class ShardKeys:
@@ -59,6 +61,8 @@ class ShardKeys:
         self._keys: dict[bytes, DataKey] = {}
         """All keys. A shard may have several, if two processes started on a new store at once."""
         self._unsaved: dict[bytes, DataKey] = {}
+        self._destroyed: dict[bytes, Destroyed] = {}
+        """Destroyed keys: an object that was not merged may still have them."""
         self._objects: dict[str, WrappedKeys] = {}
         """The objects with keys in the store, as far as this process knows."""
         self._drawing = Lock()
@@ -77,6 +81,7 @@ class ShardKeys:
         objects = decode_all(found)
         opened = await self._blocking(lambda: open_all(objects, self._masters, store.url))
         self._objects = {text: one for (text, _), one in zip(found, objects, strict=True)}
+        self._destroyed = {key.key_id: key for one in objects for key in one.destroyed}
         self._keys = dict(opened.keys)
         self._by_owner = {key.owner: key for key in opened.keys.values()}
         self._wrapped = await self._blocking(lambda: self._masters.current.wrap(self._secret))
@@ -171,13 +176,40 @@ class ShardKeys:
     def _wrap(self, keys: Sequence[DataKey]) -> WrappedKeys:
         keys_id = int.from_bytes(self._randbytes(8), "little")
         return WrappedKeys.wrap(self._paths.shard, keys_id, self._cipher, self._masters.current.name, self._wrapped,
-                                self._secret, keys, [key for one in self._objects.values() for key in one.destroyed])
+                                self._secret, keys, list(self._destroyed.values()))
 
     def _saved(self, keys: Iterable[DataKey], one: WrappedKeys, text: str) -> None:
         with self._drawing:
             self._objects[text] = one
             for key in keys:
                 self._unsaved.pop(key.key_id, None)
+
+    @property
+    def streams(self) -> set[int]:
+        """The streams that have keys, perhaps deleted ones."""
+        with self._drawing:
+            return {owner for owner in self._by_owner if owner}
+
+    async def destroy(self, streams: Collection[int], at_ns: int, store: ObjectStore) -> None:
+        """Destroy the keys of deleted streams, of which nothing is needed any more; ``at_ns`` is the time.
+
+        Raises: StoreError; then they are destroyed for this process, and the next call does the rest.
+        """
+        with self._drawing:
+            gone = [key for key in self._keys.values() if key.owner in streams]
+            for key in gone:
+                del self._keys[key.key_id]
+                self._unsaved.pop(key.key_id, None)
+                self._by_owner.pop(key.owner, None)
+                self._destroyed[key.key_id] = Destroyed(key.key_id, key.owner, at_ns)
+            for old in [old for old in self._destroyed.values() if old.at_ns < at_ns - _DESTROYED_NS]:
+                del self._destroyed[old.key_id]
+        KEYS.destroy([key.key_id for key in gone])
+        if gone or self._undestroyed():
+            await self.merge(store)
+
+    def _undestroyed(self) -> bool:
+        return any(key.key_id in self._destroyed for one in self._objects.values() for key in one.keys)
 
     async def merge(self, store: ObjectStore) -> None:
         """Put one object with all keys, and delete the others. Raises: StoreError; then all keys are still there."""

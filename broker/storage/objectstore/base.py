@@ -186,6 +186,17 @@ class ObjectStore(ABC):
         """
         raise StoreRefused(f"{self.url}: objects cannot be replaced here")
 
+    async def versions(self, key: str) -> Sequence[str]:
+        """Return the ids of all versions of ``key`` that the store has, deleted or not: those of a versioned bucket.
+
+        Raises: Transient; StoreRefused.
+        """
+        return []
+
+    async def delete_version(self, key: str, version: str) -> None:
+        """Remove one version of ``key`` for good. Raises: Transient; StoreRefused."""
+        raise StoreRefused(f"{self.url}: this store has no versions")
+
     @abstractmethod
     async def close(self) -> None:
         """Release connections and threads. Calls in progress finish or raise Transient; later ones raise Transient."""

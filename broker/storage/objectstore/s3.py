@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -232,6 +232,23 @@ class S3Store(ObjectStore):
                 self._note_answer(await client.delete_object(Bucket=self._bucket, Key=self._base + key))
         except NotFound:
             pass
+
+    async def versions(self, key: str) -> Sequence[str]:
+        found: Sequence[str] = []
+        asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base + check_key(key)}
+        while True:
+            async with self._call("list the versions of", key, self._get_timeout_s) as client:
+                answer = await client.list_object_versions(**asked)
+            rows = [*answer.get("Versions", ()), *answer.get("DeleteMarkers", ())]
+            found = [*found, *(row["VersionId"] for row in rows
+                               if row["Key"] == self._base + key and row["VersionId"] != "null")]
+            if not answer.get("IsTruncated"):
+                return found
+            asked |= {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer["NextVersionIdMarker"]}
+
+    async def delete_version(self, key: str, version: str) -> None:
+        async with self._call("delete a version of", check_key(key), self._put_timeout_s) as client:
+            await client.delete_object(Bucket=self._bucket, Key=self._base + key, VersionId=version)
 
     def _make_reserve(self, size: int) -> Reserve:
         return S3Reserve(self, size)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from broker.storage.objectstore.base import Buffers, Listing, ObjectStore
 
 __all__ = ["Wrapper"]
@@ -33,6 +35,12 @@ class Wrapper(ObjectStore):
 
     async def delete(self, key: str) -> None:
         await self.inner.delete(key)
+
+    async def versions(self, key: str) -> Sequence[str]:
+        return await self.inner.versions(key)
+
+    async def delete_version(self, key: str, version: str) -> None:
+        await self.inner.delete_version(key, version)
 
     async def close(self) -> None:
         await self.inner.close()

@@ -57,6 +57,18 @@ class SeqRanges:
     def __or__(self, other: SeqRanges) -> SeqRanges:
         return SeqRanges([*self, *other])
 
+    def __sub__(self, other: SeqRanges) -> SeqRanges:
+        left: list[tuple[int, int]] = []
+        for first, last in self:
+            at = first
+            for low, high in other.within(first, last):
+                if low > at:
+                    left.append((at, low - 1))
+                at = high + 1
+            if at <= last:
+                left.append((at, last))
+        return SeqRanges(left)
+
     @property
     def count(self) -> int:
         """The number of sequences."""

@@ -1,0 +1,268 @@
+"""``jetblock erase``: messages leave a stream, and their bytes leave the store, with a signed report."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from broker.base.command import run_command
+from broker.base.output import count
+from broker.base.progress import Progress
+from broker.base.store_url import has_scheme
+from broker.client.connection import ApiRefusal, Connection, ConnectionFailed, Login, connect
+from broker.erasure import report as reports
+from broker.erasure.report import BadReport
+from broker.erasure.request import EVERYTHING, Choice, Followed, follow, parse_ranges, request, shred
+from broker.erasure.verify import OldVersion, Verified, old_versions, verify_store
+from broker.storage.format.errors import FormatError, KeyMissing
+from broker.storage.keys.reading import use_keys_of_url
+from broker.storage.objectstore import ObjectStore, StoreError, open_store
+
+__all__ = ["main", "make_parser"]
+
+_EPILOG = f"""\
+STORE is file://DIR or s3://BUCKET/PREFIX, on which no broker runs. With --server, a running broker erases, and STORE
+is left out: jetblock erase --server URL STREAM … Its user needs
+  publish:   $JS.API.JETBLOCK.ERASE.*  $JS.API.JETBLOCK.ERASURE.*  $JS.API.JETBLOCK.SHRED.*
+  subscribe: _INBOX.>
+Several of --subject, --header and --ids choose the messages that fulfil all of them. Removed messages count, too, as
+long as their bytes are in the store. Mirrors and sources of the stream in the same account lose the same messages.
+The report is signed by the NKey seed in --sign or {reports.SEED_VARIABLE}, else by a new key, whose public part the
+command prints.
+status: 0 erased, or verified; 1 something holds erased messages, which is listed; 2 not carried out
+"""
+_UNCOVERED: Final = (
+    "backups and copies of the store that were made before: name them with --backup, or run --verify on each",
+    "streams of other accounts and servers that copied the messages, and what clients keep",
+    "blocks of the disk or of the service below the store that were freed and not yet overwritten",
+)
+_VERSIONS: Final = ("{count} old versions of deleted objects are in the bucket, which keeps versions: delete them with "
+                    "--delete-versions, or let a lifecycle rule of the bucket expire noncurrent versions")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Erase or verify; return the exit status."""
+    return run_command("erase", lambda progress: _run(_parse(arguments), progress), ApiRefusal, ConnectionFailed,
+                       BadReport, StoreError, FormatError, KeyMissing, ValueError, OSError,
+                       again="run the same command again; the erasure goes on in the background")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="jetblock erase", epilog=_EPILOG,
+                                     description="Erase messages from a stream and from its store, with a signed "
+                                                 "report.",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("words", metavar="STORE STREAM", nargs="*", help="the store and the stream; with --verify, the "
+                                                                         "store alone")
+    parser.add_argument("--server", default="", metavar="URL", help="let this running broker erase")
+    parser.add_argument("--subject", action="append", default=[], metavar="FILTER", help="messages with this subject")
+    parser.add_argument("--seq", default="", metavar="SEQS", help="these sequences: 5,7-9, or @FILE with one a line")
+    parser.add_argument("--header", action="append", default=[], metavar="NAME[:VALUE]",
+                        help="messages with this header")
+    parser.add_argument("--ids", default="", metavar="FILE", help="messages with one of these Nats-Msg-Ids, one a line")
+    parser.add_argument("--shred", action="store_true",
+                        help="all messages; then delete the stream and destroy its key")
+    parser.add_argument("--account", default="", metavar="NAME", help="the account of the stream in STORE")
+    parser.add_argument("--grace", type=float, default=0.0, metavar="SECONDS",
+                        help="in STORE: keep replaced objects for so long, for readers that run (default 0)")
+    parser.add_argument("--report", default="", metavar="FILE", help="write the report here, as JSON")
+    parser.add_argument("--html", default="", metavar="FILE", help="write the report here, as a page")
+    parser.add_argument("--sign", default="", metavar="FILE", help="the NKey seed that signs the report")
+    parser.add_argument("--verify", default="", metavar="REPORT", help="prove that STORE has none of the messages")
+    parser.add_argument("--signed-by", default="", metavar="NKEY",
+                        help="with --verify: who must have signed the report")
+    parser.add_argument("--delete-versions", action="store_true",
+                        help="delete old versions of the deleted objects in a bucket with versions")
+    parser.add_argument("--backup", action="append", default=[], metavar="URL",
+                        help="also look for the messages in this backup or copy, and name it if it has them")
+    parser.add_argument("--creds", default="", metavar="FILE", help="credentials (JWT and seed) for --server")
+    parser.add_argument("--nkey", default="", metavar="FILE", help="the seed of a user's nkey for --server")
+    parser.add_argument("--user", default="", metavar="NAME", help="user for --server")
+    parser.add_argument("--password", default="", metavar="TEXT", help="its password")
+    parser.add_argument("--tls-ca", default="", metavar="FILE", help="the CA of the server's certificate")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of text")
+    return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
+    options = parser.parse_args(list(arguments))
+    chosen = bool(options.seq) + bool(options.shred) + bool(options.subject or options.header or options.ids)
+    expected = 1 if options.server or options.verify else 2
+    if len(options.words) != expected:
+        parser.error("give STORE" if options.verify else "give STREAM" if options.server else "give STORE and STREAM")
+    if options.verify and (chosen or options.server):
+        parser.error("--verify takes STORE alone: the report says which messages")
+    if not options.verify and chosen != 1:
+        parser.error("say which messages: --subject, --header and --ids together, or --seq, or --shred")
+    options.store = "" if options.server else options.words[0]
+    options.stream = "" if options.verify else options.words[-1]
+    if options.store and (not has_scheme(options.store) or options.store.startswith("memory:")):
+        parser.error(f"STORE {options.store!r} must be file:///DIR or s3://BUCKET/PREFIX")
+    if options.store.startswith("file://") and not Path(options.store.removeprefix("file://")).is_dir():
+        parser.error(f"{options.store}: there is no such directory")
+    return options
+
+
+def _run(options: argparse.Namespace, progress: Progress) -> int:
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    if options.verify:
+        text = Path(options.verify).read_text(encoding="utf-8")
+        return asyncio.run(_verify(options, reports.read(text, options.verify, options.signed_by), progress))
+    pair = reports.signer(options.sign)
+    choice = Choice(parse_ranges(EVERYTHING)) if options.shred else _choice(options)
+    report = reports.sign(asyncio.run(_erase(options, choice, progress)), pair)
+    progress.clear()
+    if options.report:
+        Path(options.report).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if options.html:
+        Path(options.html).write_text(reports.html(report), encoding="utf-8")
+    if options.json:
+        json.dump(report, sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(_lines(report)))
+    return 1 if report["not_erased"] else 0
+
+
+async def _verify(options: argparse.Namespace, report: dict[str, Any], progress: Progress) -> int:
+    found = await _look(options.store, report, progress)
+    if options.delete_versions and found.versions:
+        await _delete_versions(options.store, found.versions)
+        found = found._replace(versions=[])
+    held = [*found.holding, *_versions_line(found.versions)]
+    held += [line for url in options.backup for line in _backup_lines(url, await _look(url, report, progress))]
+    progress.clear()
+    if options.json:
+        json.dump({"store": options.store, "erasure": report["erasure"], "objects": found.objects, "proved": not held,
+                   "holding": held}, sys.stdout, indent=1)
+        print()
+    else:
+        print("\n".join(held) or f"{options.store} has none of the erased messages: {count(found.objects)} objects "
+                                 f"were read, and the {count(len(report['deleted']))} that held them are gone")
+    return 1 if held else 0
+
+
+async def _erase(options: argparse.Namespace, choice: Choice, progress: Progress) -> dict[str, Any]:
+    """Erase, and return the report without its signature."""
+    async with AsyncExitStack() as stack:
+        connection, shown = await _connect(options, stack)
+        ids, messages = await request(connection, options.stream, choice)
+        done = await follow(connection, options.stream, ids, messages,
+                            lambda what, some, of: progress.show(f"{options.stream}: {what}", some, of))
+        key = str((await shred(connection, options.stream))["key"]) if options.shred else ""
+    report = _report(options, shown, choice, done, key)
+    keys = [one["key"] for one in report["deleted"]]
+    if options.store:
+        versions = await _versions(options.store, keys)
+        if options.delete_versions:
+            await _delete_versions(options.store, versions)
+            versions = []
+        report["not_erased"] += _versions_line(versions)
+        for url in options.backup:
+            report["not_erased"] += _backup_lines(url, await _look(url, report, progress))
+    else:
+        report["not_covered"].append("old versions of deleted objects, if the bucket keeps versions: run --verify with "
+                                     "the store")
+    return report
+
+
+async def _connect(options: argparse.Namespace, stack: AsyncExitStack) -> tuple[Connection, str]:
+    """Connect to the running broker, or to one on the store in this process. Raises: ConnectionFailed."""
+    if options.server:
+        login = Login(options.server, user=options.user, password=options.password, creds=options.creds,
+                      nkey=options.nkey, tls_ca=options.tls_ca)
+        connection = await connect(login, name="jetblock erase")
+        stack.push_async_callback(connection.close)
+        return connection, login.shown
+    from broker.runtime.inside import InsideBroker
+
+    inside = InsideBroker(options.store, (options.account,), "jetblock-erase", settings={
+        "storage.reader_grace_ns": int(options.grace * 1e9), "storage.erase_delay_ns": 0, "storage.compaction_cpu": 100,
+        "storage.compaction_bytes_per_second": 1 << 30}, remedy="let it erase, with --server URL, or stop it")
+    await inside.start()
+    stack.push_async_callback(inside.stop)
+    connection = await inside.connect(options.account)
+    stack.push_async_callback(connection.close)
+    return connection, options.store
+
+
+def _choice(options: argparse.Namespace) -> Choice:
+    seqs = options.seq
+    if seqs.startswith("@"):
+        seqs = ",".join(Path(seqs[1:]).read_text(encoding="utf-8").split())
+    ids = Path(options.ids).read_text(encoding="utf-8").splitlines() if options.ids else []
+    choice = Choice(parse_ranges(seqs), options.subject, options.header, list(filter(None, ids)))
+    if not (choice.seqs or choice.subjects or choice.headers or choice.ids):
+        raise ValueError(f"{options.ids or options.seq}: it names no message")
+    return choice
+
+
+def _report(options: argparse.Namespace, shown: str, choice: Choice, done: Followed, key: str) -> dict[str, Any]:
+    return {"format": reports.FORMAT, "made": done.made, "store": shown, "account": options.account or "$G",
+            "stream": options.stream, "erasure": ",".join(done.erasures),
+            "chosen_by": "the whole stream, which was deleted" if options.shred else choice.kind, "key": key,
+            "messages": done.messages, "requested": done.requested, "due": done.due, "done": done.done,
+            "written": datetime.now(UTC).isoformat(timespec="seconds"), "streams": done.streams,
+            "deleted": done.deleted, "not_erased": [], "not_covered": list(_UNCOVERED)}
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    lines = [f"{count(report['messages'])} messages were removed, and {count(len(report['deleted']))} objects that "
+             f"held them or quoted them are deleted; {count(len(report['made']))} have what was beside them"]
+    if report["key"]:
+        lines.append(f"the key {report['key']} of the stream is destroyed")
+    lines += [f"not erased: {one}" for one in report["not_erased"]]
+    return [*lines, f"the report is signed by {report['signature']['by']}"]
+
+
+async def _look(url: str, report: dict[str, Any], progress: Progress) -> Verified:
+    """Look for erased messages in a store. Raises: StoreError; FormatError; BadReport; KeyMissing."""
+    store = await _open(url)
+    try:
+        return await verify_store(store, report, lambda objects: progress.show(url, objects, 0))
+    finally:
+        await store.close()
+
+
+async def _open(url: str) -> ObjectStore:
+    store = open_store(url, read_only=True)
+    await asyncio.to_thread(use_keys_of_url, url)
+    return store
+
+
+async def _versions(url: str, keys: list[str]) -> list[OldVersion]:
+    store = open_store(url, read_only=True)
+    try:
+        return await old_versions(store, keys)
+    finally:
+        await store.close()
+
+
+async def _delete_versions(url: str, versions: list[OldVersion]) -> None:
+    store = open_store(url)
+    try:
+        for one in versions:
+            await store.delete_version(one.key, one.version)
+    finally:
+        await store.close()
+
+
+def _versions_line(versions: list[OldVersion]) -> list[str]:
+    return [_VERSIONS.format(count=count(len(versions)))] if versions else []
+
+
+def _backup_lines(url: str, found: Verified) -> list[str]:
+    if not found.holding:
+        return []
+    return [f"{url}: this backup has erased messages, in {count(len(found.holding))} places: delete it, or restore it, "
+            f"erase there, and back it up again"]

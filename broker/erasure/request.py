@@ -1,0 +1,133 @@
+"""Requests an erasure from a broker, and follows it until the last object is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from broker.client.connection import Connection
+from broker.storage.state.seq_ranges import SeqRanges
+
+__all__ = ["Choice", "Followed", "follow", "parse_ranges", "request", "shred"]
+
+_SECONDS: Final = 3600.0
+"""The longest time for the choice of messages: a header is looked for in every frame of the stream."""
+_POLL_SECONDS: Final = 0.5
+_AT_ONCE: Final = 10_000
+"""Ranges or ids in one request."""
+EVERYTHING: Final = f"1-{(1 << 64) - 1}"
+
+
+class Choice(NamedTuple):
+    """The messages to erase, as the command line names them."""
+
+    seqs: SeqRanges = SeqRanges()
+    subjects: Sequence[str] = ()
+    headers: Sequence[str] = ()
+    ids: Sequence[str] = ()
+
+    @property
+    def kind(self) -> str:
+        """The kind of condition, without the values: those may be personal data."""
+        return " and ".join(name for name, values in (("sequence", self.seqs), ("subject", self.subjects),
+                                                      ("header", self.headers), ("message id", self.ids)) if values)
+
+    def bodies(self) -> Iterable[dict[str, Any]]:
+        """Yield the bodies of the requests."""
+        if self.seqs:
+            ranges = list(self.seqs)
+            for at in range(0, len(ranges), _AT_ONCE):
+                yield {"seqs": ranges_text(ranges[at:at + _AT_ONCE])}
+            return
+        for at in range(0, max(len(self.ids), 1), _AT_ONCE):
+            yield {"subjects": list(self.subjects), "headers": list(self.headers),
+                   "ids": list(self.ids[at:at + _AT_ONCE])}
+
+
+class Followed(NamedTuple):
+    """Finished erasures: ``streams`` and objects of all of them."""
+
+    erasures: list[str]
+    messages: int
+    requested: str
+    due: str
+    done: str
+    streams: list[dict[str, Any]]
+    deleted: list[dict[str, Any]]
+    made: list[dict[str, Any]]
+
+
+def parse_ranges(text: str) -> SeqRanges:
+    """Return the sequences of ``5,7-9``. Raises: ValueError."""
+    ranges = []
+    for part in filter(None, text.split(",")):
+        first, _, last = part.strip().partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()) or not 0 < int(first) <= int(last or first):
+            raise ValueError(f"{part.strip()!r} is no sequence and no range of sequences, such as 5 or 7-9")
+        ranges.append((int(first), int(last or first)))
+    return SeqRanges(ranges)
+
+
+def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
+    """Return the text that ``parse_ranges`` reads."""
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
+
+
+async def request(connection: Connection, stream: str, choice: Choice) -> tuple[list[str], int]:
+    """Erase messages; return the ids of the erasures and the number of messages that were in streams.
+
+    Raises: ApiRefusal; ConnectionFailed.
+    """
+    ids, messages = [], 0
+    for body in choice.bodies():
+        answer = await connection.api(f"JETBLOCK.ERASE.{stream}", body, seconds=_SECONDS)
+        ids.append(str(answer["erasure"]))
+        messages += int(answer["messages"])
+    return ids, messages
+
+
+async def follow(connection: Connection, stream: str, ids: Sequence[str], messages: int,
+                 show: Callable[[str, int, int], object]) -> Followed:
+    """Wait until all erasures are done; return what became of them. Raises: ApiRefusal; ConnectionFailed."""
+    streams: dict[str, tuple[dict[str, Any], SeqRanges]] = {}
+    deleted: dict[str, dict[str, Any]] = {}
+    made: dict[str, dict[str, Any]] = {}
+    requested, due, done = [], [], []
+    for number, erasure_id in enumerate(ids):
+        while True:
+            answer = await connection.api(f"JETBLOCK.ERASURE.{stream}", {"erasure": erasure_id})
+            states = [one["state"] for one in answer["streams"]]
+            show({"marked": "rewriting", "deleting": "deleting objects", "done": "done"}[min(states, key=_order)],
+                 number, len(ids))
+            if all(state == "done" for state in states):
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        offset = 0
+        while True:
+            due.append(answer["due"])
+            for one in answer["streams"]:
+                known = streams.get(one["stream"])
+                seqs = parse_ranges(one["sequences"])
+                streams[one["stream"]] = one, seqs if known is None else known[1] | seqs
+                requested.append(one["requested"])
+                done.append(one["done"])
+                deleted.update((file["key"], file) for file in one["held"])
+                made.update((file["key"], file) for file in one["made"])
+                offset = max(offset, one["offset"])
+            if all(one["offset"] >= one["objects"] for one in answer["streams"]):
+                break
+            answer = await connection.api(f"JETBLOCK.ERASURE.{stream}", {"erasure": erasure_id, "offset": offset})
+    return Followed(list(ids), messages, min(requested), max(due), max(done), [
+        {"stream": name, "incarnation": one["incarnation"], "sequences": ranges_text(seqs)}
+        for name, (one, seqs) in streams.items()], list(deleted.values()),
+        [one for key, one in made.items() if key not in deleted])
+
+
+async def shred(connection: Connection, stream: str) -> Mapping[str, Any]:
+    """Delete a stream and destroy its key; return the broker's answer. Raises: ApiRefusal; ConnectionFailed."""
+    return await connection.api(f"JETBLOCK.SHRED.{stream}", {}, seconds=_SECONDS)
+
+
+def _order(state: str) -> int:
+    return ("marked", "deleting", "done").index(state)

@@ -1,0 +1,123 @@
+"""Verifies an erasure: no object of a store has the erased messages, wherever in the object they could be.
+
+    objects that the report names        must not exist, and have no old version in a versioned bucket
+    every segment and run of the store   must have no message with an erased sequence in a block, dead or alive
+    everything else below the store      is named if nobody can say what is in it, such as what fsck set aside
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final, NamedTuple, TypeVar
+
+from broker.erasure.report import BadReport
+from broker.storage.erasure.stored_blocks import BlockObject, StoredBlocks
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import NotFound, ObjectStore
+from broker.storage.paths import ShardPaths, parse
+from broker.storage.read.snapshot import read_snapshot
+from broker.storage.state.seq_ranges import SeqRanges
+
+__all__ = ["OldVersion", "Verified", "old_versions", "verify_store"]
+
+T = TypeVar("T")
+
+_AT_ONCE: Final = 16
+_QUARANTINE: Final = "quarantine/"
+
+
+class OldVersion(NamedTuple):
+    """A version of a deleted object that a versioned bucket still has."""
+
+    key: str
+    version: str
+
+
+class Verified(NamedTuple):
+    """The result of a verification: ``holding`` are reasons why the erasure is not proved. ``objects`` were read."""
+
+    objects: int
+    holding: list[str]
+    versions: list[OldVersion]
+
+
+async def verify_store(store: ObjectStore, report: Mapping[str, Any], progress: Callable[[int], object] = lambda _: None
+                       ) -> Verified:
+    """Look for the erased messages in a store, or in a copy or backup of it. Raises: BadReport; StoreError."""
+    streams, names = _streams(report)
+    holding: list[str] = []
+    objects = 0
+    for shard in sorted({parsed.shard for info in await store.list("v1/shards/")
+                         if (parsed := parse(info.key)) is not None and parsed.shard is not None}):
+        state = (await read_snapshot(store, shard)).state
+        blocks = StoredBlocks(store, ShardPaths(shard), state, _ask, _ask)
+        async for one in blocks.objects(names):
+            objects += 1
+            progress(objects)
+            holding += [why async for why in _found(blocks, one, streams)]
+    for info in await store.list(_QUARANTINE):
+        holding.append(f"{info.key}: fsck has set this damaged object aside, and nobody can say what it holds: delete "
+                       f"it")
+    keys = [str(one["key"]) for one in report["deleted"]]
+    for at in range(0, len(keys), _AT_ONCE):
+        some = keys[at:at + _AT_ONCE]
+        for key, exists in zip(some, await asyncio.gather(*[_exists(store, key) for key in some]), strict=True):
+            if exists:
+                holding.append(f"{key}: it held erased messages, and is still there")
+    versions = await old_versions(store, keys)
+    return Verified(objects, holding, versions)
+
+
+async def old_versions(store: ObjectStore, keys: list[str]) -> list[OldVersion]:
+    """Return the versions that a versioned bucket still has of deleted objects. Raises: StoreError."""
+    found: list[OldVersion] = []
+    for at in range(0, len(keys), _AT_ONCE):
+        some = keys[at:at + _AT_ONCE]
+        for key, versions in zip(some, await asyncio.gather(*map(store.versions, some)), strict=True):
+            found += [OldVersion(key, version) for version in versions]
+    return found
+
+
+def _streams(report: Mapping[str, Any]) -> tuple[dict[int, SeqRanges], dict[int, tuple[str, str]]]:
+    from broker.erasure.request import parse_ranges
+
+    try:
+        streams = {int(one["incarnation"], 16): parse_ranges(one["sequences"]) for one in report["streams"]}
+        names = {int(one["incarnation"], 16): (str(report["account"]), str(one["stream"])) for one in report["streams"]}
+        if not all(type(one["key"]) is str for one in report["deleted"]):
+            raise ValueError("a key is no text")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadReport(f"the report is damaged: {error}") from None
+    return streams, names
+
+
+async def _found(blocks: StoredBlocks, one: BlockObject, streams: Mapping[int, SeqRanges]) -> Any:
+    if one.unreadable is not None:
+        yield f"{one.key}: it cannot be read, so nobody can say what it holds: {one.unreadable.why}"
+    for block in one.blocks:
+        ref, seqs = block.ref, streams[block.ref.stream_id]
+        if not seqs.overlaps(ref.first_seq, ref.last_seq):
+            continue
+        try:
+            head = await blocks.head(block)
+        except NotFound:
+            continue
+        except FormatError as error:
+            yield f"{one.key}: it cannot be read, so nobody can say what it holds: {error}"
+            continue
+        for first, last in seqs.within(ref.first_seq, ref.last_seq):
+            if head.ordinal_of(first) < head.ordinal_of(last + 1):
+                yield f"{one.key}: it has messages among {first} to {last} of stream {ref.stream_id:016x}"
+
+
+async def _exists(store: ObjectStore, key: str) -> bool:
+    try:
+        await store.get(key, 0, 1)
+    except (NotFound, ValueError):
+        return False
+    return True
+
+
+async def _ask(call: Callable[[], Awaitable[T]], _what: str) -> T:
+    return await call()
