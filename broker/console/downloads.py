@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -45,38 +45,40 @@ def add_routes(sessions: Sessions, cookie: str) -> None:
     """Add the downloads to the console's web server."""
     @app.get("/download/message/{stream}/{seq:int}")
     async def message(request: Request, stream: str, seq: int) -> Response:
-        session = await _session(request)
-        if isinstance(session, Response):
-            return session
-        try:
-            msg = await Messages(session.server, stream).get(seq)
-        except Refused as error:
-            return PlainTextResponse(str(error), 404)
-        return Response(msg.data, media_type=_OPAQUE, headers=_attached(f"{stream}-{seq}"))
+        return await answer(request, lambda session: _message(session, stream, seq))
 
     @app.get("/download/object/{bucket}")
     async def object(request: Request, bucket: str, name: str) -> Response:
-        session = await _session(request)
-        if isinstance(session, Response):
-            return session
-        try:
-            js = session.server.client.jetstream(domain=session.server.login.domain or None)
-            info = await (await js.object_store(bucket)).get_info(name)
-            if info.is_link():
-                return PlainTextResponse(f"{name} is a link to another object.", 404)
-        except ObjectNotFoundError:
-            return PlainTextResponse(f"{name} is gone.", 404)
-        except (Error, TimeoutError, ValueError) as error:
-            return PlainTextResponse(str(error).removeprefix("nats: ") or "The server did not answer in time.", 404)
-        return StreamingResponse(_chunks(session, bucket, info), media_type=_OPAQUE, headers={
-            "Content-Length": str(info.size or 0), **_attached(name)})
+        return await answer(request, lambda session: _object(session, bucket, name))
 
-    async def _session(request: Request) -> Session | Response:
+    async def answer(request: Request, download: Callable[[Session], Awaitable[Response]]) -> Response:
+        """Answer with the download, or with the reason why there is none."""
         try:
             session = await sessions.get(request.cookies.get(cookie, ""))
+            if session is None:
+                return PlainTextResponse("Log in to the console first.", 401)
+            return await download(session)
         except BadLogin as error:
             return PlainTextResponse(str(error), 502)
-        return session or PlainTextResponse("Log in to the console first.", 401)
+        except (Refused, Error, TimeoutError, ValueError) as error:
+            return PlainTextResponse(str(error).removeprefix("nats: ") or "The server did not answer in time.", 404)
+
+
+async def _message(session: Session, stream: str, seq: int) -> Response:
+    msg = await Messages(session.server, stream).get(seq)
+    return Response(msg.data, media_type=_OPAQUE, headers=_attached(f"{stream}-{seq}"))
+
+
+async def _object(session: Session, bucket: str, name: str) -> Response:
+    js = session.server.client.jetstream(domain=session.server.login.domain or None)
+    try:
+        info = await (await js.object_store(bucket)).get_info(name)
+    except ObjectNotFoundError:
+        raise Refused(f"{name} is gone.") from None
+    if info.is_link():
+        raise Refused(f"{name} is a link to another object.")
+    return StreamingResponse(_chunks(session, bucket, info), media_type=_OPAQUE, headers={
+        "Content-Length": str(info.size or 0), **_attached(name)})
 
 
 async def _chunks(session: Session, bucket: str, info: ObjectInfo) -> AsyncIterator[bytes]:

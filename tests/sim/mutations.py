@@ -14,6 +14,7 @@ import pytest
 
 import broker.cluster.ownership as ownership
 import broker.jetstream.stream.adoption as adoption
+import broker.jetstream.stream.dropping as dropping
 import broker.jetstream.stream.retention.ttl as ttl
 import broker.jetstream.stream.stream as stream_module
 import broker.storage.checkpoint.checkpointer as checkpointer
@@ -274,7 +275,9 @@ def removals_come_back(patch: pytest.MonkeyPatch) -> None:
 
 
 def streams_not_notified(patch: pytest.MonkeyPatch) -> None:
-    """Live streams continue to read blocks that compaction has replaced, and that are deleted."""
+    """Live streams continue to read blocks that compaction has replaced, and that are deleted. They keep their blocks,
+    which they drop soon with the small bounds of these tests."""
+    patch.setattr(dropping, "_IDLE_NS", 1 << 60)
     patch.setattr(Log, "notify_adopted", lambda self, adopted: [])
 
 
