@@ -133,15 +133,18 @@ MAY: dict[str, set[str]] = {
     "jetstream.inbox": {
         "base", "jetstream.stream", "jetstream.stream.state", "jetstream.wire", "storage.format", "storage.log",
         "storage.objectstore", "storage.paths", "storage.staging"},
+    "jetstream.catalogue": {
+        "jetstream.account", "jetstream.config", "jetstream.shard_streams", "jetstream.stream", "jetstream.wire",
+        "storage.format", "storage.log", "storage.state"},
     "jetstream.shard_streams": {
         "base", "jetstream.account", "jetstream.inbox", "jetstream.stream", "storage.erasure", "storage.format",
         "storage.log", "storage.paths", "storage.read", "storage.state"},
     "jetstream.engine": {
-        "access", "base", "config.settings", "jetstream.account", "jetstream.api", "jetstream.bus", "jetstream.config",
-        "jetstream.consumer.delivery", "jetstream.inbox", "jetstream.inflight", "jetstream.shard_streams",
-        "jetstream.stream", "jetstream.stream.shared", "jetstream.stream.upstream", "jetstream.usage",
-        "jetstream.wire", "storage.erasure", "storage.format", "storage.log", "storage.read", "storage.staging",
-        "storage.state"},
+        "access", "base", "config.settings", "jetstream.account", "jetstream.api", "jetstream.bus",
+        "jetstream.catalogue", "jetstream.config", "jetstream.consumer.delivery", "jetstream.inbox",
+        "jetstream.inflight", "jetstream.shard_streams", "jetstream.stream", "jetstream.stream.shared",
+        "jetstream.stream.upstream", "jetstream.usage", "jetstream.wire", "storage.erasure", "storage.format",
+        "storage.log", "storage.read", "storage.staging", "storage.state"},
     "jetstream.overview": {"base", "jetstream.account", "jetstream.consumer", "jetstream.stream"},
     # NATS Streaming.
     "streaming": {
@@ -211,16 +214,19 @@ MAY: dict[str, set[str]] = {
         "base", "cluster", "maintenance.scrub", "runtime.store_host", "storage.format", "storage.journal_replay",
         "storage.keys", "storage.log", "storage.objectstore", "storage.paths", "storage.put", "storage.read",
         "storage.shard", "storage.unsynced_tail"},
+    "runtime.shard_set": {
+        "base", "jetstream.catalogue", "maintenance.scrub", "runtime.shard_owner", "runtime.store_host",
+        "storage.shard"},
     "runtime.adopt": {
         "access", "base", "config.settings", "jetstream.engine", "jetstream.inbox", "jetstream.wire",
-        "runtime.shard_owner", "runtime.store_host", "server.accounts", "server.routing", "storage.objectstore",
+        "runtime.shard_set", "runtime.store_host", "server.accounts", "server.routing", "storage.objectstore",
         "storage.shard"},
     "runtime": {
         "access", "base", "config", "config.kinds", "config.settings", "jetstream.account", "jetstream.engine",
         "jetstream.inbox", "jetstream.overview", "jetstream.wire", "maintenance.scrub", "monitor", "runtime.adopt",
-        "runtime.shard_owner", "runtime.store_host", "server", "server.accounts", "server.auth", "server.listeners",
-        "server.operator", "server.routing", "server.system", "storage.log", "storage.objectstore", "storage.paths",
-        "storage.put", "storage.shard", "streaming", "upstreams", "version"},
+        "runtime.shard_owner", "runtime.shard_set", "runtime.store_host", "server", "server.accounts", "server.auth",
+        "server.listeners", "server.operator", "server.routing", "server.system", "storage.log",
+        "storage.objectstore", "storage.paths", "storage.put", "storage.shard", "streaming", "upstreams", "version"},
     "runtime.embedded": {"base", "config", "config.settings", "runtime"},
     "runtime.broker_thread": {"runtime.embedded"},
     "runtime.inside": {

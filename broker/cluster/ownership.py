@@ -36,7 +36,7 @@ from broker.cluster.identity import Identity
 from broker.cluster.openings import known_ends
 from broker.storage.format.claim import Claim, Seal
 from broker.storage.format.errors import Corrupt, FormatError
-from broker.storage.format.header import EPOCH_MAX, HEADER_BYTES, ObjectKind, Position
+from broker.storage.format.header import EPOCH_MAX, FORMAT_VERSION, HEADER_BYTES, ObjectKind, Position
 from broker.storage.format.log_end import is_being_copied
 from broker.storage.format.opening import encode_opening
 from broker.storage.format.records.opening import Opening
@@ -82,11 +82,13 @@ class Taken(NamedTuple):
 
 
 async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
-               watched: Watched | None = None, lease_ns: int = 0) -> Taken:
+               watched: Watched | None = None, lease_ns: int = 0, *,
+               reader_version: int = FORMAT_VERSION) -> Taken:
     """Make this process run the owner of the shard, and fence the owner before it.
 
     A call that fails or is cancelled leaves a claim, seals, perhaps an opening: the next taker handles all three.
-    Args: watched is what the wait for ``lease_ns``, T, ended with; None if a lock replaces the lease.
+    Args: watched is what the wait for ``lease_ns``, T, ended with; None if a lock replaces the lease. reader_version is
+        that of the opening.
     Raises: Overtaken, before anything is put, if an epoch beyond ``watched`` is claimed; Fenced if one later than ours
     is;
         Corrupt, naming the object; Transient; StoreRefused.
@@ -96,7 +98,8 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
     ends = await _seal_below(store, paths, epoch, me, retry)
     sealed_ns = clock.monotonic_ns()
     position = Position(epoch, 0)
-    opening = Opening(me.name, tuple(Position(e, n) for e, n in sorted(ends.items())), clock.now_ns())
+    opening = Opening(me.name, tuple(Position(e, n) for e, n in sorted(ends.items())), clock.now_ns(),
+                      reader_version)
     data = [encode_opening(opening, position, me.nonce)]
     began_ns = clock.outside_ns()
     key = paths.log(position)

@@ -17,6 +17,9 @@ class StorageSettings(Section):
     url: str = setting(
         "", kinds.text, "Place of the streams: file:///dir, s3://bucket/prefix or memory://; unset: a temporary "
         "directory.", "jetblock.store")
+    shards: int = setting(
+        0, kinds.integer(0, 256), "Number of the store's shards, 1 to 256; more can be had at any start, fewer if the "
+        "others have no streams. Unset: as many as the store has, 1 at first.", "jetblock.shards")
     s3_endpoint: str = setting(
         "", kinds.text, "URL of the S3 service; unset: AWS_ENDPOINT_URL, else AWS.", "jetstream.object_store.endpoint",
         variable="S3_ENDPOINT")
@@ -61,8 +64,8 @@ class StorageSettings(Section):
         4, kinds.integer(1, 16), "Segments of one log that are put at the same time, 1 to 16.",
         "jetblock.puts_in_flight")
     tail_bytes_max: int = setting(
-        256 * MIB, kinds.size(MIB), "Bytes of all messages that are sequenced and not yet stored; past it publishers "
-        "wait, and are then refused.", "jetblock.tail_bytes_max")
+        256 * MIB, kinds.size(MIB), "Bytes of all messages of a shard that are sequenced and not yet stored; past it "
+        "publishers wait, and are then refused.", "jetblock.tail_bytes_max")
     cache_bytes: int = setting(
         64 * MIB, kinds.size(0), "Bytes of blocks in memory for readers; up to a quarter more for blocks that are read "
         "ahead.", "jetblock.cache_bytes")

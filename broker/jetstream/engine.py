@@ -19,6 +19,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from broker.access.accounts import AccountLimits
@@ -31,6 +32,7 @@ from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.api.system import SystemApi
 from broker.jetstream.api.waiting import Waiting
+from broker.jetstream.catalogue import Catalogue
 from broker.jetstream.inbox.inbox import InboxSettings
 from broker.jetstream.inflight import BatchLimits, Inflight
 from broker.jetstream.shard_streams import ShardStreams
@@ -77,6 +79,7 @@ class JetStream:
         ``accounts``: the accounts that have JetStream, by name.
         ``apis``: the APIs of all accounts, by name.
         ``shards``: the shards that this broker owns, by number.
+        ``catalogue``: the streams of other shards than 0.
         ``external``: the mirrors and sources of other accounts' streams; they retry when accounts share other things.
         ``receivers``: returns the receiver of a consumer that serves another protocol; None: there is none.
         ``upstreams``: returns the way to another NATS system, by account and API prefix (``Host.upstream``); None:
@@ -100,6 +103,9 @@ class JetStream:
         self._system_api: SystemApi | None = None
         self._system_events: SystemEvents | None = None
         self.shards: dict[int, ShardStreams] = {}
+        self.catalogue = Catalogue(self.shards)
+        self._complete = False
+        """True once all shards are open."""
         self._listening = False
         self._memory_log: MemoryLog | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -114,8 +120,14 @@ class JetStream:
 
     @property
     def available(self) -> bool:
-        """True if this broker owns a shard and the proof of it is fresh."""
-        return any(shard.available for shard in self.shards.values())
+        """True if all shards of this broker are open, and the proof of owning them is fresh."""
+        return self._complete and all(shard.available for shard in self.shards.values())
+
+    @property
+    def stuck(self) -> bool:
+        """True if a shard's log stores nothing, or too many calls wait for it."""
+        return any(shard.log.stuck or shard.log.waiting_bytes * 4 > shard.log.tail_bytes_max
+                   for shard in self.shards.values())
 
     @property
     def leafs(self) -> Leafs | None:
@@ -132,8 +144,15 @@ class JetStream:
         """The log of the first shard, whose owner answers the requests that are about no stream."""
         return self._first_shard().log
 
+    def wait(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call ``fn(*args)`` once everything sequenced so far in all shards is persisted."""
+        logs = [shard.log for shard in self.shards.values()]
+        for log in logs[1:]:
+            fn, args = partial(log.wait, fn), args
+        logs[0].wait(fn, *args)
+
     def shard_of(self, account: str, name: str) -> ShardStreams:
-        """Return the shard of a stored stream; for any other name, the shard in which its stream would be made."""
+        """Return the shard of a stored stream; for any other name, the first shard."""
         for shard in self.shards.values():
             if shard.log.state.stream(account, name) is not None:
                 return shard
@@ -266,7 +285,7 @@ class JetStream:
                         await account.delete_stream(one)
             else:
                 state, shard = one
-                UnusedStream(state).delete(shard.log)
+                self.catalogue.delete(state.stream_id, shard.log, partial(UnusedStream(state).delete, shard.log))
                 if account is not None:
                     account.offline.pop(state.name, None)
         for shard in shards:
@@ -333,16 +352,19 @@ class JetStream:
 
     async def open(self, shard: int, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0,
                    inbox: InboxSettings | None = None,
-                   release_runs: Callable[[Sequence[str]], object] = lambda keys: None, eraser: Eraser | None = None
-                   ) -> None:
+                   release_runs: Callable[[Sequence[str]], object] = lambda keys: None, eraser: Eraser | None = None,
+                   more: bool = False) -> None:
         """Restore the streams and consumers of ``log.state``, the state of ``shard``, which this broker now owns.
 
         Return once the consumers serve, or after ``wait_seconds``. Consumers whose messages take long to count continue
         opening after that.
         Args: ``inbox``: how often the shard's inbox is read, None: only on request; ``release_runs(keys)`` deletes runs
-            that nothing will ever name; ``eraser``: the shard's, None: no bytes of removed messages are erased.
+            that nothing will ever name; ``eraser``: the shard's, None: no bytes of removed messages are erased;
+            ``more``: other shards follow, and no request is served before the last one.
         """
         opened = self.shards[shard] = ShardStreams(shard, log, reader, self, self._budget)
+        if shard == 0:
+            self.catalogue.open(log.state.catalogue)
         if self._memory_log is None:
             self._memory_log = MemoryLog(log.clock_trusted)
             self._budget.start()
@@ -351,6 +373,7 @@ class JetStream:
             _log.warning("%d streams of account %s stay in the store unused: "
                          "there is no such account here with JetStream", count, name)
         openings = [opening for account in self.accounts.values() for opening in self._restore(account, (opened,))]
+        self._complete = not more
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
         settings, writing = inbox or InboxSettings(poll_ns=None), self._inflight.writing
@@ -386,6 +409,7 @@ class JetStream:
         if self._memory_log is not None:
             self._memory_log.stop()
         self._memory_log = None
+        self._complete = False
         self.shards.clear()
 
     async def stop(self) -> None:
@@ -432,15 +456,16 @@ class JetStream:
         return await inbox.carry_out(request_id, stream, version)
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None,
-                    created_ns: int | None = None, *, listeners: Mapping[str, Listener], usage: Usage) -> Stream:
+                    created_ns: int | None = None, *, listeners: Mapping[str, Listener], usage: Usage,
+                    shard: int = 0) -> Stream:
         """Make a live stream: a new one, or one restored from its persisted state.
 
         Args: ``created_ns`` is a new stream's time of creation, None for now; ``listeners`` are its consumers by name;
-            ``usage`` counts its bytes.
+            ``usage`` counts its bytes; ``shard`` is the number of a new stream's shard.
         """
         from broker.jetstream.stream.stream import Stream
 
-        shard = self.shard_of(account, config.name)
+        of = self.shards[shard] if state is None else self.shard_of(account, config.name)
         assert self._memory_log is not None
         memory = config.storage == "memory"
         if state is not None:
@@ -449,11 +474,11 @@ class JetStream:
             created_ns = self.clock.now_ns()
         stream = Stream(
             config, state, account=account,
-            stream_id=shard.new_stream_id(self.rng) if state is None else state.stream_id, created_ns=created_ns,
-            log=self._memory_log if memory else shard.log, reader=shard.reader, bus=bus, clock=self.clock, rng=self.rng,
+            stream_id=of.new_stream_id(self.rng) if state is None else state.stream_id, created_ns=created_ns,
+            log=self._memory_log if memory else of.log, reader=of.reader, bus=bus, clock=self.clock, rng=self.rng,
             domain=self.settings.domain, usage=usage, inflight=self._inflight, listeners=listeners)
         stream.on_loaded = self._budget.changed
-        stream.erasures.on_marked = shard.erasure_marked
+        stream.erasures.on_marked = of.erasure_marked
         return stream
 
     def _all_apis(self) -> list[Api | DisabledApi | SystemApi]:

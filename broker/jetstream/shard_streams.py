@@ -42,6 +42,7 @@ class ShardStreams(LogListener):
     """A shard that this broker owns, from ``JetStream.open`` to ``JetStream.close``.
 
     Attributes: ``failed_streams``: the streams that cannot store anything until the next start, by id, with the reason;
+        ``streams``: the number of stored streams, roughly, for the choice of a new stream's shard;
         ``inbox``: None until the shard's consumers serve.
     """
 
@@ -50,6 +51,7 @@ class ShardStreams(LogListener):
         self.log = log
         self.reader = reader
         self.failed_streams: dict[int, str] = {}
+        self.streams = len(log.state.streams)
         self.inbox: Inbox | None = None
         self.eraser: Eraser | None = None
         self._broker = broker

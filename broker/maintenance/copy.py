@@ -154,7 +154,9 @@ class Copier:
     async def _lacking(self, numbers: list[int]) -> list[ObjectInfo]:
         """List the objects that the destination lacks, in the order of copying. Raises: CopyRefused; StoreError."""
         parts: list[list[ObjectInfo]] = []
-        for number in numbers:
+        # Shard 0 last: its catalogue must have all streams that the copies of the other shards have.
+        order = numbers[::-1]
+        for number in order:
             paths = ShardPaths(number)
             beyond: list[Position] = []
             parts.append(await self._missing_in(paths.checkpoints, beyond))
@@ -162,11 +164,11 @@ class Copier:
             await self._expect_released(paths, beyond)
             parts.append(await self._missing_in(paths.page_objects))
             parts.append(await self._missing_in(paths.runs))
-            if number == numbers[-1]:
+            if number == order[-1]:
                 parts.append(await self._missing_of(_all(await self._source.list(STREAMS)),
                                                     _all(await self._destination.view.list(STREAMS))))
             parts.append(await self._missing_in(paths.epochs))
-            if number == numbers[-1]:
+            if number == order[-1]:
                 parts.append(await self._missing_in(KEYS))
         return [info for part in reversed(parts) for info in part]
 

@@ -205,9 +205,10 @@ class Scrubber:
         source = _Paced(self._store, asyncio.get_running_loop(), self._pace)
         while place.folder < len(folders):
             async for info in self._listed(folders[place.folder], place.after):
-                await self._check(source, info)
+                if not self._elsewhere(info):
+                    await self._check(source, info)
+                    self._record_listed(info)
                 place.after = info.key
-                self._record_listed(info)
             place.folder, place.after = place.folder + 1, ""
         await self._compare()
         for key in self._findings.keys() - place.found:
@@ -221,6 +222,13 @@ class Scrubber:
             for info in page:
                 yield info
             after = page[-1].key
+
+    def _elsewhere(self, info: ObjectInfo) -> bool:
+        """Return whether the object is a run of a stream that is in another shard."""
+        assert self._state is not None
+        key = parse(info.key)
+        return (key is not None and key.incarnation is not None
+                and self._state().is_elsewhere(self._paths.shard, key.incarnation))
 
     def _record_listed(self, info: ObjectInfo) -> None:
         key = parse(info.key)

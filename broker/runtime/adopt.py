@@ -18,7 +18,7 @@ from broker.config.settings import Settings
 from broker.jetstream.engine import JetStream
 from broker.jetstream.inbox.inbox import Carried, Inbox, InboxSettings
 from broker.jetstream.wire.errors import ApiError
-from broker.runtime.shard_owner import ShardOwner
+from broker.runtime.shard_set import ShardSet
 from broker.runtime.store_host import StoreHost
 from broker.server.accounts.directory import wanted_accounts
 from broker.server.routing.router import Router
@@ -47,46 +47,49 @@ async def adopt(settings: Settings) -> list[Carried]:
             lost.set_result(error)
 
     host = StoreHost(settings.storage, settings.server_name, clock)
-    owner = ShardOwner(host, 0, report_loss)
+    owners = ShardSet(host, report_loss)
     js = JetStream(clock, rng, settings.jetstream)
     accounts = {one.name: one for one in wanted_accounts(settings.accounts).values()}
     most = settings.clients.max_payload
     try:
         await host.check(must_exist=True)
-        shard = await _acquire(owner, host.store.url)
-        _add_accounts(js, clock, rng, accounts, {stream.account for stream in shard.state.streams.values()})
-        await js.open(shard.number, shard.log, owner.reader, release_runs=shard.sweeper.release_runs,
-                      eraser=shard.eraser, inbox=InboxSettings(
+        shards = await _acquire(owners, host.store.url)
+        _add_accounts(js, clock, rng, accounts,
+                      {stream.account for shard in shards for stream in shard.state.streams.values()})
+        inbox = InboxSettings(
             poll_ns=None, staged_grace_ns=settings.storage.staged_grace_ns,
-            max_payload=lambda name: accounts[name].payload_bytes_max(most) if name in accounts else most))
-        inbox = js.shards[shard.number].inbox
-        assert inbox is not None
-        carried = asyncio.create_task(_carry_out(inbox), name="inbox")
+            max_payload=lambda name: accounts[name].payload_bytes_max(most) if name in accounts else most)
+        for owner, shard in zip(owners, shards, strict=True):
+            await js.open(shard.number, shard.log, owner.reader, release_runs=shard.sweeper.release_runs,
+                          eraser=shard.eraser, inbox=inbox, more=shard is not shards[-1])
+        carried = asyncio.create_task(
+            _carry_out([shard.inbox for shard in js.shards.values() if shard.inbox is not None]), name="inbox")
         await asyncio.wait((carried, lost), return_when=asyncio.FIRST_COMPLETED)
         if not carried.done():
             carried.cancel()
             raise Owned(f"another broker took the store meanwhile: {lost.result()}")
         return await carried
     finally:
-        await js.close(notify=owner.shard is not None)
-        await owner.give_back()
+        await js.close(notify=not owners.failed)
+        await owners.give_back()
         await host.close()
 
 
-async def _carry_out(inbox: Inbox) -> list[Carried]:
+async def _carry_out(inboxes: list[Inbox]) -> list[Carried]:
     """Carry out all requests, then delete old staged runs. Raises: StoreError if the requests cannot be listed."""
-    done = await inbox.carry_out_all()
+    done = [carried for inbox in inboxes for carried in await inbox.carry_out_all()]
     try:
-        await inbox.sweep()
+        for inbox in inboxes:
+            await inbox.sweep()
     except StoreError as error:
         _log.warning("staged runs that nobody asked for are swept another time: %s", error)
     return done
 
 
-async def _acquire(owner: ShardOwner, url: str) -> Shard:
-    """Acquire the shard. Raises: Owned; StartError."""
+async def _acquire(owners: ShardSet, url: str) -> list[Shard]:
+    """Acquire the shards. Raises: Owned; StartError."""
     try:
-        return await owner.acquire_unowned()
+        return await owners.acquire(wait=False)
     except StoreInUse:
         raise Owned(f"{url}: a broker owns the store. It looks at its inbox by itself, and at once when it is asked "
                     f"to by $JS.API.JETBLOCK.ADOPT") from None

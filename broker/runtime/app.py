@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from broker.runtime.otel import OtelTracer
     from broker.runtime.pages import Pages
     from broker.runtime.shard_owner import ShardOwner
+    from broker.runtime.shard_set import ShardSet
     from broker.runtime.store_host import StoreHost
-    from broker.storage.log.log import Log
     from broker.streaming.gateway import Gateway
     from broker.streaming.pages import StreamingPages
     from broker.upstreams.upstreams import Upstreams
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
 __all__ = ["App", "StartError"]
 
 log = logging.getLogger(__name__)
-
-_SHARD = 0
-"""The shard of a broker's streams: a broker has one."""
 
 _QUIET_START_SECONDS = 2.0
 """A start that takes longer than this serves the monitoring pages before it has ended."""
@@ -87,7 +84,7 @@ class App:
         self.upstreams: Upstreams | None = None
         """The other NATS systems whose streams are copied; None if none are configured."""
         self.store_host: StoreHost | None = None
-        self.shard_owner: ShardOwner | None = None
+        self.shards: ShardSet | None = None
         self._accounts: JetStreamAccounts | None = None
         self.pages: Pages | None = None
         self._serving = False
@@ -163,8 +160,8 @@ class App:
             await self.upstreams.stop()
         if self.jetstream is not None:
             await self.jetstream.close(notify=True)
-        if self.shard_owner is not None:
-            await self.shard_owner.give_back()
+        if self.shards is not None:
+            await self.shards.give_back()
         if self.jetstream is not None:
             await self.jetstream.stop()
         await self.server.close()
@@ -259,7 +256,7 @@ class App:
         # Imported only if JetStream is enabled.
         from broker.jetstream.engine import JetStream
         from broker.runtime.jetstream_accounts import JetStreamAccounts
-        from broker.runtime.shard_owner import ShardOwner
+        from broker.runtime.shard_set import ShardSet
         from broker.runtime.store_host import StoreHost
 
         assert isinstance(self.clock, GuardedClock)
@@ -268,8 +265,8 @@ class App:
             prepare_directory(directory := settings.storage.url.removeprefix("file://"))
             refuse_nats_server(directory)
         self.store_host = StoreHost(settings.storage, settings.server_name, self.clock)
-        self.shard_owner = ShardOwner(self.store_host, _SHARD, self._lost, waits=self._begin_to_wait,
-                                      before_claim=self._bind_for_clients, damaged=self._report_damage)
+        self.shards = ShardSet(self.store_host, self._lost, waits=self._begin_to_wait,
+                               before_claim=self._bind_for_clients, damaged=self._report_damage)
         url = self.store_host.store.url
         limits = settings.jetstream.server
         log.info("Starting JetStream")
@@ -309,11 +306,13 @@ class App:
         """Take the shard and listen for clients, again if the shard is lost meanwhile. Raises: StartError."""
         self._acquiring = True
         while True:
-            shard_log = await self._take_over() if self.shard_owner is not None else None
-            if shard_log is None or shard_log.failure is None:
+            shards = self.shards
+            if shards is not None:
+                await self._take_over(shards)
+            if shards is None or not shards.failed:
                 await self._listen()
                 await self._check_partition()
-            if shard_log is None or shard_log.failure is None:
+            if shards is None or not shards.failed:
                 break
             await self._give_up_shard()
         self._acquiring = False
@@ -326,38 +325,46 @@ class App:
             except ValueError as error:
                 raise StartError(f"Can't start NATS Streaming: {error}") from None
 
-    async def _take_over(self) -> Log:
-        """Acquire the shard and open its streams. Raises: StartError."""
+    async def _take_over(self, shards: ShardSet) -> None:
+        """Acquire the shards and open their streams. Raises: StartError."""
         from broker.jetstream.inbox.inbox import InboxSettings
         from broker.jetstream.wire.errors import ApiError
+        from broker.storage.put import Fenced
 
-        assert self.shard_owner is not None
         assert self.jetstream is not None
         assert self._accounts is not None
-        shard = await (self.shard_owner.acquire() if self._standby else self.shard_owner.acquire_unowned())
+        try:
+            taken = await shards.acquire(wait=self._standby)
+        except Fenced:
+            return  # the caller sees that a shard has failed
         self._standby = True  # an owner that is fenced waits as a standby
-        recovered = shard.recovered
-        log.info("Epoch %d: %d streams, %d segments replayed", shard.log.epoch, len(shard.state.streams),
-                 recovered.segments)
+        for shard in taken:
+            log.info("%sEpoch %d: %d streams, %d segments replayed",
+                     f"Shard {shard.number}: " if len(taken) > 1 else "", shard.log.epoch, len(shard.state.streams),
+                     shard.recovered.segments)
+        shard = taken[0]
         log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, at_aws=shard.log.store.at_aws))
         if shard.log.store.put_unsynced is not None:
             log.info("Syncs: every %s; a power cut may take what was acknowledged since the last one",
                      format_duration(self.settings.storage.sync_interval_ns or 0))
-        await self._accounts.resolve({state.account for state in shard.state.streams.values()})
+        await self._accounts.resolve({state.account for shard in taken for state in shard.state.streams.values()})
         storage = self.settings.storage
         inbox = InboxSettings(poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns,
                               max_payload=self._max_payload)
-        await self.jetstream.open(shard.number, shard.log, self.shard_owner.reader,
-                                  release_runs=shard.sweeper.release_runs, inbox=inbox, eraser=shard.eraser)
+        for owner in shards:
+            if (shard_taken := owner.shard) is None or shard_taken.log.failure is not None:
+                return
+            await self.jetstream.open(
+                shard_taken.number, shard_taken.log, owner.reader, release_runs=shard_taken.sweeper.release_runs,
+                inbox=inbox, eraser=shard_taken.eraser, more=shard_taken is not taken[-1])
         if self.gateway is not None:
             try:
                 await self.gateway.open()
             except (ValueError, ApiError) as error:
                 raise StartError(f"Can't start NATS Streaming: {error}") from None
             except Exception:
-                if shard.log.failure is None:
+                if not shards.failed:
                     raise
-        return shard.log
 
     def _max_payload(self, name: str) -> int:
         """Return the most bytes of a message in an account, by the settings as they are now."""
@@ -403,14 +410,14 @@ class App:
         dropped."""
         from broker.storage.put import Fenced
 
-        assert self.shard_owner is not None
+        assert self.shards is not None
         if not isinstance(error, Fenced):
             self._fail(str(error))
-        elif self.shard_owner.is_our_double(error):
-            self._fail(str(self.shard_owner.double(error)))
+        elif self.shards.first.is_our_double(error):
+            self._fail(str(self.shards.first.double(error)))
         else:
             log.warning("%s; closing all clients, and waiting as a standby", error)
-            if not self._acquiring:
+            if not self._acquiring and (self._stepping_down is None or self._stepping_down.done()):
                 self._stepping_down = asyncio.create_task(self._step_down(), name="step down")
 
     async def _step_down(self) -> None:
@@ -427,8 +434,8 @@ class App:
             log.info("Server is ready")
 
     async def _give_up_shard(self) -> None:
-        """Close the clients and abandon the shard; return after T, so as not to compete with the new owner."""
-        assert self.shard_owner is not None
+        """Close the clients and abandon the shards; return after T, so as not to compete with the new owner."""
+        assert self.shards is not None
         assert self.jetstream is not None
         self._serving = False
         if self.gateway is not None:
@@ -437,7 +444,7 @@ class App:
             await self.upstreams.stop()
         await self.jetstream.close()
         await self.server.close()
-        await self.shard_owner.abandon()
+        await self.shards.abandon()
         await asyncio.sleep(self.settings.storage.lease_ns / 1e9)
 
     # ---- monitoring --------------------------------------------------------------------------------------------------
@@ -461,6 +468,11 @@ class App:
     async def _start_pages(self) -> None:
         if self.pages is not None:
             await self.pages.start()
+
+    @property
+    def shard_owner(self) -> ShardOwner | None:
+        """The owner of shard 0; None without JetStream."""
+        return None if self.shards is None else self.shards.first
 
     @cached_property
     def views(self) -> Views:

@@ -25,7 +25,8 @@ from broker.base.histogram import Histogram
 from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take_shard
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.format.errors import CutOff, FormatError, KeyMissing
-from broker.storage.format.header import Position
+from broker.storage.format.header import FORMAT_VERSION, Position
+from broker.storage.format.records.opening import SHARDS_VERSION
 from broker.storage.journal_replay import journal_place, log_replayed, replay_journal
 from broker.storage.keys.deleted import KeysOfDeletedStreams
 from broker.storage.keys.opening import decode_all, missing_key
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from broker.maintenance.scrub import Finding, Scrubber
     from broker.runtime.store_host import StoreHost
 
-__all__ = ["ShardOwner"]
+__all__ = ["ShardOwner", "do_nothing"]
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,8 @@ _STOP_GRACE_SECONDS = 1.0
 """A clean stop ends without the store if no put has completed for one request timeout plus this."""
 
 
-async def _nothing() -> None:
-    pass
+async def do_nothing() -> None:
+    """Do nothing."""
 
 
 class ShardOwner(LogListener):
@@ -80,7 +81,7 @@ class ShardOwner(LogListener):
     """
 
     def __init__(self, host: StoreHost, number: int, lost: Callable[[BaseException], object], *,
-                 waits: Callable[[], object] = lambda: None, before_claim: Callable[[], Awaitable[object]] = _nothing,
+                 waits: Callable[[], object] = lambda: None, before_claim: Callable[[], Awaitable[object]] = do_nothing,
                  damaged: Callable[[Finding], object] = lambda _: None) -> None:
         """Args:
         number: the shard's number in the store.
@@ -211,9 +212,11 @@ class ShardOwner(LogListener):
                 if keys is not None and directory.put_sync is not None:
                     replay = partial(replay, keys.codec, partial(keys.flush_sync, directory.put_sync))
                 log_replayed(await asyncio.to_thread(replay), store.url)
-            taken = await take_shard(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns)
+            taken = await take_shard(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns,
+                                     reader_version=await self._reader_version())
             if directory is not None:
-                directory.unsynced.on_failure = partial(self._sync_failed, asyncio.get_running_loop())
+                if not paths.shard:  # the log of another shard is synced at each put
+                    directory.unsynced.on_failure = partial(self._sync_failed, asyncio.get_running_loop())
                 await asyncio.to_thread(directory.start_unsynced, paths.logs, paths.log(Position(taken.epoch, 1)))
             if directory is None and keys is not None:
                 # Again after the seals: an owner that was fenced has put its last keys before its last segment.
@@ -247,6 +250,12 @@ class ShardOwner(LogListener):
         if host.scrubs:
             self._before_scrub = asyncio.create_task(self._begin_scrub(shard), name="until the first scrub")
         return shard
+
+    async def _reader_version(self) -> int:
+        """Return the version that readers of this epoch need: releases without shards must not serve a part of a
+        store."""
+        several = not self._paths.shard and (self._settings.shards > 1 or await self._host.shard_count() > 1)
+        return SHARDS_VERSION if several else FORMAT_VERSION
 
     async def _begin_scrub(self, shard: Shard) -> None:
         settings = self._settings

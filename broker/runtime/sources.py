@@ -45,10 +45,13 @@ class Parts(Protocol):
     lag: LoopLag
     jetstream: JetStream | None
     store_host: StoreHost | None
-    shard_owner: ShardOwner | None
     gateway: Gateway | None
     streaming_pages: StreamingPages | None
     upstreams: Upstreams | None
+
+    @property
+    def shard_owner(self) -> ShardOwner | None:
+        """The owner of shard 0; None without JetStream."""
 
     @property
     def serving(self) -> bool:

@@ -144,6 +144,13 @@ class StoreHost:
         self._compare_clocks()
         self._watching = asyncio.create_task(self._watch_clock(), name="watch the clock")
 
+    async def shard_count(self) -> int:
+        """Return the number of the store's shards: those that have been taken once, and shard 0. Raises: StoreError."""
+        count = 1
+        while await self.retrying.list(ShardPaths(count).epochs, limit=1):
+            count += 1
+        return count
+
     async def _watch_clock(self) -> None:
         while True:
             await asyncio.sleep(_CLOCK_SECONDS)

@@ -137,6 +137,17 @@ def _adoption() -> OpenBlock[None]:
     return shard
 
 
+def _catalogue() -> OpenBlock[None]:
+    """A stream of shard 2 is created, another of shard 1 is about to be deleted, a third is gone."""
+    shard: OpenBlock[None] = OpenBlock(0, None)
+    add_record(shard, RecordKind.CATALOGUE, {"entries": [
+        {"id": STREAM, "shard": 2, "account": "$G", "name": "S", "config": {"name": "S", "subjects": ["s"]},
+         "created_ns": T0},
+        {"id": STREAM + 1, "shard": 1, "account": "A", "name": "T", "config": {"name": "T"}, "created_ns": T0,
+         "deleting": True}], "gone": [STREAM + 2]})
+    return shard
+
+
 _VERSION = Version("orders of shop 7", 41)
 
 
@@ -240,6 +251,7 @@ def _sound() -> Iterator[Golden]:
     yield Golden("segment-of-many-subjects", encode(_many_subjects()))
     yield Golden("segment-of-several-frames", encode(_frames()))
     yield Golden("segment-of-an-adoption", encode(_adoption()))
+    yield Golden("segment-of-a-catalogue", encode(_catalogue()))
     yield Golden("segment-of-staged-blocks", encode(_appended([70_003, 70_003, 1, 62])))
     yield Golden("segment-of-staged-blocks-less-scattered-ones", encode(_appended(
         [70_001, 70_003, 2, 107, b"\x05"])))

@@ -42,7 +42,6 @@ from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
-from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.stream_delete import StreamDelete
 
 if TYPE_CHECKING:
@@ -128,8 +127,17 @@ class Account:
         return self._restored and self._host.available
 
     @property
+    def stuck(self) -> bool:
+        """True if no answer can be given, because too many wait for a log."""
+        return self._host.stuck
+
+    @property
     def log(self) -> StreamLog:
         return self._host.log
+
+    def wait(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call ``fn(*args)`` once everything sequenced so far in all shards is persisted."""
+        self._host.wait(fn, *args)
 
     @property
     def limits(self) -> AccountLimits:
@@ -273,8 +281,8 @@ class Account:
             # The claim may have taken several turns of the loop.
             self._check_room(config)
             self._check_links(links, config)
-            stream = self._make_stream(config)
-            self._record(stream, stream.enforcement.create_record())
+            stream = self._make_stream(config, shard=self._host.catalogue.place(config))
+            await _done(self._host.catalogue.create(stream, stream.enforcement.create_record()))
         await in_turns(self._add(stream))
         self.events.stream("create", stream.name, stream.log)
         self._double_storage.check(stream.name, config.subjects)
@@ -294,6 +302,7 @@ class Account:
         config.metadata = with_static_metadata(config.metadata, required_level(config))
         self._quota.check_update(stream, config)
         self.consumers.check_limits(stream, config)
+        self._host.catalogue.check_update(stream, config)
         added = _without(config.subjects, before.subjects)
         async with self._claimed(config, added):
             # The claim may have taken several turns of the loop.
@@ -301,7 +310,9 @@ class Account:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
             self._quota.check_update(stream, config)
             self._check_links(links, config)
-            self._record(stream, stream.enforcement.update_record(config))
+            await _done(self._host.catalogue.update(stream, stream.enforcement.update_record(config)))
+            if self.stream(stream.name) is not stream:
+                raise ApiError(ApiErrors.STREAM_NOT_FOUND)
         to_interest = config.retention == "interest" != before.retention
         limits_applied = stream.update(config)
         self._links += config.follows
@@ -351,16 +362,27 @@ class Account:
         deleted = await self.consumers.delete_all(stream)
         if self.stream(name) is not stream:
             raise ApiError(ApiErrors.STREAM_NOT_FOUND)
+        await _done(self._host.catalogue.delete(stream.stream_id, stream.log, partial(self._delete, stream, deleted)))
+        await in_turns(self._subscriptions.give_back(name, subjects))
+
+    def _delete(self, stream: Stream, consumers: Iterable[str]) -> None:
+        """Delete a disconnected stream, whose ``consumers`` are deleted."""
+        name = stream.name
+        if self.streams.get(name) is not stream:  # the account was removed, or the stream can store nothing any more
+            state = stream.log.state.streams.get(stream.stream_id)
+            if state is not None and stream.offline is None:
+                UnusedStream(state).delete(stream.log)
+            return
         self.consumers.remove_stream(stream)
-        self._record(stream, StreamDelete())
-        for consumer in deleted:
+        stream.log.block(stream).add(StreamDelete())
+        stream.log.urgent()
+        for consumer in consumers:
             self.events.consumer("delete", name, consumer, stream.log)
         self.events.stream("delete", name, stream.log)
         del self.streams[name]
         stream.close()
         stream.live.free_blocks()
         self.upstreams.changed(name)
-        await in_turns(self._subscriptions.give_back(name, subjects))
 
     def delete_offline_stream(self, name: str) -> bool:
         """Delete a stream that this version cannot use; return whether there was one of that name.
@@ -373,7 +395,7 @@ class Account:
         state = shard.log.state.stream(self.name, name)
         if state is None or state.stream_id in shard.failed_streams:
             raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=gone.reason)
-        UnusedStream(state).delete(shard.log)
+        self._host.catalogue.delete(state.stream_id, shard.log, partial(UnusedStream(state).delete, shard.log))
         shard.log.urgent()
         del self.offline[name]
         self.events.stream("delete", name, shard.log)
@@ -447,11 +469,11 @@ class Account:
                 raise ApiError(ApiErrors.STREAM_SUBJECT_OVERLAP)
 
     def _make_stream(self, config: StreamConfig, state: StreamState | None = None,
-                     created_ns: int | None = None) -> Stream:
+                     created_ns: int | None = None, shard: int = 0) -> Stream:
         """Make a live stream (see ``Host.make_stream``) with room for its consumers."""
         consumers: dict[str, Consumer] = {}
         stream = self._host.make_stream(self.name, self.bus, config, state, created_ns, listeners=consumers,
-                                        usage=self._quota.usage(config.storage))
+                                        usage=self._quota.usage(config.storage), shard=shard)
         self.consumers.add_stream(stream, consumers)
         return stream
 
@@ -481,10 +503,10 @@ class Account:
         found = locate(given, self.name, self.bus, self._host.upstream, self._host.leafs, mirror=mirror)
         return found if isinstance(found, Remote) else self._host.stream(found, given.name)
 
-    @staticmethod
-    def _record(stream: Stream, record: RecordBody) -> None:
-        stream.log.block(stream).add(record)
-        stream.log.urgent()
+
+async def _done(change: asyncio.Future[None] | None) -> None:
+    if change is not None:
+        await change
 
 
 def _with_json(check: Callable[[], StreamConfig]) -> StreamConfig:

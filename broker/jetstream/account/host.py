@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.stream.shared.listeners import Listener
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.upstream.link import Remote
     from broker.jetstream.usage import ServerUsage, Usage
     from broker.storage.erasure.eraser import Eraser
+    from broker.storage.format.records.stream_create import StreamCreate
+    from broker.storage.format.records.stream_update import StreamUpdate
     from broker.storage.format.request import Version
     from broker.storage.log.stream_log import StreamLog
     from broker.storage.staging.answers import Answer
@@ -39,6 +42,25 @@ class ShardStreams(Protocol):
     def log(self) -> StreamLog: ...
 
 
+class Catalogue(Protocol):
+    """The parts of the catalogue that an account uses. An operation returns None if it is done, otherwise a future."""
+
+    def place(self, config: StreamConfig) -> int:
+        """Return the number of the shard for a new stream. Raises: ApiError 10052."""
+
+    def check_update(self, stream: Stream, config: StreamConfig) -> None:
+        """Refuse an update that names another shard than the stream's. Raises: ApiError 10052."""
+
+    def create(self, stream: Stream, record: StreamCreate) -> asyncio.Future[None] | None:
+        """Store the first record of a new stream."""
+
+    def update(self, stream: Stream, record: StreamUpdate) -> asyncio.Future[None] | None:
+        """Store an update record of a stream."""
+
+    def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
+        """Call ``delete``, which adds the delete record of a stream to its ``log``."""
+
+
 class Host(Protocol):
     """The parts of JetStream that an account uses."""
 
@@ -51,11 +73,22 @@ class Host(Protocol):
         """True if this broker owns a shard and the proof of it is fresh."""
 
     @property
+    def stuck(self) -> bool:
+        """True if a shard's log stores nothing, or too many calls wait for it."""
+
+    def wait(self, fn: Callable[..., object], *args: Any) -> None:
+        """Call ``fn(*args)`` once everything sequenced so far in all shards is persisted."""
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The streams of other shards than 0: each creation, update and deletion goes through it."""
+
+    @property
     def log(self) -> StreamLog:
         """The log of the first shard, whose owner answers the requests that are about no stream."""
 
     def shard_of(self, account: str, name: str) -> ShardStreams:
-        """Return the shard of a stored stream; for any other name, the shard in which its stream would be made."""
+        """Return the shard of a stored stream; for any other name, the first shard."""
 
     def stream_failed(self, stream: Stream, reason: str) -> None:
         """Remember until the shard's next start that ``stream`` cannot store anything, and why."""
@@ -90,5 +123,7 @@ class Host(Protocol):
         """Answer a request in the shard's inbox now. Raises: ApiError; StoreError."""
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None,
-                    created_ns: int | None = None, *, listeners: Mapping[str, Listener], usage: Usage) -> Stream:
-        """Make a live stream: a new one, created at ``created_ns`` or now, or one restored from its persisted state."""
+                    created_ns: int | None = None, *, listeners: Mapping[str, Listener], usage: Usage,
+                    shard: int = 0) -> Stream:
+        """Make a live stream: a new one in ``shard``, created at ``created_ns`` or now, or one restored from its
+        persisted state."""

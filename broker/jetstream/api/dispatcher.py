@@ -179,7 +179,7 @@ class Api:
         account = self.account
         request = Request(account, self.transfers, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
         # Without the shard there is no log whose state could be read.
-        if not account.available or account.log.stuck or account.log.waiting_bytes * 4 > account.log.tail_bytes_max:
+        if not account.available or account.stuck:
             # Answers wait for commits too: they must not pile up while the store is unavailable.
             self._refuse(request, route, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         elif hlen and level_refused(body[:hlen]):
@@ -293,7 +293,7 @@ class Api:
             if at_once:
                 fn(*args)
             elif about is None or about.offline is not None:
-                account.log.wait(fn, *args)
+                account.wait(fn, *args)
             else:
                 about.log.wait(fn, *args, of=about)
 

@@ -130,6 +130,7 @@ class StagedRuns:
                     continue
                 epoch, number, _, stream_id = run = _run_of(info.key)
                 if (stream_id and epoch == STAGED_EPOCH and number * 1_000_000 < before_ns
+                        and not self._log.state.is_elsewhere(self._paths.shard, stream_id)
                         and not self._may_be_named(run) and info.key not in self._open_runs):
                     old.add(info.key)
             if len(old) >= _SWEPT_AT_ONCE:

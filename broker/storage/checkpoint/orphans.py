@@ -67,9 +67,9 @@ async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, 
                       ) -> list[str]:
     """Return the keys of runs of the epochs below ``epoch`` that ``state`` neither names nor has released.
 
-    Only the writer of such a run could adopt it, by a record of its own epoch, which has ended. Staged runs, which no
-    owner wrote, are left to the inbox. Runs that an offline stream may need are left to the first owner after the
-    stream's repair or deletion.
+    Only the writer of such a run could adopt it, by a record of its own epoch, which has ended. Runs of streams in
+    other shards are left to the owners of these. Staged runs, which no owner wrote, are left to the inbox. Runs that an
+    offline stream may need are left to the first owner after the stream's repair or deletion.
     """
     names = {stream.stream_id: (stream.account, stream.name) for stream in state.streams.values()}
     known = {run_key(paths, run, *names.get(run[3], ("", ""))) for run in (*state.runs, *state.freed_runs)
@@ -86,6 +86,7 @@ async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, 
             key = parse(text)
             if (key is not None and key.kind is ObjectKind.RUN and key.position is not None
                     and STAGED_EPOCH < key.position.epoch < epoch and text not in known
+                    and (key.incarnation is None or not state.is_elsewhere(paths.shard, key.incarnation))
                     and not state.is_offline(key.incarnation or 0) and position_key(key.position) > state.uncounted_to):
                 found.append(text)
     return found

@@ -186,7 +186,11 @@ class BlockReader:
 
     def admit_segment(self, position: Position, data: bytes) -> None:
         """Cache a whole segment that was just persisted, since its blocks are too small to be cached one by one."""
-        self._cache.put(position, data, len(data))
+        self._cache.put(self._segment_key(position), data, len(data))
+
+    def _segment_key(self, position: Position) -> Hashable:
+        """Return the key of a whole segment in the cache, which the shards of a store share."""
+        return (self._paths.shard, position) if self._paths.shard else position
 
     def _put(self, key: Hashable, chunk: Chunk) -> None:
         self._cache.put(key, chunk, chunk.size)
@@ -196,9 +200,9 @@ class BlockReader:
             gc.collect(0)
 
     def _whole(self, ref: BlockRef) -> bytes | None:
-        if ref.place is not BlockPlace.LOG or ref.position not in self._cache:
+        if ref.place is not BlockPlace.LOG or (key := self._segment_key(ref.position)) not in self._cache:
             return None
-        data: bytes = self._cache.get(ref.position)
+        data: bytes = self._cache.get(key)
         return data
 
     # --- loads --------------------------------------------------------------------------------------------------------
@@ -388,7 +392,7 @@ class BlockReader:
         number, at = divmod(ref.index_offset, _NEIGHBOURS_BYTES)
         if ref.place.of_stream or ref.index_bytes > _NEIGHBOURS_INDEX_MAX or at + ref.index_bytes > _NEIGHBOURS_BYTES:
             return b""
-        ident = (ref.place, ref.position, ref.object_id, number)
+        ident = (ref.place, self._segment_key(ref.position), ref.object_id, number)
         data: bytes | None = self._cache.get(ident)
         if data is None:
             load = self._neighbours.get(ident)

@@ -41,6 +41,7 @@ from broker.storage.format.index import Head
 from broker.storage.format.record import Record
 from broker.storage.format.records.adoption import Adopted, Adoption
 from broker.storage.format.records.append import Append
+from broker.storage.format.records.catalogue import Catalogue, CatalogueEntry
 from broker.storage.format.records.ceiling import Ceiling
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
@@ -90,6 +91,7 @@ class ShardState:
         "_removal_observer",
         "_uncounted",
         "_unmade",
+        "catalogue",
         "freed",
         "freed_runs",
         "ids_unlisted_ns",
@@ -132,6 +134,8 @@ class ShardState:
         self._removal_observer: Callable[[], object] | None = None
         self._leaving: deque[tuple[StreamState, TablePage | HeldPart]] = deque()
         """Removed blocks that the counts include until ``update_counts``."""
+        self.catalogue: dict[int, CatalogueEntry] = {}
+        """In shard 0: the streams of other shards, by incarnation."""
         self.position = START
         self.opening: Opening | None = None
         """The newest opening; None: none was replayed yet."""
@@ -150,6 +154,13 @@ class ShardState:
         """Return the stream of that name, or None."""
         stream_id = self.names.get((account, name))
         return None if stream_id is None else self.streams[stream_id]
+
+    def is_elsewhere(self, shard: int, stream_id: int) -> bool:
+        """Return whether objects of an incarnation are not the business of ``shard``, which has this state.
+
+        Shard 0 is responsible for every incarnation that is not in the catalogue; another shard for its streams alone.
+        """
+        return stream_id not in self.streams if shard else stream_id in self.catalogue
 
     def is_offline(self, stream_id: int) -> bool:
         """Return whether a stream is offline.
@@ -479,6 +490,11 @@ class ShardState:
                         earlier.runs += released.runs
             elif record.kind == Adoption.KIND:
                 self._adopt(Adoption.decode(record.body))
+            elif record.kind == Catalogue.KIND:
+                changed = Catalogue.decode(record.body)
+                self.catalogue.update({entry.stream_id: entry for entry in changed.entries})
+                for stream_id in changed.gone:
+                    self.catalogue.pop(stream_id, None)
             elif record.kind == Opening.KIND:
                 self.opening = Opening.decode(record.body)
 

@@ -42,6 +42,7 @@ from broker.storage.format.header import (
 )
 from broker.storage.format.id_rows import pack_body
 from broker.storage.format.page import Page, PageBody, PageKind, PageRef
+from broker.storage.format.records.catalogue import CatalogueEntry
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release, pack_runs, unpack_runs
 from broker.storage.format.section import SECTIONS, SectionCodec
@@ -92,6 +93,7 @@ _HELD = "held"
 flag for it."""
 
 _ROOTS_HELD = "roots_held"
+_CATALOGUE = "catalogue"
 """A member of the root's extra: [[position of an older root, runs of segments], …]; see ``pack_roots_held``."""
 
 _CHUNKS, _PLACE = 5, 6
@@ -444,6 +446,7 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
     """
     keys, opening, releases = list(state.segments), state.opening, list(state.released.values())
     unlisted_ns = state.ids_unlisted_ns
+    catalogue = [entry.encode() for entry in state.catalogue.values()]
     held = [[stream.stream_id, [list(at) for at in stream.held]] for stream in state.streams.values() if stream.held]
     runs: list[list[int]] = []
     for run in _key_runs(keys):
@@ -456,6 +459,8 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
         released.append([list(one.position), one.to_record().encode()])
     extra = {"segments": runs, "opening": opening.encode() if opening is not None else {}, "letgo": released,
              IDS_UNLISTED: unlisted_ns}
+    if catalogue:
+        extra[_CATALOGUE] = catalogue
     return {**extra, _HELD: held} if held else extra
 
 
@@ -516,6 +521,8 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
             _position(at)
             for one in objects:
                 _position(one)
+        for entry in map(CatalogueEntry.decode, extra.get(_CATALOGUE, ())):
+            state.catalogue[entry.stream_id] = entry
         roots_held_of(extra, position)
     except _DAMAGED as error:
         raise Corrupt(name, "extra", 72, repr(error)) from None

@@ -34,7 +34,8 @@ def _records(name: str) -> list[Record]:
 
 EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segment-of-expiring-messages",
                                                "segment-of-schedules", "segment-of-an-adoption",
-                                               "segment-of-staged-blocks", "run-with-commits-format-4")
+                                               "segment-of-staged-blocks", "run-with-commits-format-4",
+                                               "segment-of-a-catalogue-format-4")
          for record in _records(name)
          if (record.kind != RecordKind.CONSUMER_STATE or "re" in record.body)  # type: ignore[operator]
          and (record.kind != RecordKind.RELEASE or "done" in record.body)}  # type: ignore[operator]
@@ -76,7 +77,8 @@ WRONG: list[tuple[int, str, Any]] = [
     (15, "dead", [[1, 3, 2, 9, b"\5", 1]]),
     (16, "epochs", None), (16, "epochs", {}), (16, "epochs", [5]), (16, "epochs", [[1, [2]]]),
     (16, "epochs", [[1, [2], [3, 4]]]), (16, "epochs", [[1, ["2"], [3]]]), (16, "epochs", [["1", [2], [3]]]),
-    (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567"), (13, "seqs", None), (13, "due_at_ns", [1])]
+    (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567"), (13, "seqs", None), (13, "due_at_ns", [1]),
+    (17, "entries", {}), (17, "gone", ["1"]), (17, "gone", {})]
 
 
 @pytest.mark.parametrize(("kind", "key", "value"), WRONG)

@@ -26,3 +26,4 @@ class RecordKind(IntEnum):
     ADOPTION = 14
     APPEND = 15
     COMMITS = 16
+    CATALOGUE = 17

@@ -11,7 +11,11 @@ from broker.storage.format.header import FORMAT_VERSION, Position
 from broker.storage.format.records.body import RecordBody, as_map, pack_positions, required, unlisted, unpack_positions
 from broker.storage.format.records.kinds import RecordKind
 
-__all__ = ["Opening"]
+__all__ = ["SHARDS_VERSION", "Opening"]
+
+SHARDS_VERSION: Final = 6
+"""The ``reader_version`` of shard 0 in a store of several shards. All of its objects have ``FORMAT_VERSION``, so this
+version alone lets earlier releases refuse the store: they would drop the catalogue at their first checkpoint."""
 
 _LISTED: Final = frozenset(("owner", "reader_version", "at_ns", "ends"))
 
@@ -44,7 +48,7 @@ class Opening(RecordBody):
         """
         kind, body = cls.KIND, as_map(cls.KIND, body, name)
         reader_version = required(kind, body, "reader_version", int, name)
-        if reader_version > FORMAT_VERSION:
+        if reader_version > SHARDS_VERSION:
             raise VersionUnknown(name, "opening", 0, f"readers need format version {reader_version}")
         return cls(required(kind, body, "owner", str, name),
                    tuple(unpack_positions(kind, "ends", body.get("ends"), name)),

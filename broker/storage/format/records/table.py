@@ -7,6 +7,7 @@ from typing import Final
 from broker.storage.format.records.adoption import Adoption
 from broker.storage.format.records.append import Append
 from broker.storage.format.records.body import RecordBody
+from broker.storage.format.records.catalogue import Catalogue
 from broker.storage.format.records.ceiling import Ceiling
 from broker.storage.format.records.commits import Commits
 from broker.storage.format.records.consumer_create import ConsumerCreate
@@ -41,5 +42,6 @@ BODIES: Final[dict[int, type[RecordBody]]] = {body.KIND: body for body in (
     Adoption,
     Append,
     Commits,
+    Catalogue,
 )}
 """The classes of bodies, by kind."""

@@ -1,0 +1,232 @@
+"""The catalogue: records in shard 0 about the streams of all other shards, and the order in which both are written.
+
+    create    catalogue: the stream        persisted, then    its shard: the stream's create record
+    update    catalogue: the new config    persisted, then    its shard: the update record
+    delete    catalogue: deleting          persisted, then    its shard: the delete record
+                                           persisted, then    catalogue: gone
+
+So a name or subject is taken from before it is used until after it is no longer used, and a crash between two steps
+leaves the catalogue ahead of the shard. ``settle`` carries out the missing steps before the shards serve. Each step
+follows the one before it by a call of the log, whatever becomes of the request that began it.
+
+A stream of shard 0 has no entry: its own records are in shard 0, so a store of one shard has no catalogue.
+
+Source: docs/adr/0023-shards.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.jetstream.account.unused import UnusedStream
+from broker.jetstream.wire.errors import invalid_config
+from broker.storage.format.block import Outcome
+from broker.storage.format.records.catalogue import Catalogue as CatalogueRecord
+from broker.storage.format.records.catalogue import CatalogueEntry
+from broker.storage.format.records.stream_create import PER_SUBJECT, StreamCreate
+from broker.storage.format.records.stream_update import StreamUpdate
+from broker.storage.log.waiters import resolve
+from broker.storage.state.stream import StreamState
+
+if TYPE_CHECKING:
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.shard_streams import ShardStreams
+    from broker.jetstream.stream.stream import Stream
+    from broker.storage.log.log import Log
+    from broker.storage.log.stream_log import StreamLog
+
+__all__ = ["SHARD", "Catalogue", "settle"]
+
+_log = logging.getLogger(__name__)
+
+SHARD: Final = "jetblock.shard"
+"""The member of a stream's metadata that names the shard in which it is created."""
+
+
+class Catalogue:
+    """The catalogue of a broker that owns shard 0. ``shards`` are the shards that it owns, by number."""
+
+    def __init__(self, shards: Mapping[int, ShardStreams]) -> None:
+        self._shards = shards
+        self.entries: dict[int, CatalogueEntry] = {}
+        """The entries as decided, by incarnation, including what is not stored yet."""
+
+    def open(self, entries: Mapping[int, CatalogueEntry]) -> None:
+        """Begin with the entries in the store."""
+        self.entries = dict(entries)
+
+    def place(self, config: StreamConfig) -> int:
+        """Return the shard for a new stream: the one that its metadata names, or the one with the fewest streams.
+
+        Raises: ApiError 10052: there is no such shard.
+        """
+        shards = self._shards
+        wanted = config.metadata.get(SHARD)
+        if wanted is None or config.storage == "memory":
+            return min(shards, key=lambda number: (shards[number].streams, number))
+        found = int(wanted) if wanted.isascii() and wanted.isdigit() and len(wanted) < 10 else -1
+        if found not in shards:
+            raise invalid_config(f"metadata {SHARD} is {wanted!r}, and the store has the shards "
+                                 f"{', '.join(map(str, sorted(shards)))}")
+        return found
+
+    def check_update(self, stream: Stream, config: StreamConfig) -> None:
+        """Refuse an update that names another shard than the stream's. Raises: ApiError 10052."""
+        wanted, shard = config.metadata.get(SHARD), self._of(stream.log)
+        if wanted is not None and shard is not None and wanted != str(shard.number):
+            raise invalid_config(f"metadata {SHARD} is {wanted!r}, and the stream is in shard {shard.number}: a stream "
+                                 f"cannot move to another shard")
+
+    def create(self, stream: Stream, record: StreamCreate) -> asyncio.Future[None] | None:
+        """Store the first record of a new stream.
+
+        Returns: None if it is sequenced, otherwise a future that is done once it is.
+        """
+        shard = self._of(stream.log)
+        if shard is not None:
+            shard.streams += 1
+        if shard is None or not shard.number:
+            _record(stream, record)
+            return None
+        entry = CatalogueEntry(stream.stream_id, shard.number, record.account, record.name, record.config,
+                               record.created_ns)
+        return self._then(entry, lambda: _record(stream, record))
+
+    def update(self, stream: Stream, record: StreamUpdate) -> asyncio.Future[None] | None:
+        """Store an update record of a stream; returns as ``create`` does."""
+        entry = self.entries.get(stream.stream_id)
+        if entry is None:
+            _record(stream, record)
+            return None
+        return self._then(replace(entry, config=record.config), lambda: _record(stream, record))
+
+    def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
+        """Call ``delete``, which adds the delete record of a stream to its ``log``.
+
+        Returns: None if that is done, otherwise a future that is done once the name is free.
+        """
+        if (shard := self._of(log)) is not None:
+            shard.streams -= 1
+        entry = self.entries.get(stream_id)
+        if entry is None:
+            delete()
+            return None
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def forget() -> None:
+            self.entries.pop(stream_id, None)
+            self._change(gone=[stream_id], then=lambda: resolve(done))
+
+        def follow() -> None:
+            delete()
+            log.urgent()
+            log.wait(forget)
+
+        self._change([replace(entry, deleting=True)], then=follow)
+        return done
+
+    def _then(self, entry: CatalogueEntry, follow: Callable[[], object]) -> asyncio.Future[None]:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def record() -> None:
+            follow()
+            resolve(done)
+
+        self._change([entry], then=record)
+        return done
+
+    def _change(self, entries: Sequence[CatalogueEntry] = (), gone: Sequence[int] = (), *,
+                then: Callable[[], object]) -> None:
+        """Change the catalogue; call ``then`` once the change is persisted."""
+        self.entries.update({entry.stream_id: entry for entry in entries})
+        first = self._shards.get(0)
+        if first is None:
+            return  # the shards were lost meanwhile; the next start settles it
+        first.log.block(first.log.shard).add(CatalogueRecord(entries, gone))
+        first.log.urgent()
+        first.log.wait(then)
+
+    def _of(self, log: StreamLog) -> ShardStreams | None:
+        """Return the shard with this log; None for streams in memory."""
+        for shard in self._shards.values():
+            if shard.log is log:
+                return shard
+        return None
+
+
+def _record(stream: Stream, record: StreamCreate | StreamUpdate) -> None:
+    stream.log.block(stream).add(record)
+    stream.log.urgent()
+
+
+async def settle(logs: Mapping[int, Log]) -> None:
+    """Carry out what an earlier owner recorded in the catalogue and not in the stream's shard.
+
+    Call it before the shards' streams are restored. Args: ``logs`` of all shards, by number.
+    Raises: Fenced, or whatever stopped a log.
+    """
+    gone: list[int] = []
+    changed: set[int] = set()
+    for entry in logs[0].state.catalogue.values():
+        log = logs[entry.shard]
+        state = log.state.streams.get(entry.stream_id)
+        if entry.deleting:
+            gone.append(entry.stream_id)
+            if state is None:
+                continue
+            UnusedStream(state).delete(log)
+        elif state is None:
+            state = StreamState(entry.stream_id, entry.account, entry.name, entry.config, entry.created_ns)
+            log.block(_Created(state)).add(
+                StreamCreate(entry.account, entry.name, entry.config, entry.created_ns))
+        elif state.config != entry.config and state.offline is None:
+            log.block(UnusedStream(state)).add(StreamUpdate(entry.config, {PER_SUBJECT: None}))
+        else:
+            continue
+        changed.add(entry.shard)
+    strays = _strays(logs, changed)
+    for number in changed:
+        logs[number].urgent()
+    for number in changed:
+        await logs[number].persisted()
+    if gone or strays:
+        logs[0].block(logs[0].shard).add(CatalogueRecord(strays, gone))
+        logs[0].urgent()
+        await logs[0].persisted()
+
+
+def _strays(logs: Mapping[int, Log], changed: set[int]) -> list[CatalogueEntry]:
+    """Return entries for the streams that have none; add the shards of deleted streams to ``changed``.
+
+    They are in copies of a store alone: a stream may be deleted after its shard's log was copied and before shard 0's.
+    If its name is taken in the catalogue or in shard 0, another stream has it since; then the stray is deleted.
+    """
+    catalogue = logs[0].state.catalogue
+    taken = {*logs[0].state.names, *((one.account, one.name) for one in catalogue.values() if not one.deleting)}
+    found: list[CatalogueEntry] = []
+    for number, log in logs.items():
+        for state in log.state.streams.values() if number else ():
+            if state.stream_id in catalogue:
+                continue
+            name = state.account, state.name
+            if name in taken:
+                _log.warning("stream %s > %s of shard %d was deleted before the store was copied; it is deleted",
+                             *name, number)
+                UnusedStream(state).delete(log)
+                changed.add(number)
+                continue
+            taken.add(name)
+            found.append(CatalogueEntry(state.stream_id, number, *name, state.config, state.created_ns))
+    return found
+
+
+class _Created(UnusedStream):
+    """The owner of the first block of a stream whose creation a crash interrupted."""
+
+    def sealing(self, block: Any) -> None:
+        first = self._state.config.get("first_seq") or 0
+        block.outcome = Outcome(first, max(first - 1, 0))

@@ -1,0 +1,174 @@
+"""A store with several shards, which one broker owns: where streams are placed, restarts, crashes between two steps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+from nats.js.errors import APIError
+
+from broker.base.errors import StartError
+from broker.jetstream.catalogue import Catalogue
+from broker.runtime.embedded import Broker
+from broker.storage.format.errors import VersionUnknown
+from broker.storage.format.records import opening
+from broker.storage.format.records.catalogue import Catalogue as CatalogueRecord
+
+pytestmark = pytest.mark.shows("operation.shards")
+
+
+@asynccontextmanager
+async def serving(store: Path, shards: int = 0, **settings: Any) -> AsyncIterator[tuple[Broker, JetStreamContext]]:
+    async with Broker(store, settings={"storage.shards": shards, **settings}) as broker:
+        client = await nats.connect(broker.url)
+        try:
+            yield broker, client.jetstream(timeout=30)
+        finally:
+            await client.close()
+
+
+def placed(broker: Broker) -> dict[str, int]:
+    """Return the shard of each stored stream, by name."""
+    js = broker._app.jetstream
+    assert js is not None
+    return {state.name: shard.number for shard in js.shards.values() for state in shard.log.state.streams.values()}
+
+
+def catalogue(broker: Broker) -> dict[str, int]:
+    """Return the shard of each stream in the catalogue, by name."""
+    js = broker._app.jetstream
+    assert js is not None
+    return {entry.name: entry.shard for entry in js.shards[0].log.state.catalogue.values()}
+
+
+async def test_streams_are_placed_and_survive_restarts_with_more_shards(tmp_path: Path) -> None:
+    """Streams go to the shard with the fewest streams, or to the named one; their messages stay where they are."""
+    async with serving(tmp_path, 3) as (broker, js):
+        for number in range(5):
+            await js.add_stream(name=f"S{number}", subjects=[f"s{number}"])
+            await js.publish(f"s{number}", b"one")
+        await js.add_stream(name="NAMED", subjects=["named"], metadata={"jetblock.shard": "2"})
+        assert placed(broker) == {"S0": 0, "S1": 1, "S2": 2, "S3": 0, "S4": 1, "NAMED": 2}
+        for wrong in ("3", "-1", "x", ""):
+            with pytest.raises(APIError, match=r"the store has the shards 0, 1, 2"):
+                await js.add_stream(name="WRONG", subjects=["wrong"], metadata={"jetblock.shard": wrong})
+        with pytest.raises(APIError, match="cannot move to another shard"):
+            await js.update_stream(name="S0", subjects=["s0"], metadata={"jetblock.shard": "1"})
+        with pytest.raises(APIError, match="subjects overlap"):
+            await js.add_stream(name="OVER", subjects=["s1"])
+        await js.delete_stream("S1")
+        await js.add_stream(name="OVER", subjects=["s1"])
+        await js.update_stream(name="S2", subjects=["s2", "more"])
+        await js.publish("more", b"two")
+    for shards in (0, 5):
+        async with serving(tmp_path, shards) as (broker, js):
+            assert placed(broker) == {"S0": 0, "S2": 2, "S3": 0, "S4": 1, "NAMED": 2, "OVER": 1}
+            assert catalogue(broker) == {"S2": 2, "S4": 1, "NAMED": 2, "OVER": 1}
+            infos = await js.streams_info()
+            assert {info.config.name: info.state.messages for info in infos} == {
+                "S0": 1, "S2": 2, "S3": 1, "S4": 1, "NAMED": 0, "OVER": 0}
+            subscriber = await js.pull_subscribe("", durable=f"d{shards}", stream="S2")
+            assert [msg.data for msg in await subscriber.fetch(2)] == [b"one", b"two"]
+            assert (await js.account_info()).streams == 6
+
+
+async def test_only_empty_shards_retire(tmp_path: Path) -> None:
+    """Fewer shards are refused while the others have streams; an empty shard gets no more streams."""
+    async with serving(tmp_path, 3) as (_, js):
+        for name in "ABC":
+            await js.add_stream(name=name, subjects=[name])
+    with pytest.raises(StartError, match=r"shard 2 has streams: \$G/C; only empty shards can retire"):
+        await Broker(tmp_path, settings={"storage.shards": 2}).start()
+    async with serving(tmp_path) as (_, js):
+        await js.delete_stream("C")
+    async with serving(tmp_path, 2) as (broker, js):
+        for name in "DEF":
+            await js.add_stream(name=name, subjects=[name])
+        assert placed(broker) == {"A": 0, "B": 1, "D": 0, "E": 1, "F": 0}
+
+
+async def test_earlier_releases_refuse_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that knows no shards would drop the catalogue, so it must not read shard 0."""
+    async with serving(tmp_path, 2) as (_, js):
+        await js.add_stream(name="A", subjects=["a"])
+    monkeypatch.setattr(opening, "SHARDS_VERSION", 5)
+    with pytest.raises((StartError, VersionUnknown), match="format version 6"):
+        await Broker(tmp_path).start()
+
+
+async def _create(js: JetStreamContext) -> None:
+    await js.add_stream(name="NEW", subjects=["new"], metadata={"jetblock.shard": "1"})
+
+
+async def _update(js: JetStreamContext) -> None:
+    await js.update_stream(name="OLD", subjects=["old", "new"])
+
+
+async def _delete(js: JetStreamContext) -> None:
+    await js.delete_stream("OLD")
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("operation", [_create, _update, _delete])
+async def test_a_kill_between_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                        operation: Callable[[JetStreamContext], Any], steps: int) -> None:
+    """After a kill, the next owner carries out the steps that follow the catalogue's record."""
+    change, changes = Catalogue._change, 0
+    reached = asyncio.Event()
+
+    def stops(self: Catalogue, *args: Any, then: Callable[[], object], **kwargs: Any) -> None:
+        """Record the change; after the last step, end as a kill does: nothing follows."""
+        nonlocal changes
+        changes += 1
+        if changes == steps:
+            then = reached.set
+        if changes <= steps:
+            change(self, *args, then=then, **kwargs)
+
+    async with serving(tmp_path, 2) as (broker, js):
+        await js.add_stream(name="OLD", subjects=["old"], metadata={"jetblock.shard": "1"})
+        await js.publish("old", b"kept")
+        monkeypatch.setattr(Catalogue, "_change", stops)
+        request = asyncio.create_task(operation(js))
+        if operation is _delete or steps == 1:
+            await reached.wait()
+            request.cancel()
+        await asyncio.gather(request, return_exceptions=True)
+        monkeypatch.undo()
+        assert ("OLD" in placed(broker)) is not (operation is _delete and steps == 2)
+    async with serving(tmp_path) as (broker, js):
+        assert placed(broker) == catalogue(broker) == {
+            _create: {"OLD": 1, "NEW": 1}, _update: {"OLD": 1}, _delete: {}}[operation]
+        if operation is _delete:
+            with pytest.raises(APIError, match="stream not found"):
+                await js.stream_info("OLD")
+            await js.add_stream(name="OLD", subjects=["old"], metadata={"jetblock.shard": "0"})
+        else:
+            assert (await js.publish("new", b"new")).stream == ("NEW" if operation is _create else "OLD")
+            assert (await js.get_msg("OLD", 1)).data == b"kept"
+
+
+async def test_a_copy_that_has_a_stream_without_an_entry(tmp_path: Path) -> None:
+    """A stream that was deleted while its store was copied gets an entry again, unless its name is taken meanwhile."""
+    async with serving(tmp_path, 2) as (broker, js):
+        for name in ("GONE", "AGAIN"):
+            await js.add_stream(name=name, subjects=[name], metadata={"jetblock.shard": "1"})
+        app = broker._app
+        assert app is not None
+        assert app.jetstream is not None
+        first = app.jetstream.shards[0].log
+        first.block(first.shard).add(CatalogueRecord(gone=list(app.jetstream.catalogue.entries)))
+        first.urgent()
+        await first.persisted()
+        del app.jetstream.accounts["$G"].streams["AGAIN"]
+        await js.add_stream(name="AGAIN", subjects=["again"], metadata={"jetblock.shard": "0"})
+    async with serving(tmp_path) as (broker, js):
+        assert placed(broker) == {"AGAIN": 0, "GONE": 1}
+        assert catalogue(broker) == {"GONE": 1}
+        assert (await js.publish("again", b"")).stream == "AGAIN"
