@@ -77,7 +77,8 @@ class Follower:
                 # A damaged create record leaves a stream without a name; the others are still read.
                 if self._wanted(stream.account, stream.name) and not stream.restoring:
                     seen = FollowedStream(shard, state.position, stream)
-                    found[seen.name] = seen
+                    if (other := found.get(seen.name)) is None or other.state.created_ns <= stream.created_ns:
+                        found[seen.name] = seen  # a stream that was created again in another shard may be found twice
                     if stream.offline is not None:
                         self._states.clear()
                         raise Damaged(f"{self._objects.url}: stream {seen.name} is offline: {stream.offline}; "

@@ -174,7 +174,7 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
                 found.append(snapshot_of(one, shard, state.position))
                 if not is_exact:
                     bounded.append(found[-1])
-    found.sort(key=lambda snapshot: (snapshot.account, snapshot.name))
+    found = _newest_of_each_name(found)
     if not none_ok:
         where = objects.url if bound is None or bound.position is None else f"{objects.url} as of {bound.position}"
         for pattern in patterns:
@@ -189,6 +189,16 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
                                f"messages were removed from stream {snapshot.full_name} before or after it: give a "
                                f"later position, or read the remaining messages with failOnDataLoss=false")
     return found
+
+
+def _newest_of_each_name(found: list[StreamSnapshot]) -> list[StreamSnapshot]:
+    """Return the streams sorted by account and name.
+
+    Shards are read one after the other. A stream that is deleted meanwhile, and created again in another shard, is found
+    twice; the newer one counts.
+    """
+    found.sort(key=lambda snapshot: (snapshot.account, snapshot.name, snapshot.created_ns))
+    return list({snapshot.full_name: snapshot for snapshot in found}.values())
 
 
 def _state_at(objects: ObjectClient, shard: int, wanted: Callable[[str, str], bool],

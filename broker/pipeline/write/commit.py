@@ -22,7 +22,7 @@ from broker.base.gotime import format_duration
 from broker.client.connection import ApiRefusal, Connection, ConnectionFailed, Login, connect
 from broker.pipeline.errors import NoStream, PipelineError, Unreachable
 from broker.pipeline.plan.follow import Follower
-from broker.pipeline.plan.snapshot import read_store, run_steps
+from broker.pipeline.plan.snapshot import read_store, run_steps, shards_of
 from broker.pipeline.store.objects import ObjectClient
 from broker.pipeline.write.options import WriteOptions
 from broker.pipeline.write.stage import Result, Target, codec_for, stage_results
@@ -92,11 +92,14 @@ def plan(objects: ObjectClient, options: WriteOptions, *, brief: bool = False) -
 
 
 def _brief_target(objects: ObjectClient, options: WriteOptions) -> Target | None:
-    try:
-        found = run_steps(objects, 0, look_up(ShardPaths(0), options.account, options.stream))
-    except CutOff:
-        return None
-    return None if found is None else _as_target(options, found.stream_id, 0)
+    for shard in shards_of(objects):
+        try:
+            found = run_steps(objects, shard, look_up(ShardPaths(shard), options.account, options.stream))
+        except CutOff:
+            return None
+        if found is not None:
+            return _as_target(options, found.stream_id, shard)
+    return None
 
 
 def _as_target(options: WriteOptions, stream_id: int, shard: int) -> Target:

@@ -9,6 +9,7 @@ stream does not change; a request for a stream that was deleted since is refused
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any, NamedTuple
 
 from broker.storage.format.errors import FormatError
@@ -37,6 +38,7 @@ class FoundStream(NamedTuple):
     created_ns: int
     extra: dict[str, Any]
     position: Position
+    shard: int = 0
 
 
 def look_up(paths: ShardPaths, account: str, name: str) -> Steps[FoundStream | None]:
@@ -51,15 +53,22 @@ def look_up(paths: ShardPaths, account: str, name: str) -> Steps[FoundStream | N
         except (Unusable, FormatError):
             break  # a replay uses the checkpoint before it, or has the error
         if stream is not None:
-            return _found(stream)
+            return _found(stream, paths)
     snapshot = yield from replay(paths, lambda *names: names == (account, name), thorough=False)
     found = snapshot.state.stream(account, name)
-    return None if found is None or found.restoring else _found(found)
+    return None if found is None or found.restoring else _found(found, paths)
 
 
-async def find_stream(store: ObjectStore, account: str, name: str, shard: int = 0) -> FoundStream | None:
-    """Do the same as ``look_up``, in a store. Raises: as ``replay``; StoreError."""
-    return await run(look_up(ShardPaths(shard), account, name), store)
+async def find_stream(store: ObjectStore, account: str, name: str, shard: int | None = None) -> FoundStream | None:
+    """Do the same as ``look_up`` in a shard, or in all shards of a store. Raises: as ``replay``; StoreError."""
+    if shard is not None:
+        return await run(look_up(ShardPaths(shard), account, name), store)
+    for number in count():
+        if number and not await store.list(ShardPaths(number).epochs, limit=1):
+            return None
+        if (found := await run(look_up(ShardPaths(number), account, name), store)) is not None:
+            return found
+    return None
 
 
 def _in_root(paths: ShardPaths, position: Position, account: str, name: str) -> Steps[StreamState | None]:
@@ -80,6 +89,6 @@ def _in_root(paths: ShardPaths, position: Position, account: str, name: str) -> 
                  if (stream.account, stream.name) == (account, name) and not stream.restoring), None)
 
 
-def _found(stream: StreamState) -> FoundStream:
+def _found(stream: StreamState, paths: ShardPaths) -> FoundStream:
     return FoundStream(stream.account, stream.name, stream.stream_id, stream.config, stream.created_ns, stream.extra,
-                       stream.position)
+                       stream.position, paths.shard)
