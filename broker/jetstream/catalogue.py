@@ -11,7 +11,7 @@ follows the one before it by a call of the log, whatever becomes of the request 
 
 A stream of shard 0 has no entry: its own records are in shard 0, so a store of one shard has no catalogue.
 
-Source: docs/adr/0023-shards.md.
+Source: docs/adr/0024-shards.md.
 """
 
 from __future__ import annotations

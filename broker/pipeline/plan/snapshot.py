@@ -194,8 +194,8 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
 def _newest_of_each_name(found: list[StreamSnapshot]) -> list[StreamSnapshot]:
     """Return the streams sorted by account and name.
 
-    Shards are read one after the other. A stream that is deleted meanwhile, and created again in another shard, is found
-    twice; the newer one counts.
+    Shards are read one after the other. A stream that is deleted meanwhile, and created again in another shard, is
+    found twice; the newer one counts.
     """
     found.sort(key=lambda snapshot: (snapshot.account, snapshot.name, snapshot.created_ns))
     return list({snapshot.full_name: snapshot for snapshot in found}.values())
