@@ -23,7 +23,6 @@ SECONDS = {
     SPARK: 270,
     "tests/pipeline/spark/test_cluster.py": 90,
     "tests/pipeline/spark/test_sink_kills.py": 70,
-    "tests/pipeline/spark/test_oldest.py": 70,
     "tests/adversity/test_damaged_store.py": 45,
     "tests/adversity/test_two_brokers.py": 45,
     "tests/e2e/test_installed.py": 60,

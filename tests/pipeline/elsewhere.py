@@ -25,20 +25,23 @@ def make_zip(folder: Path) -> Path:
     return path
 
 
-def python_without_jetblock(folder: Path) -> Path:
-    """Make an interpreter with this one's packages, but without the additions of editable installs."""
+def python_without_jetblock(folder: Path, *first: Path) -> Path:
+    """Make an interpreter with this one's packages, but without the additions of editable installs.
+
+    Args: ``first``: folders of packages that come before those of this interpreter.
+    """
     venv.create(folder / "venv", with_pip=False)
     python = folder / "venv" / "bin" / "python"
     site = subprocess.run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
                           capture_output=True, text=True, check=True).stdout.strip()
     # A folder that a .pth file names is searched, but .pth files in it are not read.
-    packages = [entry for entry in sys.path if entry.endswith("site-packages")]
+    packages = [*map(str, first), *(entry for entry in sys.path if entry.endswith("site-packages"))]
     Path(site, "packages.pth").write_text("\n".join(packages) + "\n")
     return python
 
 
 def run(python: Path, script: str, arguments: Mapping[str, Any], environ: Mapping[str, str], folder: Path,
-        seconds: float = 300) -> Any:
+        seconds: float = 540) -> Any:
     """Run a script that takes its arguments from ``sys.argv[1]`` and prints its result as JSON on the last line."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "SPARK_HOME")}
     env |= environ

@@ -38,16 +38,6 @@ _POLL_SECONDS: Final = 1
 _MAX_BYTES: Final = "2g"
 """Bytes of messages in one batch, about. A run that is interrupted repeats one batch at most."""
 
-_PARQUET: Final = {f"parquet.enable.dictionary#{name}": "false" for name in ("seq", "data")}
-"""Sequences and payloads differ in each row. Parquet would collect each column's values in a dictionary first, and give
-that up after a megabyte of each row group."""
-_CONF: Final = {
-    # By default, Spark writes INT96, which other readers take for local times.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # So many partitions are written side by side; only with more of them in a task, Spark sorts its rows.
-    "spark.sql.maxConcurrentOutputFileWriters": "4",
-}
-
 Report = Callable[[int, int], object]
 """Receives the number of sequences done, and their number in all."""
 
@@ -160,10 +150,9 @@ def _started(rows: DataFrame, format: str, to: str, columns: list[str], checkpoi
         "checkpointLocation", checkpoint)
     if format == "parquet":
         def write(batch: DataFrame, number: int) -> None:
-            for name, value in _CONF.items():
-                batch.sparkSession.conf.set(name, value)
-            (batch.write.mode("overwrite").options(**_PARQUET).partitionBy(*columns)
-             .parquet(f"{to}/{_BATCH}={number:08d}"))
+            # By default, Spark writes INT96, which other readers take for local times.
+            batch.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+            batch.write.mode("overwrite").partitionBy(*columns).parquet(f"{to}/{_BATCH}={number:08d}")
 
         return writer.foreachBatch(write).start()
     writer = writer.format(format).partitionBy(*columns)

@@ -10,10 +10,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 
 from tests.pipeline.elsewhere import make_zip, python_without_jetblock, run
 from tests.pipeline.published import Published, broker_on, published
+from tests.real import parts
 from tests.real.s3 import MISSING, S3Server
 
 pytestmark = pytest.mark.timeout(600)
@@ -44,7 +46,7 @@ spark = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=given[
     "spark.submit.pyFiles", given["zip"]).config("spark.executor.memory", "512m").getOrCreate()
 from broker.pipeline.spark import session
 session.register(spark)
-found = {}
+found = {"version": spark.version}
 frame = spark.read.format("jetblock").options(**given["options"], targetPartitionBytes=1).load()
 found["rows"] = [[row.seq, row.subject, bytes(row.data).decode()] for row in frame.collect()]
 
@@ -132,14 +134,24 @@ async def check_written(store: Published, *, stream: bool) -> None:
         assert sorted((one.subject, one.data or b"") for one in found) == sorted(wanted)
 
 
-def test_executors_with_nothing_but_the_zip(minio: S3Server, spark_environ: dict[str, str], tmp_path: Path) -> None:
-    """Two executors in separate processes read from MinIO: batch, streaming and helpers. Spark does not discover
-    sources in such files, so the source is registered explicitly."""
+@pytest.mark.parametrize("version", [parts.PYSPARK_VERSION, pytest.param(pyspark.__version__, marks=pytest.mark.soak)])
+def test_executors_with_nothing_but_the_zip(version: str, minio: S3Server, spark_environ: dict[str, str],
+                                            tmp_path: Path) -> None:
+    """Two executors in separate processes read from MinIO and write to it, by the oldest Spark that streams, and by the
+    newest one: batch, streaming and helpers. Spark does not discover sources in such files, so the source is registered
+    explicitly."""
+    folders = []
+    if version == parts.PYSPARK_VERSION:
+        try:
+            folders.append(parts.pyspark())
+        except parts.PartMissing as error:
+            pytest.skip(f"{MISSING}pyspark: {error}")
     store = asyncio.run(published(minio.new_url(), minio.env))
-    found = run(python_without_jetblock(tmp_path), CLUSTER, {
+    found = run(python_without_jetblock(tmp_path, *folders), CLUSTER, {
         "conf": CONF, "zip": str(make_zip(tmp_path)), "options": store.options(), "checkpoint": str(tmp_path / "cp")},
         spark_environ | minio.env | {"PYTHONPATH": ""}, tmp_path)
     check(found, store)
+    assert found["version"] == version
     assert found["files"] == ["jetblock.zip"]
     assert found["pids"] == 2
     asyncio.run(check_written(store, stream=True))
