@@ -39,7 +39,7 @@ from broker.storage.format.claim import Seal
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import NONCE_BYTES, ObjectKind, Position
 from broker.storage.format.staged import STAGED_EPOCH
-from broker.storage.journal_replay import Replayed, log_replayed, replay_journal, show_journaled
+from broker.storage.journal_replay import Replayed, log_replayed, replay_journal, show_journaled, total
 from broker.storage.keys.shard_keys import keys_for_repair
 from broker.storage.objectstore import ObjectStore, StoreLock
 from broker.storage.objectstore.file import FileStore, directory_of
@@ -83,6 +83,8 @@ class Checked:
     """The problems that remain after the repair, or would remain after it."""
     repairs: list[Repaired] = field(default_factory=list)
     """Earlier repairs."""
+    note: str = ""
+    """A line about the journal of the broker, see ``Source.note``."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the report."""
@@ -92,7 +94,7 @@ class Checked:
                 "notes": self.notes, "substitutes": self.substitutes, "repairable": self.repairable,
                 "repaired": self.repaired, "refused": self.refused, "quarantine": self.quarantine,
                 "remaining": [problem.to_json() for problem in self.remaining],
-                "repairs": [repair.to_json() for repair in self.repairs]}
+                "repairs": [repair.to_json() for repair in self.repairs], "note": self.note}
 
 
 async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: bool = False,
@@ -105,6 +107,7 @@ async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: 
     Raises: CannotInspect if there is no store, or one of a newer format; Owned; StoreError.
     """
     locks = await _expect_no_owner(store, lease_ns, sleep) if repair else []
+    journaled: list[Replayed] = []
     try:
         if (directory := directory_of(store)) is not None:
             # Segments that were not synced before a power cut are not damage: the log ends before them.
@@ -114,8 +117,11 @@ async def fsck(store: ObjectStore, clock: Clock, rng: random.Random, *, repair: 
                     log_replayed(await _replay(directory, ShardPaths(shard), rng), store.url)
                 else:
                     hide_torn(directory, shard)
-                    show_journaled(directory, shard)
-        return await _check(store, clock, rng, progress, repair=repair)
+                    if (found := show_journaled(directory, shard)) is not None:
+                        journaled.append(found)
+        done = await _check(store, clock, rng, progress, repair=repair)
+        done.note = Source(store, journal=total(journaled)).note
+        return done
     except Fenced as fenced:
         raise Owned(f"{store.url}: {fenced}; a broker took the store meanwhile. Stop it, and run this again") from None
     finally:

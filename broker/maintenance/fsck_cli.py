@@ -93,7 +93,8 @@ async def _run(options: argparse.Namespace, progress: Progress) -> Checked:
 
 
 def _lines(done: Checked) -> list[str]:
-    lines = [f"checked      {count(done.verified.objects)} objects, {size(done.verified.bytes)}"]
+    lines = [f"checked      {count(done.verified.objects)} objects, {size(done.verified.bytes)}",
+             *([done.note] if done.note else [])]
     past = repair_lines(done.repairs)
     if not done.problems:
         return [*lines, "sound", *past]

@@ -41,7 +41,8 @@ from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.filesystem import network_file_system
 from broker.storage.paths import FORMAT, ShardPaths
 
-__all__ = ["Replayed", "journal_place", "log_replayed", "replay_journal", "show_all_journaled", "show_journaled"]
+__all__ = ["Replayed", "journal_place", "log_replayed", "replay_journal", "show_all_journaled", "show_journaled",
+           "total"]
 
 _log = logging.getLogger(__name__)
 
@@ -102,7 +103,12 @@ def show_all_journaled(store: FileStore) -> Replayed | None:
             break
         if (found := show_journaled(store, shard)) is not None:
             shown.append(found)
-    return Replayed(sum(one.segments for one in shown), sum(one.messages for one in shown)) if shown else None
+    return total(shown)
+
+
+def total(replayed: Sequence[Replayed]) -> Replayed | None:
+    """Return the sum of several; None: there are none."""
+    return Replayed(sum(one.segments for one in replayed), sum(one.messages for one in replayed)) if replayed else None
 
 
 def show_journaled(store: FileStore, shard: int) -> Replayed | None:

@@ -45,6 +45,7 @@ async def test_tools_read_the_journal_of_a_killed_broker(tmp_path: Path, capsys:
         out, _ = await asyncio.to_thread(told, "messages", "A", "--from", "101", "--json")
         assert "A.99" in out
         assert await asyncio.to_thread(fsck, [url]) == 0
+        assert "are only in its journal" in capsys.readouterr().out
         assert await asyncio.to_thread(copy, "copy", [url, copied, "--verify"]) == 0
         assert "are only in its journal" in capsys.readouterr().out
         assert await asyncio.to_thread(copy, "backup", [url, backup]) == 0
