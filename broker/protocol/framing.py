@@ -237,10 +237,13 @@ class Framing:
                     verb = parts[0] if parts else b""
                     # Blanks before a verb are not allowed, and split() would hide them.
                     if not ((verb == plain and line[0] == plain_first) or (verb == rich and line[0] == rich_first)):
-                        verb = self._verb(line)
-                        if verb != plain and verb != rich:
+                        op = self._parse_words(parts) if verb and line[len(verb)] == 32 and line[0] > 32 else None
+                        if op is None:
+                            verb = self._verb(line)
+                        if op is not None or (verb != plain and verb != rich):
                             pos = start
-                            op = self._parse_line(verb, _argument(verb, line))
+                            if op is None:
+                                op = self._parse_line(verb, _argument(verb, line))
                             if op is not None:
                                 marks.append(len(ops))
                                 append(op)
@@ -342,6 +345,13 @@ class Framing:
     def _parse_line(self, verb: bytes, argument: bytes) -> Any:
         """Parse a line that is no message. Returns: its operation; None if there is none. Raises: ProtocolError."""
         raise NotImplementedError
+
+    def _parse_words(self, parts: list[bytes]) -> Any:
+        """Parse the words of a line that is no message, if its verb is frequent, in capitals, and followed by a blank.
+
+        Returns: its operation; None if ``_parse_line`` is to parse the line.
+        """
+        return None
 
     def _parse_burst(self, data: bytes) -> tuple[list[Msg], int, int]:
         """Parse the messages at the start of a long read, if they all have a form that the protocol handles fast.

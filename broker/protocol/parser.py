@@ -78,6 +78,17 @@ class Parser(Framing):
             return Err(argument)
         return None
 
+    def _parse_words(self, parts: list[bytes]) -> Op | None:
+        verb, count = parts[0], len(parts)
+        if verb == b"SUB":
+            if count == 3:
+                return Sub(parts[1], b"", parts[2])
+            if count == 4:
+                return Sub(parts[1], parts[2], parts[3])
+        elif verb == b"UNSUB" and count == 2:
+            return Unsub(parts[1], -1)
+        return None
+
     def _parse_burst(self, data: bytes) -> tuple[list[Msg], int, int]:
         if not data.startswith(_ACK) or self.max_payload < 4:
             return [], 0, 0

@@ -14,12 +14,12 @@ __all__ = ["collide", "is_literal", "is_valid", "matches", "matches_any", "subse
 
 _STAR = b"*"
 _REST = b">"
-_SPACE = frozenset(b" \t\n\r\f")
+_SPACE = b" \t\n\r\f"
 
 
 def is_valid(subject: bytes) -> bool:
     """Return whether ``subject`` may be subscribed to: no empty token, no white space, ``>`` only as the last token."""
-    if not subject or not _SPACE.isdisjoint(subject):
+    if not subject or len(subject.translate(None, _SPACE)) != len(subject):
         return False
     tokens = subject.split(b".")
     return b"" not in tokens and _REST not in tokens[:-1]
