@@ -439,8 +439,8 @@ class Log:
             return
         if self._journaling is not None and self._open.urgent:
             self._commit_to_journal(self._journaling)
-            if self.failure is not None:
-                return
+            if self.failure is not None or not (self._open.asked or self._segments.closed):
+                return  # a log with a journal has no lease, so the schedule's decision would be to wait
         now_ns = self._clock.monotonic_ns()
         may_close = True
         while True:

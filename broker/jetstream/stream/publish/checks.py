@@ -111,7 +111,8 @@ TABLE: Final = (
     # On nats-server, the following checks are in its store.
     Rule(limits.subject_index, bulk=True),
     Rule(limits.last_sequence),                                                                     # 10077
-    Rule(limits.discard_new),                                                                       # 10077
+    Rule(limits.subject_full),                                                                      # 10077
+    Rule(limits.discard_new, bulk=True),                                                            # 10077
     Rule(rollup.plan, {rollup.ROLLUP, schedules.PATTERN}),
     Rule(schedules.plan, schedules.HEADERS),
     Rule(republish.republish),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.state.live import Live
 
 __all__ = ["HEADERS_BYTES_MAX", "RECORD_BYTES_MAX", "Limits", "discard_new", "header_size", "last_sequence",
-           "payload_size", "record_size", "sealed", "storage", "subject_index", "trim_before"]
+           "payload_size", "record_size", "sealed", "storage", "subject_full", "subject_index", "trim_before"]
 
 RECORD_BYTES_MAX: Final = 32 << 20
 """nats-server's bound on one message's record."""
@@ -34,10 +34,10 @@ class Limits:
 
     Attributes: ``whole``: True if a limit applies to the whole stream, not only to each subject. ``trim_each``: True if
         removals by one kind of limit make room for the other kind, so that clients see the order of replacing and
-        trimming.
+        trimming. ``each``: True if messages that exceed a limit of the whole stream must be decided one by one.
     """
 
-    __slots__ = ("max_bytes", "max_msgs", "per_subject", "trim_each", "whole")
+    __slots__ = ("each", "max_bytes", "max_msgs", "per_subject", "trim_each", "whole")
 
     def __init__(self, config: StreamConfig) -> None:
         self.per_subject = max(config.max_msgs_per_subject, 0)
@@ -45,6 +45,7 @@ class Limits:
         self.max_bytes = max(config.max_bytes, 0)
         self.whole = bool(self.max_msgs or self.max_bytes)
         self.trim_each = self.whole and bool(self.per_subject)
+        self.each = self.trim_each or (self.whole and config.discard == "new")
 
     def exceeded(self, live: Live, msgs: int, size: int) -> bool:
         """Return whether ``msgs`` more messages of ``size`` in total take the stream past max_msgs or max_bytes."""
@@ -133,22 +134,30 @@ def last_sequence(context: CheckContext, config: StreamConfig) -> Check | None:
     return check if context.live.last_seq >= _FAR else None
 
 
+def subject_full(context: CheckContext, config: StreamConfig) -> Check | None:
+    """Refuse with 10077 a message whose subject is full, in a stream with ``discard_new_per_subject``."""
+    per_subject, live = Limits(config).per_subject, context.live
+
+    def check(candidate: Candidate) -> None:
+        index = candidate.index
+        if index is not None and not candidate.rollup and index.count(candidate.subject, live.first_seq) >= per_subject:
+            raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages per subject exceeded")
+    return check if config.discard == "new" and config.discard_new_per_subject and per_subject else None
+
+
 def discard_new(context: CheckContext, config: StreamConfig) -> Check | None:
-    """Refuse with 10077 by the limits of a stream that discards new messages."""
+    """Refuse with 10077 by max_msgs and max_bytes of a stream that discards new messages."""
     limits, live = Limits(config), context.live
     per_subject, max_msgs, max_bytes = limits.per_subject, limits.max_msgs, limits.max_bytes
-    subject_is_full = config.discard_new_per_subject
 
     def check(candidate: Candidate) -> None:
         pending, index = candidate.pending, candidate.index
         replaces, replaced_size = False, 0
         if index is not None and index.count(candidate.subject, live.first_seq) >= per_subject:
-            if subject_is_full and not candidate.rollup:
-                raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages per subject exceeded")
             replaces, replaced_size = True, index.first(candidate.subject, live.first_seq)[1]
         if max_msgs and not replaces and live.msgs + len(pending.msgs) - len(pending.removed) >= max_msgs:
             raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages exceeded")
         if (max_bytes and live.size_bytes + pending.bytes - pending.removed_bytes + candidate.size > max_bytes
                 and (not replaces or replaced_size < candidate.size)):
             raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum bytes exceeded")
-    return check if config.discard == "new" and (limits.whole or limits.per_subject) else None
+    return check if config.discard == "new" and limits.whole else None

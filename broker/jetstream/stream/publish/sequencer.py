@@ -94,8 +94,7 @@ class Sequencer:
         self._batching.reset_checks()
         self._checks_of_copies: Checks | None = None
         self._bulky = may_go_in_bulk(self.context, self._config)
-        self._plain = self._bulky and self._acks and not (
-            self._async or self._limited or self._ages or self._per_subject or self._selective)
+        self._plain = self._bulky and self._acks and not (self._async or self._selective)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
@@ -158,9 +157,9 @@ class Sequencer:
         return None
 
     def run_one(self, msg: Msg, now_ns: int) -> bool:
-        """Sequence a single message that needs no checks.
+        """Sequence a single message that needs no checks and exceeds no limit of the whole stream.
 
-        Runs have one message if clients publish to many streams in turn, so this path is fast.
+        Runs have one message if clients publish to many streams in turn, or wait for each PubAck, so this path is fast.
 
         Returns: False if the message needs ``run``.
         """
@@ -172,21 +171,30 @@ class Sequencer:
         live, log = self._live, self._log
         size += ROW_BYTES + len(subject)
         usage = live.usage
-        if usage.size_bytes + size > usage.bytes_max:
+        if usage.size_bytes + size > usage.bytes_max or (self._limited and self._limits.exceeded(live, 1, size)):
+            return False
+        index = None
+        if self._per_subject and ((index := self._subjects.index) is None or index.merged_seq != live.last_seq):
             return False
         seq = live.last_seq + 1
         time_ns = now_ns if now_ns > live.last_time_ns else live.last_time_ns
         if time_ns != now_ns:
             live.ahead.notice(now_ns, time_ns)
         try:
+            replaced = None if index is None else index.add_run((subject,), (size,), seq, self._per_subject,
+                                                                live.first_seq)
             block = live.open or log.block(self._stream)
             block.append_one(seq, subject, body, time_ns)
             live.appended(block, 1, size, seq, time_ns)
             self._dedupe.last_id = b""
             if reply:
                 log.wait_batched(self._pub_acks_each, reply, self._prefix, seq)
+            if replaced:
+                self._retention.remove_listed(replaced)
+            if self._ages:
+                self._retention.arm()
         except Exception as error:
-            self.appender.handle_unexpected(error, index=False)
+            self.appender.handle_unexpected(error, index=index is not None)
             if live.last_seq < seq:
                 self.replies.refused(None, reply, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         log.urgent()
@@ -257,11 +265,12 @@ class Sequencer:
         size = messages_size(count, with_headers, subjects_bytes, raw_bytes)
         if live.usage.size_bytes + size > live.usage.bytes_max:
             return False
+        if self._limits.each and self._limits.exceeded(live, count, size):
+            return False
         removed = None
         if self._per_subject:
             index = self._subjects.index
-            if index is None or index.merged_seq != live.last_seq or (
-                    self._limits.trim_each and self._limits.exceeded(live, count, size)):
+            if index is None or index.merged_seq != live.last_seq:
                 return False
             removed = index.add_run(subjects, map(message_size, subjects, hlens, bodies), first_seq, self._per_subject,
                                     live.first_seq)

@@ -395,6 +395,9 @@ class Live:
         block = self.blocks[self.index_at(self.first_seq)]
         if self.first_seq <= block.first_seq:
             return block.first_time_ns, True
+        if block.unread is not None:
+            unread = OpenRows(block.unread)
+            return unread.time_of(unread.ordinal_of(self.first_seq)), True
         rows = self.resident(block)
         if rows is None:
             return block.first_time_ns, block.first_time_ns == block.last_time_ns

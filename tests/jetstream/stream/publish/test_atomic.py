@@ -275,7 +275,7 @@ def test_every_check_of_single_messages_has_one_for_batches() -> None:
     # Unwanted messages are stored with their batch and then removed; a stream's own delete markers come in no batch.
     replaced = {"trim_before", "fast_ingest", "atomic", "sealed", "payload_size", "unwanted", "marker"}
     names = {rule.make.__name__ for rule in ATOMIC}
-    also = {"disabled": "ttl_disabled"}
+    also = {"disabled": "ttl_disabled", "subject_full": "discard_new"}
     for rule in TABLE:
         name = rule.make.__name__
         assert name in names | replaced or also[name] in names, name

@@ -6,6 +6,7 @@ The refusals of the broker's own checks, and their order, are compared with the 
 from __future__ import annotations
 
 from itertools import permutations
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def add(stream: Stream, check: Check, headers: frozenset[bytes] | None) -> None:
 async def test_a_check_gets_the_messages_of_its_row(headers: frozenset[bytes] | None, seen: list[str]) -> None:
     """A publish of each kind, decided one by one, reaches the check only if its row asks for it."""
     world = World()
-    stream = world.stream(max_msgs=100, discard="new")
+    stream = world.stream(max_msgs_per_subject=100, discard="new", discard_new_per_subject=True)
     payloads: list[str] = []
     add(stream, lambda candidate: payloads.append(candidate.body[candidate.hlen:].decode()), headers)
     publish(world, stream, pub(b"S.a", b"none"), pub(b"S.a", b"foreign", X="y"), pub(b"S.a", b"id", Nats_Msg_Id="1"),
@@ -97,4 +98,50 @@ async def test_a_check_may_wait_for_data() -> None:
     await world.settle(stream)
     assert [world.bus.answer(reply)["seq"] for reply in replies] == [1, 2, 3]
     assert loaded == [1]
+    await world.close()
+
+
+@pytest.mark.parametrize("limits", [
+    {"max_msgs_per_subject": 1, "discard": "new"},
+    {"max_msgs_per_subject": 1, "max_bytes": 1 << 20, "discard": "new"},
+    {"max_msgs_per_subject": 2, "max_msgs": 10},
+    {"max_msgs": 10, "max_age": 10**12},
+], ids=["bucket", "bucket with max_bytes", "history", "age"])
+async def test_messages_within_the_limits_are_not_decided_one_by_one(limits: dict[str, Any]) -> None:
+    """Publish single messages and a run, far from the limits: the faster ways take them, and old values are
+    replaced."""
+    world = World()
+    stream = world.stream(**limits)
+    await ask(world, stream, pub(b"S.a", b"0"))  # a stream that limits subjects makes its index for its first message
+    stream.sequencer.reset_checks()
+    for body in (b"1", b"2"):
+        assert "error" not in await ask(world, stream, pub(b"S.a", body))
+    publish(world, stream, pub(b"S.b", b"3"), pub(b"S.a", b"4"), pub(b"S.b", b"5"))
+    await world.settle(stream)
+    assert stream.sequencer.checks is None
+    kept = limits.get("max_msgs_per_subject", 9)
+    expected = [(seq, subject, body) for subject, values in ((b"S.a", (1, 2, 3, 5)), (b"S.b", (4, 6)))
+                for seq, body in list(zip(values, (b"0", b"1", b"2", b"4") if subject == b"S.a" else (b"3", b"5"),
+                                          strict=True))[-kept:]]
+    assert await everything(stream) == sorted(expected)
+    await world.close()
+
+
+@pytest.mark.parametrize("limits, err", [
+    ({"max_msgs": 3}, "maximum messages exceeded"),
+    ({"max_msgs": 3, "max_msgs_per_subject": 5}, "maximum messages exceeded"),
+    ({"max_bytes": 3 * message_size(b"S.a", 0, b"x")}, "maximum bytes exceeded"),
+    ({"max_msgs_per_subject": 3, "discard_new_per_subject": True}, "maximum messages per subject exceeded"),
+], ids=["max_msgs", "max_msgs and subjects", "max_bytes", "per subject"])
+@pytest.mark.parametrize("at_once", [1, 3])
+async def test_the_message_beyond_a_limit_is_refused(limits: dict[str, Any], err: str, at_once: int) -> None:
+    """Fill a stream that discards new messages, by single messages or by runs: exactly the fourth one is refused."""
+    world = World()
+    stream = world.stream(discard="new", **limits)
+    for at in range(0, 6, at_once):
+        publish(world, stream, *[pub(b"S.a", b"x", reply=b"r%d" % i) for i in range(at, at + at_once)])
+        await world.settle(stream)
+    answers = [world.bus.answer(b"r%d" % i) for i in range(6)]
+    assert [answer["seq"] for answer in answers] == [1, 2, 3, 0, 0, 0]
+    assert {answer["error"]["description"] for answer in answers[3:]} == {err}
     await world.close()
