@@ -9,6 +9,7 @@ is internal, and changes without notice.
                         nats_broker
     jetblock.store      reading streams from the store, with no broker
     jetblock.staging    messages that are put beside a stream, to join it later
+    jetblock.references  messages delivered by reference, read from the bucket
     jetblock.spark      helpers for a Spark session
 """
 

@@ -108,7 +108,7 @@ class Consumer(Notified):
         self._delivery = DeliveryLoop(bus, self._acks, self._cursor, self.events, self.reply_subjects.ack,
                                       self._double_acks.acked,
                                       partial(bus.tracer.delivered, stream.account, stream.name, self.name)
-                                      if bus.tracer is not None else None)
+                                      if bus.tracer is not None else None, stream.references.lines)
         self._answers = AckHandler(stream, self._acks, self._cursor, self.events, rng, self.reply_subjects.ack[:-1],
                                    self._request, self._double_acks.acked, self._double_acks.acked_from)
         self._large_acks = LargeAcks(self._acks, self._answers, self._loop, self._apply_acks, self._changed,
@@ -369,8 +369,8 @@ class Consumer(Notified):
             return
         mono_ns = self._clock.monotonic_ns()
         self._inactivity.used_ns = mono_ns
-        for reply, body in pulls(self._bus, ops, start, end):
-            self._request(reply, body, mono_ns)
+        for reply, body, by_reference in pulls(self._bus, ops, start, end):
+            self._request(reply, body, mono_ns, by_reference)
 
     @in_order
     def on_ack(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
@@ -433,13 +433,16 @@ class Consumer(Notified):
         self._rearm(self._clock.monotonic_ns())
         self._schedule_delivery()
 
-    def _request(self, reply: bytes, body: bytes, mono_ns: int) -> None:
+    def _request(self, reply: bytes, body: bytes, mono_ns: int, by_reference: bool = False) -> None:
         """Handle one pull request, from MSG.NEXT or after a +NXT."""
         admission = self._admission
         if admission is None:
             send_statuses(self._bus, [(reply, status.PUSH_BASED)])
             return
-        entry = admission.admit(reply, body, self.config, mono_ns)
+        if by_reference and (refusal := self.stream.references.refusal):
+            send_statuses(self._bus, [(reply, status.line(f"409 No References - {refusal}"))])
+            return
+        entry = admission.admit(reply, body, self.config, mono_ns, by_reference=by_reference)
         if entry is not None:
             self._timer.set(min(entry.expires_ns, entry.heartbeat_at_ns))
             self._schedule_delivery()

@@ -26,6 +26,17 @@ class Changed(Protocol):
     def pop_delta(self) -> ConsumerDelta | None: ...
 
 
+class References(Protocol):
+    """References to the messages of a stream, for clients that read the store themselves."""
+
+    @property
+    def refusal(self) -> str:
+        """Why there are none, or ""."""
+
+    def lines(self, seq: int) -> bytes | None:
+        """Return the header lines of a reference to a message; None: it is delivered whole."""
+
+
 class StreamView(BlockOwner, Readable, Protocol):
     """A stream, as its consumers see it; the log identifies it by the same object."""
 
@@ -41,6 +52,8 @@ class StreamView(BlockOwner, Readable, Protocol):
     def log(self) -> StreamLog: ...
     @property
     def last_seq(self) -> int: ...
+    @property
+    def references(self) -> References: ...
 
     async def last_seqs(self, filters: Filters | None) -> list[int]:
         """Return the last sequence that matches, in a list, or an empty one."""

@@ -53,6 +53,7 @@ from broker.jetstream.stream.shared.chunks import Chunks, Loading
 from broker.jetstream.stream.shared.listeners import Changed, Listener, Listeners
 from broker.jetstream.stream.shared.queries import Queries
 from broker.jetstream.stream.shared.queue import PublishQueue
+from broker.jetstream.stream.shared.references import References
 from broker.jetstream.stream.shared.stream_parts import StreamParts
 from broker.jetstream.stream.state.decision import WAIT_SECONDS
 from broker.jetstream.stream.state.heads import Heads
@@ -163,6 +164,7 @@ class Stream:
                                self.interest, self.ttls, self.scheduler)
         self.appending = Appending(parts, context, extra)
         self.erasures = Erasures(parts, self.retention, extra)
+        self.references = References(live, reader, stream_id, stored=self.stored)
         replies = Replies(parts)
         self._batching = Batching(parts, context, replies, self.appending, inflight)
         self.sequencer = Sequencer(parts, context, self.ceiling, Appender(parts, context, replies, self._batching.lost),

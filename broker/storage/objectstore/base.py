@@ -186,6 +186,15 @@ class ObjectStore(ABC):
         """
         raise StoreRefused(f"{self.url}: objects cannot be replaced here")
 
+    @property
+    def has_urls(self) -> bool:
+        """True if others can read an object by a URL that this process signs."""
+        return False
+
+    def url_of(self, key: str) -> str | None:
+        """Return a URL that reads ``key`` for a quarter of an hour, with any Range; None: there is none now."""
+        return None
+
     async def versions(self, key: str) -> Sequence[str]:
         """Return the ids of all versions of ``key`` that the store has, deleted or not: those of a versioned bucket.
 

@@ -233,6 +233,13 @@ class S3Store(ObjectStore):
         except NotFound:
             pass
 
+    @property
+    def has_urls(self) -> bool:
+        return True
+
+    def url_of(self, key: str) -> str | None:
+        return None if self._client is None else self._objects.url_of(self._base + check_key(key))
+
     async def versions(self, key: str) -> Sequence[str]:
         found: Sequence[str] = []
         asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base + check_key(key)}

@@ -30,6 +30,7 @@ __all__ = ["Answer", "BucketObjects", "Form"]
 
 _EMPTY_SHA256 = sha256(b"").hexdigest()
 _UNSIGNED = "UNSIGNED-PAYLOAD"
+URL_SECONDS = 900
 
 _OTHER_REGION = frozenset(("AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "PermanentRedirect",
                            "TemporaryRedirect", "301", "302", "307"))
@@ -97,6 +98,24 @@ class Form:
                                    f"SignedHeaders={listed}, Signature={signature}")
         return self._address + quoted, signed
 
+    def presign(self, key: str, credentials: Any, unix_s: float) -> str:
+        """Return a URL that gets ``key`` for ``URL_SECONDS``, or for as long as temporary credentials are valid.
+
+        Source: AWS, "Authenticating Requests: Using Query Parameters (AWS Signature Version 4)".
+        """
+        at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(unix_s))
+        day, quoted = at[:8], _quote(key)
+        scope = f"{day}/{self._region}/s3/aws4_request"
+        query = {"X-Amz-Algorithm": "AWS4-HMAC-SHA256", "X-Amz-Credential": f"{credentials.access_key}/{scope}",
+                 "X-Amz-Date": at, "X-Amz-Expires": str(URL_SECONDS), "X-Amz-SignedHeaders": "host"}
+        if credentials.token:
+            query["X-Amz-Security-Token"] = credentials.token
+        listed = "&".join(f"{name}={quote(value, safe='~')}" for name, value in sorted(query.items()))
+        request = f"GET\n{self._path}{quoted}\n{listed}\nhost:{self._host}\n\nhost\n{_UNSIGNED}"
+        text = f"AWS4-HMAC-SHA256\n{at}\n{scope}\n{sha256(request.encode()).hexdigest()}"
+        signature = _hmac(self._signing_key(credentials.secret_key, day), text).hex()
+        return f"{self._address}{quoted}?{listed}&X-Amz-Signature={signature}"
+
     def _signing_key(self, secret: str, day: str) -> bytes:
         of_secret, of_day, key = self._key
         if of_secret != secret or of_day != day:
@@ -132,10 +151,18 @@ class BucketObjects:
         self._bucket = bucket
         self._credentials = credentials
         self._signs_payloads = signs_payloads
+        self._last_credentials: Any = None
+        """Those of the last request that was composed here."""
         self._form: Form | None = None
         """None: botocore sends the requests; each of them may give a form."""
         for operation in ("GetObject", "PutObject"):
             client.meta.events.register(f"before-sign.s3.{operation}", self._learn)
+
+    def url_of(self, key: str) -> str | None:
+        """Return a URL that gets ``key``; None if no request was composed here yet."""
+        if self._form is None or self._last_credentials is None:
+            return None
+        return self._form.presign(key, self._last_credentials, time.time())
 
     async def get(self, key: str, byte_range: str) -> Answer:
         """Get a part of an object. Raises: botocore's exceptions, and aiohttp's while the body is read."""
@@ -160,8 +187,9 @@ class BucketObjects:
         """Compose and send a request; None: botocore must send it. Raises: as ``get``."""
         if self._form is None:
             return None
+        credentials = self._last_credentials = await self._credentials()
         url, signed = self._form.sign(method, key, headers, _EMPTY_SHA256 if body is None else _UNSIGNED,
-                                      await self._credentials(), time.time())
+                                      credentials, time.time())
         signed["user-agent"] = "jetblock"
         response = await self._session.send(_Request(method, url, signed, body))
         status, data = response.status_code, await response.raw.read()

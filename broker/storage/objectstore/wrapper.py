@@ -36,6 +36,13 @@ class Wrapper(ObjectStore):
     async def delete(self, key: str) -> None:
         await self.inner.delete(key)
 
+    @property
+    def has_urls(self) -> bool:
+        return self.inner.has_urls
+
+    def url_of(self, key: str) -> str | None:
+        return self.inner.url_of(key)
+
     async def versions(self, key: str) -> Sequence[str]:
         return await self.inner.versions(key)
 

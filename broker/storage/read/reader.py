@@ -140,6 +140,15 @@ class BlockReader:
 
     # --- blocks in memory ---------------------------------------------------------------------------------------------
 
+    @property
+    def has_urls(self) -> bool:
+        """True if a block can be read by a URL."""
+        return self._store.has_urls
+
+    def url_of(self, ref: BlockRef) -> str | None:
+        """Return a URL that reads the object of a block; None: there is none now."""
+        return self._store.url_of(self._key_of(ref))
+
     def cached_head(self, block: StoredBlock) -> Head | None:
         """Return the block's head if it is in memory."""
         ref = _stored(block)

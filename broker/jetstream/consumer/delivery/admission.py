@@ -23,9 +23,12 @@ from broker.jetstream.consumer.delivery.pull import Waiting
 from broker.jetstream.consumer.delivery.request import BadRequest, PullRequest, WaitingRequest, parse_request
 from broker.jetstream.settings import level_refused
 from broker.jetstream.wire.advisories import ConsumerEvents
+from broker.protocol import headers
 
 __all__ = ["PullAdmission", "pulls", "send_statuses"]
 
+_DELIVER, _REFERENCE = b"Jetblock-Deliver", b"reference"
+"""The header of a request for references, an addition of jetblock."""
 _SWEEP_NS = 1_000_000_000
 """The shortest interval between two sweeps of a full queue."""
 
@@ -36,13 +39,16 @@ def send_statuses(bus: Bus, statuses: Iterable[tuple[bytes, bytes]]) -> None:
         bus.publish(to, b"", len(text), text)
 
 
-def pulls(bus: Bus, ops: Sequence[Msg], start: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the pull requests among ``ops`` as (inbox, body). Refuse each request that needs a newer server."""
+def pulls(bus: Bus, ops: Sequence[Msg], start: int, end: int) -> Iterator[tuple[bytes, bytes, bool]]:
+    """Yield the pull requests among ``ops`` as (inbox, body, whether references are wanted).
+
+    Refuse each request that needs a newer server.
+    """
     for _, reply, hlen, body in ops[start:end]:
         if hlen and reply and level_refused(body[:hlen]):
             send_statuses(bus, [(reply, status.line("412 Required Api Level"))])
         elif reply:
-            yield reply, body[hlen:] if hlen else body
+            yield reply, body[hlen:] if hlen else body, bool(hlen) and headers.get(body[:hlen], _DELIVER) == _REFERENCE
 
 
 class PullAdmission:
@@ -65,8 +71,12 @@ class PullAdmission:
         """End every waiting request with ``text``; ``pending``: also report what is left of it."""
         send_statuses(self._bus, self.waiting.drain(text, pending=pending))
 
-    def admit(self, reply: bytes, body: bytes, config: ConsumerConfig, mono_ns: int) -> WaitingRequest | None:
-        """Check a request and queue it; None: it was refused or dropped."""
+    def admit(self, reply: bytes, body: bytes, config: ConsumerConfig, mono_ns: int, *, by_reference: bool = False
+              ) -> WaitingRequest | None:
+        """Check a request and queue it; None: it was refused or dropped.
+
+        ``by_reference``: it wants the places of messages in the store instead of the messages.
+        """
         waiting = self.waiting
         try:
             request = parse_request(body)
@@ -89,7 +99,7 @@ class PullAdmission:
             if not request.idle_heartbeat:
                 self._refuse(reply, "409 Exceeded MaxWaiting")
             return None
-        entry = WaitingRequest(reply, request, mono_ns, until_seq)
+        entry = WaitingRequest(reply, request, mono_ns, until_seq, by_reference=by_reference)
         waiting.add(entry)
         return entry
 

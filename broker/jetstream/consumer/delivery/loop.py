@@ -72,7 +72,8 @@ class DeliveryLoop:
     """
 
     def __init__(self, bus: Bus, acks: AckState, cursor: Cursor, events: ConsumerEvents, prefix: bytes,
-                 done: Callable[[Sequence[int]], None], trace: Callable[..., None] | None = None) -> None:
+                 done: Callable[[Sequence[int]], None], trace: Callable[..., None] | None = None,
+                 reference: Callable[[int], bytes | None] = lambda _: None) -> None:
         self._bus = bus
         self._done = done
         self._acks = acks
@@ -80,6 +81,7 @@ class DeliveryLoop:
         self._events = events
         self._prefix = prefix
         self._trace = trace
+        self._reference = reference
         self.waiting: Waiting | None = None
         self.push: PushSide | None = None
         self.acked = True
@@ -271,17 +273,20 @@ class DeliveryLoop:
             return 0, []
         shares, ended = waiting.share(turn, len(msgs), lambda: self._sizes(msgs, counts), mono_ns)
         self._publish(ended)
-        if shares and (more := waiting.order.headers()):
+        more = waiting.order.headers() if shares else b""
+        if more:
             msgs = _with_headers(msgs.cut(max(share.stop for share in shares)), more)
         used = 0
         lost: list[int] = []
         delivered, cseqs, pendings = self._numbers(len(msgs), counts)
         for to, start, stop, step, after in shares:
             cut = slice(start, stop, step)
-            hlens = msgs.hlens
-            batch = Deliveries(self._prefix, msgs.subjects[cut], None if hlens is None else hlens[cut],
-                               msgs.bodies[cut], delivered[cut], msgs.seqs[cut], cseqs[cut], msgs.times[cut],
-                               pendings[cut])
+            hlens = None if msgs.hlens is None else msgs.hlens[cut]
+            bodies = msgs.bodies[cut]
+            if to.by_reference:
+                hlens, bodies = self._references(msgs.seqs[cut], hlens, bodies, more)
+            batch = Deliveries(self._prefix, msgs.subjects[cut], hlens, bodies, delivered[cut], msgs.seqs[cut],
+                               cseqs[cut], msgs.times[cut], pendings[cut])
             n = bus.deliver(to.reply, batch)
             if stop > used:
                 used = stop
@@ -293,6 +298,16 @@ class DeliveryLoop:
             elif after is not None:
                 bus.publish(to.reply, b"", len(after), after)
         return used, lost
+
+    def _references(self, seqs: Sequence[int], hlens: Sequence[int] | None, bodies: Sequence[bytes], more: bytes
+                    ) -> tuple[list[int], list[bytes]]:
+        """Return header lengths and bodies of references instead of messages, where there are references."""
+        new_hlens, new_bodies = list(hlens or (0,) * len(bodies)), list(bodies)
+        for i, seq in enumerate(seqs):
+            if (lines := self._reference(seq)) is not None:
+                block = headers.VERSION + b"\r\n" + lines + more + b"\r\n"
+                new_hlens[i], new_bodies[i] = len(block), block
+        return new_hlens, new_bodies
 
     def _push(self, msgs: MessageColumns, counts: Sequence[int] | None, to: PushSide,
               mono_ns: int) -> Step | tuple[int, list[int]]:

@@ -102,11 +102,13 @@ def _parse(body: bytes) -> PullRequest:
 class WaitingRequest:
     """A waiting request: what is left of it."""
 
-    __slots__ = ("batch_left", "bytes_left", "delivered", "expires_ns", "heartbeat_at_ns", "heartbeat_ns", "no_wait",
-                 "pin", "priority", "reply", "request", "until_seq")
+    __slots__ = ("batch_left", "by_reference", "bytes_left", "delivered", "expires_ns", "heartbeat_at_ns",
+                 "heartbeat_ns", "no_wait", "pin", "priority", "reply", "request", "until_seq")
 
-    def __init__(self, reply: bytes, request: PullRequest, mono_ns: int, until_seq: int = 0) -> None:
+    def __init__(self, reply: bytes, request: PullRequest, mono_ns: int, until_seq: int = 0, *,
+                 by_reference: bool = False) -> None:
         self.reply = reply
+        self.by_reference = by_reference
         self.request = request
         self.until_seq = until_seq
         """The sequence that must be persisted before a one-shot request ends."""
