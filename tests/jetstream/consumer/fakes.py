@@ -251,6 +251,16 @@ class FakeLoading:
         self.seq = seq
 
 
+class FakeReferences:
+    """References of a stream that has none."""
+
+    refusal = "there are none"
+
+    def lines(self, seq: int) -> bytes | None:
+        """Return no reference."""
+        return None
+
+
 class FakeStream:
     """A stream with its messages in chunks of ``chunk_messages``.
 
@@ -265,6 +275,7 @@ class FakeStream:
         self.domain = ""
         self.config = StreamConfig(name="S", subjects=[">"])
         self.log = FakeLog()
+        self.references = FakeReferences()
         self.chunk_messages = chunk_messages
         self.first_seq = 1
         self.last_seq = 0
