@@ -152,7 +152,7 @@ class BucketObjects:
         self._credentials = credentials
         self._signs_payloads = signs_payloads
         self._last_credentials: Any = None
-        """Those of the last request that was composed here."""
+        """The credentials of the last request that was composed here."""
         self._form: Form | None = None
         """None: botocore sends the requests; each of them may give a form."""
         for operation in ("GetObject", "PutObject"):
