@@ -164,13 +164,13 @@ class Shard:
         checkpointer.start()
         # A thread of its own: those of the commits are as many as there are puts in flight.
         own = None if executor is None else ThreadPoolExecutor(1, thread_name_prefix="compaction")
-        compactor = Compactor(log, paths, checkpointer, sweeper, clock, random.Random(rng.getrandbits(64)),
+        own_rng = random.Random(rng.getrandbits(64) if settings.compaction is not None else epoch)
+        compactor = Compactor(log, paths, checkpointer, sweeper, clock, own_rng,
                               settings.compaction or CompactionSettings(recent_bytes=0), executor=own,
                               clock_trusted=clock_trusted)
         if settings.compaction is not None:
             compactor.start()
-        eraser = Eraser(log, paths, checkpointer, compactor, clock, random.Random(rng.getrandbits(64)),
-                        settings.erasure, clock_trusted)
+        eraser = Eraser(log, paths, checkpointer, compactor, clock, own_rng, settings.erasure, clock_trusted)
         return cls(log, checkpointer, sweeper, snapshot, paths, compactor if settings.compaction is not None else None,
                    eraser)
 

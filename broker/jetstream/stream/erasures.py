@@ -68,7 +68,7 @@ class Erasures:
         newest = max((one for one in self._by_key.values() if not one.reported and not one.done_ns),
                      key=lambda one: one.at_ns, default=None)
         if newest is None or now_ns - newest.at_ns > _GATHERED_NS or len(newest.seqs) >= _GATHERED_MAX:
-            newest = Erasure(f"{self._parts.rng.getrandbits(64):016x}", now_ns, SeqRanges())
+            newest = Erasure(f"{seq:016x}", now_ns, SeqRanges())  # a sequence is removed once, so the id is new
         self._record([newest._replace(seqs=newest.seqs | SeqRanges.of((seq,)))], ())
         self.on_marked()
 
