@@ -21,6 +21,7 @@ COUNTED_SEEDS = 30
 SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000"))
 RETENTION_SEEDS = 20
 SPECIAL_SEEDS = 10
+ERASURE_SEEDS = 6
 SPECIAL_SOAK_SEEDS = 1000
 
 
@@ -59,9 +60,19 @@ def test_special_streams_keep_their_promises() -> None:
         assert counts[what] >= 10, what
 
 
+def test_secure_deletes_are_erased() -> None:
+    """Brokers erase the bytes of deleted messages while they are killed, fenced and paused; answers stay true."""
+    counts: Counter[str] = Counter()
+    for seed in range(ERASURE_SEEDS):
+        world = World(seed, steps=60, features=FEATURES | {"erasures"})
+        world.run()
+        counts += world.counts
+    assert counts["erased"] >= 5
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("world", ["retention", "special"])
+@pytest.mark.parametrize("world", ["retention", "special", "erasures"])
 @pytest.mark.parametrize("first", range(10_000, 10_000 + SPECIAL_SOAK_SEEDS, 100))
 def test_special_worlds_soak(world: str, first: int) -> None:
     """Special worlds, and those of work queues and interest streams, keep their promises in longer runs."""

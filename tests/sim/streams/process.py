@@ -13,6 +13,7 @@ from broker.cluster.ownership import seal_at, take_shard
 from broker.cluster.standby import wait_for_lease
 from broker.jetstream.engine import JetStream
 from broker.server.routing.router import Router
+from broker.storage.erasure.eraser import ErasureSettings
 from broker.storage.format.errors import CutOff
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.objectstore.base import StoreError
@@ -184,6 +185,9 @@ class Process:
                 await asyncio.sleep(rng.choice((0.1, 1.0, 5.0)))
         self.ended = True
 
+    def _erased(self) -> None:
+        self.world.counts["erased"] += 1
+
     async def _serve(self, shard: Shard) -> None:
         world = self.world
         self.epoch = shard.log.epoch
@@ -192,11 +196,16 @@ class Process:
         retrying = RetryingStore(self.store, clock=self.clock, rng=self.rng, give_up_ns=15 * SECOND)
         reader = BlockReader(retrying, self.cache, shard.key_of, PATHS)
         try:
+            eraser = None
+            if "erasures" in world.features:
+                eraser = shard.eraser
+                eraser.settings = ErasureSettings(delay_ns=SECOND // 10, poll_ns=SECOND)
+                eraser.on_done = self._erased
             if world.staging is not None:
                 await self.js.open(0, shard.log, reader, inbox=world.staging.settings,
-                                   release_runs=shard.sweeper.release_runs)
+                                   release_runs=shard.sweeper.release_runs, eraser=eraser)
             else:
-                await self.js.open(0, shard.log, reader)
+                await self.js.open(0, shard.log, reader, eraser=eraser)
             self.serving = True
             if shard.log.failure is None:
                 await self._over.wait()
