@@ -21,7 +21,7 @@ from pathlib import Path
 from broker import COMPILED, NATS_SERVER_VERSION, __version__
 from broker.base.suggest import did_you_mean
 from broker.config.flags import USAGE, CommandLine, FlagError, read_flags
-from broker.config.settings import ConfigError, InvalidFile
+from broker.config.settings import ConfigError, InvalidFile, Settings
 
 __all__ = ["run"]
 
@@ -171,6 +171,8 @@ def _broker(line: CommandLine) -> int:
     from broker.config.load import load
 
     settings = load(line, os.environ)
+    if line.test and settings.front.workers:
+        _check_front(settings)
     if line.test:
         said = (f"{_NATS_SERVER}: configuration file {line.config} is valid ({settings.digest})" if line.config else
                 f"{_PROGRAM}: configuration is valid")
@@ -185,6 +187,21 @@ def _broker(line: CommandLine) -> int:
     from broker.runtime.process import serve
 
     return serve(settings, (lambda: load(line, os.environ)) if line.config or line.stan_config else None)
+
+
+def _check_front(settings: Settings) -> None:
+    """Let the nats-server in front of workers check its part. Raises: ConfigError."""
+    import asyncio
+
+    from broker.base.errors import StartError
+    from broker.front.supervisor import configuration_errors
+
+    try:
+        errors = asyncio.run(configuration_errors(settings))
+    except StartError as error:
+        raise ConfigError(str(error)) from None
+    if errors:
+        raise ConfigError(f"nats-server refuses the configuration: {errors}")
 
 
 def _send_signal(words: str) -> int:

@@ -221,8 +221,9 @@ MAY: dict[str, set[str]] = {
         "access", "base", "config.settings", "jetstream.engine", "jetstream.inbox", "jetstream.wire",
         "runtime.shard_set", "runtime.store_host", "server.accounts", "server.routing", "storage.objectstore",
         "storage.shard"},
+    "front": {"access", "base", "config.settings", "jwt", "monitor", "server.accounts", "version"},
     "runtime": {
-        "access", "base", "config", "config.kinds", "config.settings", "jetstream.account", "jetstream.engine",
+        "access", "base", "config", "config.kinds", "config.settings", "front", "jetstream.account", "jetstream.engine",
         "jetstream.inbox", "jetstream.overview", "jetstream.wire", "maintenance.scrub", "monitor", "runtime.adopt",
         "runtime.shard_owner", "runtime.shard_set", "runtime.store_host", "server", "server.accounts", "server.auth",
         "server.listeners", "server.operator", "server.routing", "server.system", "storage.log",
@@ -244,8 +245,8 @@ MAY: dict[str, set[str]] = {
         "archive", "config", "config.settings", "console", "erasure", "inspect", "maintenance", "migration", "pipeline",
         "runtime"},
     "cli": {
-        "archive", "base", "completion", "config", "config.settings", "console", "erasure", "inspect", "maintenance",
-        "migration", "pipeline", "runtime", "storage.format", "version"},
+        "archive", "base", "completion", "config", "config.settings", "console", "erasure", "front", "inspect",
+        "maintenance", "migration", "pipeline", "runtime", "storage.format", "version"},
     "__main__": {"cli"},
 }
 """The rooms that each room may import. It imports all of them: an entry that no module needs is removed."""

@@ -24,7 +24,7 @@ from broker.config.reading.identities import Identities
 from broker.config.reading.leafnodes import check_compression, read_authorization, read_remotes
 from broker.config.reading.operator import read_operators, read_pinned, read_preload, read_resolver, read_trusted
 from broker.config.reading.proxies import read_proxies
-from broker.config.reading.refused import NO_EFFECT, REFUSED
+from broker.config.reading.refused import HANDED_OVER, NO_EFFECT, REFUSED
 from broker.config.reading.streaming import read_channels
 from broker.config.reading.upstreams import read_upstreams
 from broker.config.settings import MASK, MASKED, CertificateFiles, InvalidFile, Setting, settings_table
@@ -40,19 +40,23 @@ _SECTIONS = frozenset({"tls", "resolver_tls", "websocket", "websocket.authorizat
                        "jetstream.limits", "jetstream.limits.batch", "jetstream.object_store"})
 
 
-def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str]) -> FileSettings:
+def read_file(path: str, environ: Mapping[str, str], read: Callable[[str], str],
+              workers: int | None = None) -> FileSettings:
     """Read the configuration file at ``path``, and the files it includes, through ``read(path)``.
 
+    Args: ``workers``: their number, if it is not the file's to say. With any, a nats-server reads ``HANDED_OVER``.
     Raises: InvalidFile with one line per error.
     """
     top = _parsed(path, environ, read)
-    meaning = _Meaning(read)
+    meaning = _Meaning(read, front=bool(_workers(top) if workers is None else workers))
     if not top.value:
         meaning.report.notices.append(f"{path}: {EMPTY}")
     meaning.refuse_masks("", top)
     meaning.section("", top)
     values = meaning.found.values
     values |= meaning.identities.settings(user=values.get("auth.user", ""), token=values.get("auth.token", ""))
+    if meaning.front:
+        meaning.found.blocks = _for_front(top)
     return _result(meaning, top)
 
 
@@ -110,8 +114,9 @@ def address(value: Any) -> tuple[str | None, int]:
 class _Meaning:
     """Walks the maps of one file and collects settings and errors."""
 
-    def __init__(self, read: Callable[[str], str]) -> None:
+    def __init__(self, read: Callable[[str], str], *, front: bool = False) -> None:
         self.read = read
+        self.front = front
         self.found = FileSettings()
         self.report = Findings()
         self.bucket: Value | None = None
@@ -139,6 +144,8 @@ class _Meaning:
 
     def key(self, path: str, written: str, value: Value) -> None:
         special = self.SPECIAL.get(path)
+        if self.front and path in HANDED_OVER:
+            return
         if special is not None:
             special(self, value)
         elif path in _BY_KEY:
@@ -412,6 +419,27 @@ def _known_in(section: str) -> set[str]:
     """Return the accepted keys of a section, as suggestions for a misspelled one."""
     known = (key.rpartition(".") for key in (*_BY_KEY, *_SECTIONS, *NO_EFFECT, *_Meaning.SPECIAL))
     return {name for above, _, name in known if above == section} - _OLD_NAMES
+
+
+def _workers(top: Value) -> int:
+    """Return the number of workers in a file; 0 if it names none, or no number."""
+    block = next((value.value for key, value in top.value.items() if key.lower() == "jetblock"), None)
+    found = [value.value for key, value in block.items() if key.lower() == "workers"] if isinstance(block, dict) else []
+    return found[0] if found and isinstance(found[0], int) else 0
+
+
+_KNOWN = (*_BY_KEY, *_SECTIONS, *NO_EFFECT, *REFUSED, *_Meaning.SPECIAL)
+_TOP_KEYS = frozenset(key.partition(".")[0] for key in _KNOWN)
+_INNER_KEYS = frozenset(key.rpartition(".")[2] for key in _KNOWN)
+
+
+def _for_front(value: Value, known: frozenset[str] = _TOP_KEYS) -> Any:
+    """Return the content of a file as a nats-server may read it: without keys that only define variables."""
+    inner = value.value
+    if isinstance(inner, dict):
+        return {key: _for_front(item, _INNER_KEYS) for key, item in inner.items()
+                if not item.used or key.lower() in known}
+    return [_for_front(item, _INNER_KEYS) for item in inner] if isinstance(inner, list) else inner
 
 
 def _as_written(setting: Setting, value: Value) -> Any:

@@ -25,5 +25,8 @@ class FileSettings:
     """True if there is an ``authorization`` block, even an empty one."""
 
     notices: list[str] = field(default_factory=list)
+    blocks: dict[str, Any] = field(default_factory=dict)
+    """The content of the file for a nats-server in front of the broker, if there are workers."""
+
     digest: str = ""
     """A hash of the contents."""

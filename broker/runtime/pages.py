@@ -15,7 +15,6 @@ from typing import Any
 from broker.base.errors import StartError
 from broker.config.settings import Settings
 from broker.monitor.listener import MonitorServer
-from broker.monitor.views import Views
 from broker.runtime.listening import host_port, or_start_error
 from broker.runtime.pages_access import access_of
 from broker.server.listeners.certificates import TlsParameters
@@ -30,8 +29,8 @@ _CANNOT = "Can't start monitoring"
 class Pages:
     """The pages of one broker whose settings have a port for them. ``bind``, ``start``, ``close`` once each."""
 
-    def __init__(self, settings: Settings, views: Views) -> None:
-        """Load the certificates. Raises: StartError if they cannot be used."""
+    def __init__(self, settings: Settings, views: object, **how: Any) -> None:
+        """Load the certificates. ``how`` is for ``MonitorServer``. Raises: StartError if they cannot be used."""
         own = settings.monitoring
         port = own.port if own.port is not None else own.https_port
         assert port is not None
@@ -41,7 +40,7 @@ class Pages:
         except ValueError as error:
             raise StartError(str(error)) from None
         self._server = MonitorServer(views, own.host or settings.clients.host, port, base_path=own.base_path, tls=tls,
-                                     access=access_of(own))
+                                     access=access_of(own), **how)
         self._started = False
 
     @property

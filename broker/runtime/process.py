@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from broker.base.descriptors import raise_limit
 from broker.base.errors import StartError
@@ -25,6 +26,9 @@ from broker.runtime.app import App
 from broker.runtime.logging import LogLines
 from broker.runtime.process_files import PortsFile, write_pid_file
 from broker.runtime.reload import ReloadError
+
+if TYPE_CHECKING:
+    from broker.front.supervisor import Supervisor
 
 __all__ = ["serve"]
 
@@ -72,7 +76,15 @@ class _Process:
     def __init__(self, settings: Settings, lines: LogLines, read: Callable[[], Settings] | None) -> None:
         self._settings = settings
         self._lines = lines
-        self._app = App(settings, read=read)
+        self._app: App | Supervisor
+        if settings.front.workers:
+            # Imported only if there are workers.
+            from broker.front.supervisor import Supervisor
+            from broker.runtime.pages import Pages
+
+            self._app = Supervisor(settings, read=read, worker=f"{__package__}.worker", make_pages=Pages)
+        else:
+            self._app = App(settings, read=read)
         self._app.parts |= {"log": self._prepare_log, "pid file": self._prepare_pid_file}
         self._collector = Collector()
         self._ended = asyncio.Event()

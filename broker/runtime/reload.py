@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterator
 from typing import Any
 
 from broker.base.gotime import format_duration
-from broker.config.settings import MASK, Setting, Settings, settings_table
+from broker.config.settings import MASK, ConfigError, Setting, Settings, settings_table
 
 __all__ = ["Prepare", "ReloadError", "changed", "lines", "refuse_fixed"]
 
@@ -23,7 +23,7 @@ Prepare = Callable[[Settings], Callable[[], None]]
 changed."""
 
 
-class ReloadError(Exception):
+class ReloadError(ConfigError):
     """A reload that was refused. The text has one line per error."""
 
 

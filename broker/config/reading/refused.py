@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from broker.config.settings import REMOVED
 
-__all__ = ["ALONE", "LATER", "NOT_OURS", "NO_EFFECT", "REFUSED"]
+__all__ = ["ALONE", "HANDED_OVER", "LATER", "NOT_OURS", "NO_EFFECT", "REFUSED"]
 
 LATER = "is not supported by this version of jetblock"
 ALONE = "needs other servers, and this version of jetblock runs alone"
@@ -43,6 +43,12 @@ REFUSED: dict[str, str] = {
                     f"{LATER}: let the bucket or the disk encrypt"),
     **dict.fromkeys(("jetstream.extension_hint", "jetstream.unique_tag", "jetstream.max_outstanding_catchup"), ALONE),
 }
+
+_OURS = ("jetblock", "jetstream", "streaming", "syslog", "remote_syslog", *REMOVED)
+
+HANDED_OVER = frozenset({"cluster", "gateway", "mqtt", "websocket", "ws", "leafnodes", "leaf", *(
+    key for key in REFUSED if not key.startswith(_OURS))})
+"""The keys that a nats-server in front of the broker reads, if there is one: nothing of them concerns the broker."""
 
 NO_EFFECT: dict[str, str] = {
     **dict.fromkeys((f"resolver_tls.{key}" for key in ("verify", "verify_and_map", "verify_cert_and_check_known_urls",

@@ -49,6 +49,11 @@ class KeepAlive:
         self.rtt_ns = 0
         """Round-trip time; 0 if unknown."""
 
+    @property
+    def unanswered(self) -> int:
+        """The number of pings without an answer."""
+        return self._unanswered
+
     def start(self) -> None:
         """Schedule the first ping; called again at CONNECT, so that a client is not pinged while it connects."""
         interval_ns = min(self._interval_ns, _FIRST_PING_NS)

@@ -268,8 +268,9 @@ class AcceptedLeaf(LeafConnection):
         if self.account.is_system:
             info["acc_is_sys"] = True
         self.send_line(encoder.info(info))
-        denied = (*jetstream_denials(self.account), *domain_denials(self.server.settings.jetstream.domain),
-                  *texts(fields.get("deny_pub")))
+        settings = self.server.settings
+        denied = (*jetstream_denials(self.account, settings.accounts.default_domains),
+                  *domain_denials(settings.jetstream.domain), *texts(fields.get("deny_pub")))
         receives = permissions.publish if permissions.publish != SubjectPermission() else None
         self.register(Passage(with_denials(permissions.subscribe, denied), receives, receives))
 

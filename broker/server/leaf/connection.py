@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from broker.access.accounts import SubjectPermission
@@ -89,8 +89,10 @@ class Passage:
         self.receives = PublishRules(receives.allow, receives.deny) if receives is not None else None
 
 
-def jetstream_denials(account: Account) -> tuple[str, ...]:
-    """Return the subjects that cross in neither direction."""
+def jetstream_denials(account: Account, default_domains: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return the subjects that cross in neither direction: none in an account whose default domain is empty."""
+    if not account.is_system and (account.name, "") in default_domains:
+        return ()
     return (*_JETSTREAM, *(_RAFT if account.is_system else ()))
 
 
@@ -142,6 +144,10 @@ class LeafConnection(Connection):
         self._early: list[Interest] | None = None
         """The other server's interest that waits until it knows this server's; None: it does not wait."""
 
+        self._pongs_due = 0
+        """The number of PONGs until the other server has processed what ``confirm`` waits for; 0 or less: nothing."""
+
+        self._confirmed: Callable[[], None] = lambda: None
         self.remote_name = ""
         """The other server's name."""
 
@@ -187,6 +193,17 @@ class LeafConnection(Connection):
                 return
             self._change_interest(op)
         self._reading.release()
+
+    def confirm(self, done: Callable[[], None]) -> None:
+        """Call ``done`` once the other server has processed all that was sent until now."""
+        self._pongs_due, self._confirmed = self._keepalive.unanswered + 1, done
+        self.send_line(encoder.PING)
+
+    def _receive_pong(self) -> None:
+        self._keepalive.pong()
+        self._pongs_due -= 1
+        if not self._pongs_due:
+            self._confirmed()
 
     def change_passage(self, passage: Passage) -> None:
         """Apply other permissions to a connection that is in use."""
@@ -363,7 +380,7 @@ class LeafConnection(Connection):
             self._keepalive.input_at_ns = now_ns
             self.send_line(encoder.PONG)
         elif kind is Pong:
-            self._keepalive.pong()
+            self._receive_pong()
         elif kind is Info:
             self._receive_info(op.arg)
             self.router.outward.work += AT_ONCE // 10

@@ -179,6 +179,8 @@ class LeafNodes:
             self._informing[leaf.cid] = False
             await interest.inform(leaf)
         self._informing.pop(leaf.cid, None)
+        leaf.confirm(lambda: log.info("%s - Leafnode connection knows the interest of account %s", leaf.label,
+                                      leaf.account.name))
         for remote in self.remotes:
             if remote.connection is leaf:
                 remote.settled.set()

@@ -35,7 +35,7 @@ def reaches_leaf(match: Match[Subscription]) -> bool:
 class LeafRoute(Route):
     """The receivers of some subjects, at least one of them a leaf."""
 
-    __slots__ = ("_contested", "_local", "_targets")
+    __slots__ = ("_contested", "_local", "_queues", "_targets")
 
     def __init__(self, match: Match[Subscription], receivers: Sequence[Subscription], rng: random.Random,
                  inward: Inward, outward: Outward) -> None:
@@ -67,10 +67,14 @@ class LeafRoute(Route):
         kept = (*local.plain, *(sub for group in local.groups.values() for sub in group))
         super().__init__(local, kept, rng, inward, outward)
         self._local = bool(kept)
+        self._queues = frozenset(match.groups)
         self.receivers = receivers
         self.width += len(self._targets) + len(self._contested)
         self.only_sub = self.only_handler = None
         self._counts_each = True
+
+    def serves(self, queue: bytes) -> bool:
+        return queue in self._queues
 
     def _deliver_now(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
         if self._one_by_one and len(msgs) > 1:

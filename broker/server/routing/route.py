@@ -183,6 +183,10 @@ class Route:
             if ops[i][1]:
                 source.no_responders(ops[i][0], ops[i][1])
 
+    def serves(self, queue: bytes) -> bool:
+        """Return whether a receiver is a member of the queue group."""
+        return any(group[0].queue == queue for group in self.groups)
+
     def deliver_counted(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
         """Deliver messages under any mixture of limits, queue groups and ``on_delivery``, and count their receivers.
 

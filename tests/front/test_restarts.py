@@ -1,0 +1,226 @@
+"""``jetblock --workers 1`` while its processes die: acknowledged messages stay, and clients only wait."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from tests.front.fronted import FrontedProcess, until
+from tests.harness import ROOT, BrokerProcess, ServerFailed, fetch
+
+pytestmark = [pytest.mark.asyncio, pytest.mark.shows("cluster.workers_restarts")]
+
+
+async def connect(url: str) -> Client:
+    """Connect a client that reconnects without an end, and expects lost connections."""
+    async def quiet(_: Exception) -> None:
+        """Ignore the error."""
+
+    return await nats.connect(url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=quiet)
+
+
+async def test_kills_under_load(tmp_path: Path) -> None:
+    """Worker and nats-server are killed while a client publishes; each acknowledged message is stored once."""
+    async with FrontedProcess("-js", "-sd", str(tmp_path)) as process:
+        client = await connect(process.url)
+        js = client.jetstream(timeout=2)
+        await js.add_stream(name="LOAD", subjects=["load"])
+        acked: list[bytes] = []
+        enough = asyncio.Event()
+
+        async def publish() -> None:
+            number = 0
+            while not enough.is_set() or len(acked) < 100:
+                payload = b"%d" % number
+                while True:
+                    try:
+                        await js.publish("load", payload, headers={"Nats-Msg-Id": payload.decode()})
+                        break
+                    except (nats.errors.Error, TimeoutError):
+                        await asyncio.sleep(0.02)
+                acked.append(payload)
+                number += 1
+
+        async def is_publishing() -> bool:
+            return len(acked) > before
+
+        publisher = asyncio.create_task(publish())
+        for name in ("worker 1", "nats-server", "worker 1"):
+            before = len(acked) + 20
+            await until(is_publishing)
+            await process.kill_child(name)
+        before = len(acked) + 20
+        await until(is_publishing)
+        enough.set()
+        await publisher
+        info = await js.stream_info("LOAD")
+        assert info.state.messages == len(acked)
+        stored = await js.subscribe("load", ordered_consumer=True)
+        assert [(await stored.next_msg(30)).data for _ in acked] == acked
+        await client.close()
+
+
+async def test_nothing_else_may_join(tmp_path: Path) -> None:
+    """The configurations are readable by this user alone; the worker's ports want the secret."""
+    async with FrontedProcess("-js", "-sd", str(tmp_path), environ={"TMPDIR": str(tmp_path)}) as process:
+        [folder] = folders(tmp_path)
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
+        lines = "".join(process.stderr)
+        [port] = {line.rpartition(":")[2].strip() for line in process.stderr
+                  if "Listening for leafnode connections" in line}
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(port))
+        await reader.readline()
+        writer.write(b'CONNECT {"name":"x","user":"0","pass":"guess","version":"2.15.1"}\r\nPING\r\n')
+        assert b"Authorization Violation" in await reader.read()
+        writer.close()
+        [pages] = {line.rpartition(":")[2].strip() for line in process.stderr if "[worker 1] Starting http" in line}
+        assert (await fetch(f"http://127.0.0.1:{pages}/varz"))[0] == 401
+        [pages] = {line.rpartition(":")[2].strip() for line in process.stderr
+                   if "[nats-server] Starting http" in line}
+        assert (await fetch(f"http://127.0.0.1:{pages}/varz"))[0] == 404
+        assert "nats-leaf://" not in lines
+    assert not folders(tmp_path)
+
+
+def folders(tmp_path: Path) -> list[Path]:
+    """Return the temporary folders of supervisors."""
+    return list(tmp_path.glob("jetblock-*"))
+
+
+async def test_children_end_with_their_supervisor(tmp_path: Path) -> None:
+    """SIGKILL of the supervisor leaves no process; the same command then starts again on the store."""
+    async with FrontedProcess("-js", "-sd", str(tmp_path)) as process:
+        client = await connect(process.url)
+        await client.jetstream().add_stream(name="KEPT", subjects=["kept"])
+        await client.jetstream().publish("kept", b"1")
+        await client.close()
+        children = [process.child("nats-server"), process.child("worker 1")]
+        await process.kill()
+
+        async def are_gone() -> bool:
+            return not any(_runs(pid) for pid in children)
+
+        await until(are_gone)
+        await process.start()
+        client = await connect(process.url)
+        assert (await client.jetstream().stream_info("KEPT")).state.messages == 1
+        await client.close()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_standby_serves_no_clients(tmp_path: Path) -> None:
+    """A second server on the store has no client port until the first has ended; then it serves the streams."""
+    flags = ("-js", "-sd", str(tmp_path))
+    async with FrontedProcess(*flags, "-n", "one") as one:
+        client = await connect(one.url)
+        await client.jetstream().add_stream(name="S", subjects=["s"])
+        await client.jetstream().publish("s", b"1")
+        await client.close()
+        two = FrontedProcess(*flags, "-n", "two")
+        try:
+            await two.start(ready=False)
+            await two.wait_line("standby: another")
+            with pytest.raises(OSError):
+                await asyncio.open_connection("127.0.0.1", two.port)
+            await one.stop()
+            await two.wait_ready()
+            client = await connect(two.url)
+            assert (await client.jetstream().stream_info("S")).state.messages == 1
+            await client.close()
+        finally:
+            await two.close()
+
+
+async def test_lame_duck(tmp_path: Path) -> None:
+    """SIGUSR2 lets nats-server end when it has no clients left, and then the others, with status 0."""
+    async with FrontedProcess("-js", "-sd", str(tmp_path)) as process:
+        process.send_signal(signal.SIGUSR2)
+        assert await process.wait_end() == 0
+        assert "Entering lame duck mode" in process.tail()
+
+
+@pytest.mark.parametrize(("flags", "error"), [
+    (("--workers", "2"), "use --workers 1"),
+    (("--workers", "1", "--nats_server_path", "/nowhere/nats-server"), "cannot run /nowhere/nats-server"),
+    (("--workers", "1", "--nats_server_path", "/bin/true"), "/bin/true is no nats-server"),
+])
+async def test_starts_that_fail(tmp_path: Path, flags: tuple[str, ...], error: str) -> None:
+    """A start that cannot succeed ends with status 1 and says what to do."""
+    process = BrokerProcess(*flags, "-js", "-sd", str(tmp_path))
+    with pytest.raises(ServerFailed):
+        await process.start()
+    assert process.returncode == 1
+    assert error in process.tail()
+    await process.close()
+
+
+async def test_the_check_of_a_configuration(tmp_path: Path) -> None:
+    """``-t`` lets nats-server check the blocks that are its own."""
+    config = tmp_path / "c.conf"
+    for text, error in (("mqtt { port: 1883 }\nserver_name: m", ""), ("mqtt { prot: 1883 }", 'unknown field "prot"'),
+                        ("cluster { port: -1 }\njetblock { stor: x }", 'unknown field "stor"')):
+        config.write_text(text)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "broker", "-t", "--workers", "1", "-c", str(config), cwd=ROOT,
+            stderr=asyncio.subprocess.PIPE)
+        _, said = await process.communicate()
+        assert (error or "is valid") in said.decode()
+        assert process.returncode == bool(error)
+
+
+async def test_reloads(tmp_path: Path) -> None:
+    """SIGHUP changes users at nats-server and limits at the worker; what nats-server refuses changes nothing."""
+    config = tmp_path / "c.conf"
+    text = ('accounts {{ A {{ jetstream {{ max_streams: {streams} }}, users: [ {{ user: a, password: {password} }} ] '
+            '}}\n{more} }}\n{end}')
+    config.write_text(text.format(streams=1, password="old", more="", end=""))
+
+    async def reload(process: FrontedProcess, pattern: str) -> None:
+        process.stderr.clear()
+        process.send_signal(signal.SIGHUP)
+        await process.wait_line(pattern)
+
+    async def login(process: FrontedProcess, user: str, password: str) -> Client:
+        return await nats.connect(process.url, user=user, password=password, allow_reconnect=False,
+                                  max_reconnect_attempts=1)
+
+    done = r"\[INF\] Reloaded server configuration"
+    async with FrontedProcess("-c", str(config), "-js", "-sd", str(tmp_path / "js")) as process:
+        client = await login(process, "a", "old")
+        await client.jetstream().add_stream(name="ONE", subjects=["one"])
+        with pytest.raises(nats.js.errors.Error, match="maximum number of streams"):
+            await client.jetstream().add_stream(name="TWO", subjects=["two"])
+        await client.close()
+        config.write_text(text.format(streams=2, password="new", more="", end=""))
+        await reload(process, done)
+        client = await login(process, "a", "new")
+        await client.jetstream().add_stream(name="TWO", subjects=["two"])
+        await client.close()
+        config.write_text(text.format(streams=2, password="newer", more="", end="max_control_line: nonsense"))
+        await reload(process, "Failed to reload server configuration: .*max_control_line")
+        config.write_text(text.format(streams=2, password="newer", more="", end='cluster { port: "x" }'))
+        await reload(process, "Failed to reload server configuration: ")
+        client = await login(process, "a", "new")
+        await client.close()
+        more = "B { jetstream: enabled, users: [ { user: b, password: b } ] }"
+        config.write_text(text.format(streams=2, password="new", more=more, end=""))
+        await reload(process, r"^\[\d+\] \S+ \S+ \[INF\] Reloaded server configuration")
+        client = await login(process, "b", "b")
+        await client.jetstream().add_stream(name="B", subjects=["b"])
+        await client.close()
