@@ -293,10 +293,10 @@ class Bench:
             load("setup", ours)
             load("events", ours, messages=messages, size=200)
             store, began = pathlib.Path(ours.dir, "store", "v1"), time.monotonic()
-            while self.size_of(store, "**/runs/*") < 0.9 * self.size_of(store, "shards/*/log/*"):
+            while self.size_of(store, "**/runs/*") < 0.6 * self.size_of(store, "shards/*/log/0*"):
                 assert time.monotonic() - began < GROUPED_SECONDS, "compaction has not grouped the messages"
                 time.sleep(1)
-            self.spark_driver(ours, directory, messages, " of grouped blocks")
+            self.spark_driver(ours, directory, messages, " of grouped blocks", "--per-trigger", str(messages // 4))
 
     @staticmethod
     def size_of(folder: pathlib.Path, pattern: str) -> int:
