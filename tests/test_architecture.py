@@ -216,7 +216,7 @@ MAY: dict[str, set[str]] = {
         "storage.shard", "storage.unsynced_tail"},
     "runtime.shard_set": {
         "base", "jetstream.catalogue", "maintenance.scrub", "runtime.shard_owner", "runtime.store_host",
-        "storage.shard"},
+        "storage.objectstore", "storage.shard"},
     "runtime.adopt": {
         "access", "base", "config.settings", "jetstream.engine", "jetstream.inbox", "jetstream.wire",
         "runtime.shard_set", "runtime.store_host", "server.accounts", "server.routing", "storage.objectstore",

@@ -13,6 +13,7 @@
     expiry         a GET for each 256 KiB of indexes of runs, or for each block with a larger index
     deletion       free, and without other requests
     inbox          one listing each inbox_interval
+    idle shards    each has an idle owner's heartbeats and checkpoints, an inbox, and the polls of standbys
     standbys       each polls the log every sixth of the lease, up to every 24th if there are more than three commits
                    between two polls: two GETs, and two for each commit, 32 at most
 
@@ -71,6 +72,8 @@ class Load:
     cold_gets: float = 0
     """Messages in a second that are read one by one and are not in the cache."""
     standbys: int = 0
+    shards: int = 1
+    """The store's shards. All messages go to one of them; the others are idle."""
     commit_interval_s: float = 0.02
     segment_bytes: int = 4 << 20
     lease_s: float = 15
@@ -140,7 +143,7 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
     if load.commit_interval_s > 0:
         commits = min(commits, 1 / load.commit_interval_s)
     commits = max(commits, raw / load.segment_bytes)
-    heartbeats = max(0.0, 3 / load.lease_s - commits)
+    heartbeats, idle = max(0.0, 3 / load.lease_s - commits), load.shards - 1
     rounds, round_puts = heartbeats / _CHECKPOINT.empty_segments, _PUTS_AN_IDLE_ROUND
     if commits:
         interval_s = (_CHECKPOINT.interval_ns or 0) / 1e9
@@ -151,15 +154,17 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
     runs = commits / (_COMPACTION.segments - 1) if merged else 0.0
     ids = _id_costs(load, rounds) if load.ids else _NOTHING
     subjects = _subject_costs(load, commits, rounds, merged) if commits else _NOTHING
-    puts = {"commits": commits, "heartbeats": heartbeats, "checkpoints": rounds * round_puts + ids.puts + subjects.puts,
+    idle_rounds = idle * 3 / load.lease_s / _CHECKPOINT.empty_segments
+    puts = {"commits": commits, "heartbeats": heartbeats + idle * 3 / load.lease_s,
+            "checkpoints": rounds * round_puts + idle_rounds * _PUTS_AN_IDLE_ROUND + ids.puts + subjects.puts,
             "compaction": runs}
     all_puts = sum(puts.values())
-    lists = rounds + (1 / load.inbox_interval_s if load.inbox_interval_s else 0.0)
+    lists = rounds + idle_rounds + (load.shards / load.inbox_interval_s if load.inbox_interval_s else 0.0)
     polls = max(6 / load.lease_s, min(24 / load.lease_s, commits / 3))
-    standby_gets = load.standbys * (2 * polls + min(2 * commits, 32 * polls))
+    standby_gets = load.standbys * (2 * polls + min(2 * commits, 32 * polls) + idle * 12 / load.lease_s)
     blocks = min(commits * load.streams, load.messages)
     body = raw * load.stored + load.messages * _MESSAGE_BYTES
-    log_bytes = body + blocks * _BLOCK_BYTES + heartbeats * 104 + ids.written
+    log_bytes = body + blocks * _BLOCK_BYTES + puts["heartbeats"] * 104 + ids.written
     gets = standby_gets + 2 * load.cold_gets + ids.gets + subjects.gets
     if merged:
         in_memory = _COMPACTION.segments * log_bytes <= _COMPACTION.recent_bytes * commits

@@ -49,6 +49,7 @@ _LOAD: dict[str, _Option] = {
     "stored": _Option("SHARE", "stored bytes after compression, as a share of the bytes before", float),
     "cold_gets": _Option("N", "single messages a second that are read and are not in the broker's cache", float),
     "standbys": _Option("N", "brokers that wait to take over", natural),
+    "shards": _Option("N", "shards of the store; all messages go to one of them", natural),
     "commit_interval_s": _Option("DURATION", "commit_interval", seconds, _show_seconds),
     "segment_bytes": _Option("BYTES", "segment_bytes", bytes_number, size),
     "lease_s": _Option("DURATION", "lease", seconds, _show_seconds),
@@ -119,7 +120,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("give a load, --messages N, or the STORE_URL of a store to take it from")
     for name in (*_LOAD, *(f"price_{price}" for price in _PRICES)):
         value = getattr(options, name)
-        least = 1 if name in ("segment_bytes", "streams", "subjects") else 0
+        least = 1 if name in ("segment_bytes", "shards", "streams", "subjects") else 0
         if value is not None and not least <= value < 1e15:
             parser.error(f"--{name.removesuffix('_s').replace('_', '-')} takes a number from {least} on")
     if options.stored is not None and options.stored > 1:
@@ -151,7 +152,7 @@ def measure_load(survey: Survey, now_ns: int, *, any_age: bool = False) -> Load:
     """
     messages = raw = stored = days = eldest_s = commits = 0.0
     streams = 0
-    for shard, stream in survey.streams:
+    for _, stream in survey.streams:
         if not stream.msgs:
             continue
         age_s = max(0, now_ns - min(stream.created_ns, stream.first_time_ns)) / 1e9
@@ -164,14 +165,15 @@ def measure_load(survey: Survey, now_ns: int, *, any_age: bool = False) -> Load:
         stored += rate * (row.stored_bytes - row.dead_stored_bytes) / stream.msgs
         days = max(days, (now_ns - stream.first_time_ns) / 1e9 / 86_400)
         eldest_s = max(eldest_s, age_s)
+    for shard in {id(shard): shard for shard, stream in survey.streams if stream.msgs}.values():
         opening, end = shard.view.state.opening, shard.view.state.position
         if opening is not None and now_ns > opening.at_ns:
-            commits = end.number / ((now_ns - opening.at_ns) / 1e9)
+            commits += end.number / ((now_ns - opening.at_ns) / 1e9)
     if streams and eldest_s < _HOUR_SECONDS and not any_age:
         raise TooYoung(f"{survey.url}: the oldest stream with messages in this store is {eldest_s:.1f} s old, and less "
                        f"than an hour does not show the load of a month: give the number of messages in a second by "
                        f"--messages N; the rest is taken from the store")
-    load = Load(messages=messages)
+    load = Load(messages=messages, shards=max(len(survey.shards), 1))
     if not streams:
         return load
     load = replace(load, streams=streams, size=raw / messages, stored=min(1.0, stored / raw))
@@ -187,7 +189,7 @@ def _lines(load: Load, found: Bill) -> list[str]:
     lines = [f"load         {load.messages:g} messages/s of {load.size:.0f} bytes, in "
              f"{_number(load.streams, 'stream')}, kept for {load.days:g} days",
              f"settings     commit_interval {_show_seconds(load.commit_interval_s)}, compaction {compaction}, "
-             f"{_number(load.standbys, 'standby')}", ""]
+             f"{_number(load.standbys, 'standby')}{f', {load.shards} shards' if load.shards > 1 else ''}", ""]
     table = Table(["a month", "number", "dollars"], ["number", "dollars"])
     rows: list[tuple[str, Any, float | None]] = [
         ("PUT", count(round(found.puts)), None), ("LIST", count(round(found.lists)), found.puts_dollars),

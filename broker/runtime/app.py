@@ -344,6 +344,8 @@ class App:
                      shard.recovered.segments)
         shard = taken[0]
         log.info("%s", commit_cost(shard.log.settings.commit_interval_ns, at_aws=shard.log.store.at_aws))
+        if len(taken) > 1 and shard.log.settings.lease_ns is not None:
+            log.info("%s", heartbeat_cost(len(taken), shard.log.settings.lease_ns, at_aws=shard.log.store.at_aws))
         if shard.log.store.put_unsynced is not None:
             log.info("Syncs: every %s; a power cut may take what was acknowledged since the last one",
                      format_duration(self.settings.storage.sync_interval_ns or 0))
@@ -506,6 +508,13 @@ def commit_cost(interval_ns: int, *, at_aws: bool) -> str:
         return rate
     dollars = puts * 86_400 * 30 * 0.005 / 1000
     return f"{rate}; at $0.005 for a thousand puts that is at most ${dollars:,.0f} a month under constant load"
+
+
+def heartbeat_cost(shards: int, lease_ns: int, *, at_aws: bool) -> str:
+    """Return a log line: the heartbeats of idle shards, and their cost at AWS."""
+    puts = shards * 3e9 / lease_ns
+    line = f"Shards: {shards}; if all are idle, their heartbeats are {puts:.1f} puts a second"
+    return f"{line}, at $0.005 for a thousand ${puts * 86_400 * 30 * 0.005 / 1000:,.2f} a month" if at_aws else line
 
 
 def prepare_directory(path: str) -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -122,9 +122,9 @@ def streaming_samples(gateway: Gateway) -> Iterator[Sample]:
             yield Sample("jetblock_streaming_channel_unacked_messages", subscriptions.unacked(name), (name,))
 
 
-def storage_samples(host: StoreHost, owner: ShardOwner) -> Iterator[Sample]:
-    """Return the samples of the store, the cache and, on an owner, the log."""
-    yield Sample("jetblock_standby", owner.standby)
+def storage_samples(host: StoreHost, owners: Sequence[ShardOwner]) -> Iterator[Sample]:
+    """Return the samples of the store, the cache and, on an owner, the logs of all shards together."""
+    yield Sample("jetblock_standby", any(owner.standby for owner in owners))
     for name, stats in host.store.operations.items():
         labels = (name,)
         yield Sample("jetblock_store_operation_duration_seconds",
@@ -152,35 +152,36 @@ def storage_samples(host: StoreHost, owner: ShardOwner) -> Iterator[Sample]:
     yield Sample("jetblock_cache_directory_evictions_total", disk.evictions if disk is not None else 0)
     yield Sample("jetblock_cache_directory_damaged_total", disk.damaged if disk is not None else 0)
     yield Sample("jetblock_cache_directory_off", disk is not None and bool(disk.off))
-    scrubber = owner.scrubber
-    yield Sample("jetblock_scrub_passes_total", scrubber.passes if scrubber is not None else 0)
-    yield Sample("jetblock_scrub_objects_total", scrubber.objects if scrubber is not None else 0)
-    yield Sample("jetblock_scrub_bytes_total", scrubber.bytes if scrubber is not None else 0)
-    yield Sample("jetblock_damaged_objects", scrubber.damaged if scrubber is not None else 0)
-    yield Sample("jetblock_commit_duration_seconds", _buckets(owner.commit_latency))
-    if owner.shard is not None:
-        yield Sample("jetblock_recovery_duration_seconds", owner.recovery_ns / 1e9)
-        yield from _shard(owner.shard)
+    scrubbers = [owner.scrubber for owner in owners if owner.scrubber is not None]
+    yield Sample("jetblock_scrub_passes_total", sum(scrubber.passes for scrubber in scrubbers))
+    yield Sample("jetblock_scrub_objects_total", sum(scrubber.objects for scrubber in scrubbers))
+    yield Sample("jetblock_scrub_bytes_total", sum(scrubber.bytes for scrubber in scrubbers))
+    yield Sample("jetblock_damaged_objects", sum(scrubber.damaged for scrubber in scrubbers))
+    yield Sample("jetblock_commit_duration_seconds", _buckets(*(owner.commit_latency for owner in owners)))
+    if shards := [owner.shard for owner in owners if owner.shard is not None]:
+        yield Sample("jetblock_recovery_duration_seconds", max(owner.recovery_ns for owner in owners) / 1e9)
+        yield from _logs(shards)
 
 
-def _shard(shard: Shard) -> Iterator[Sample]:
-    log = shard.log
-    yield Sample("jetblock_recovery_segments", shard.recovered.segments)
-    yield Sample("jetblock_commits_total", log.commit_count)
-    yield Sample("jetblock_commit_bytes_total", log.commit_bytes)
-    yield Sample("jetblock_tail_bytes", log.tail_bytes)
-    yield Sample("jetblock_max_tail_bytes", log.tail_bytes_max)
-    yield Sample("jetblock_epoch", log.epoch)
-    yield Sample("jetblock_log_position", log.position.number)
-    yield Sample("jetblock_lease_valid", not log.lease_expired)
-    yield Sample("jetblock_store_up", log.store_error is None and not log.full)
-    yield Sample("jetblock_checkpoint_rounds_total", shard.checkpointer.rounds)
-    yield Sample("jetblock_checkpoint_lag_segments", shard.checkpointer.segments_since)
-    if (compactor := shard.compactor) is not None:
-        yield Sample("jetblock_compaction_merges_total", compactor.merges)
-        yield Sample("jetblock_compaction_read_bytes_total", compactor.read_bytes)
-        yield Sample("jetblock_compaction_written_bytes_total", compactor.written_bytes)
+def _logs(shards: Sequence[Shard]) -> Iterator[Sample]:
+    logs, first = [shard.log for shard in shards], shards[0].log
+    yield Sample("jetblock_recovery_segments", sum(shard.recovered.segments for shard in shards))
+    yield Sample("jetblock_commits_total", sum(log.commit_count for log in logs))
+    yield Sample("jetblock_commit_bytes_total", sum(log.commit_bytes for log in logs))
+    yield Sample("jetblock_tail_bytes", sum(log.tail_bytes for log in logs))
+    yield Sample("jetblock_max_tail_bytes", sum(log.tail_bytes_max for log in logs))
+    yield Sample("jetblock_epoch", first.epoch)
+    yield Sample("jetblock_log_position", first.position.number)
+    yield Sample("jetblock_lease_valid", not any(log.lease_expired for log in logs))
+    yield Sample("jetblock_store_up", not any(log.store_error is not None or log.full for log in logs))
+    yield Sample("jetblock_checkpoint_rounds_total", sum(shard.checkpointer.rounds for shard in shards))
+    yield Sample("jetblock_checkpoint_lag_segments", max(shard.checkpointer.segments_since for shard in shards))
+    if compactors := [shard.compactor for shard in shards if shard.compactor is not None]:
+        yield Sample("jetblock_compaction_merges_total", sum(one.merges for one in compactors))
+        yield Sample("jetblock_compaction_read_bytes_total", sum(one.read_bytes for one in compactors))
+        yield Sample("jetblock_compaction_written_bytes_total", sum(one.written_bytes for one in compactors))
 
 
-def _buckets(histogram: Histogram) -> Buckets:
-    return Buckets(histogram.bounds, tuple(histogram.counts), histogram.sum_s)
+def _buckets(*histograms: Histogram) -> Buckets:
+    counts = [sum(of_one) for of_one in zip(*(one.counts for one in histograms), strict=True)]
+    return Buckets(histograms[0].bounds, tuple(counts), sum(one.sum_s for one in histograms))

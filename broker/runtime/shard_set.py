@@ -1,4 +1,7 @@
-"""All shards of a store, which one process takes together: shard 0 first, then the others in order.
+"""All shards of a store, which one process takes together: shard 0 first, then the others.
+
+If a lease decides, a standby waits for all shards at the same time, and claims none before it has shard 0: a take-over
+takes T, however many shards there are. Locks are taken in order, so that two processes never wait for each other.
 
 A store has the shards that have claims, and as many more as ``jetblock { shards }`` asks for. A shard beyond that
 number retires if it is empty.
@@ -6,13 +9,16 @@ number retires if it is empty.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from broker.base.errors import StartError
 from broker.jetstream.catalogue import settle
 from broker.runtime.shard_owner import ShardOwner, do_nothing
+from broker.storage.objectstore import StoreError
 from broker.storage.shard import Shard
 
 if TYPE_CHECKING:
@@ -34,8 +40,14 @@ class ShardSet:
                  before_claim: Callable[[], Awaitable[object]] = do_nothing,
                  damaged: Callable[[Finding], object] = lambda _: None) -> None:
         self._host = host
+        self._first_taken = asyncio.Event()
+
+        async def after_first() -> None:
+            await self._first_taken.wait()
+            await before_claim()
+
         self._make: Callable[[int], ShardOwner] = lambda number: ShardOwner(
-            host, number, lost, waits=waits, before_claim=before_claim, damaged=damaged)
+            host, number, lost, waits=waits, before_claim=after_first if number else before_claim, damaged=damaged)
         self.first = self._make(0)
         self._others: list[ShardOwner] = []
 
@@ -54,13 +66,22 @@ class ShardSet:
         Args: ``wait`` for the owners of the shards to stop; otherwise StoreInUse is raised.
         Raises: StartError; Fenced if a shard is lost meanwhile.
         """
-        shards = [await _acquire(self.first, wait)]
-        there = await self._host.shard_count()
-        wanted = self._host.settings.shards or there
-        for number in range(1, max(there, wanted)):
-            if len(self._others) < number:
-                self._others.append(self._make(number))
-            shards.append(await _acquire(self._others[number - 1], wait))
+        self._first_taken.clear()
+        waiting: list[asyncio.Task[Shard]] = []
+        try:
+            if self._host.store.try_lock is None:
+                waiting = [asyncio.create_task(_acquire(owner, wait), name="acquire another shard")
+                           for owner in self._make_others(await self._known_count())]
+            shards = [await _acquire(self.first, wait)]
+            self._first_taken.set()
+            there = await self._host.shard_count()
+            wanted = self._host.settings.shards or there
+            for number, owner in enumerate(self._make_others(max(there, wanted))):
+                shards.append(await (waiting[number] if number < len(waiting) else _acquire(owner, wait)))
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
         for shard in shards[wanted:]:
             _refuse_to_retire(shard, shards[0], wanted)
         await settle({shard.number: shard.log for shard in shards})
@@ -68,6 +89,17 @@ class ShardSet:
             await owner.give_back()
         del self._others[wanted - 1:]
         return shards[:wanted]
+
+    def _make_others(self, count: int) -> list[ShardOwner]:
+        """Return the owners of the shards from 1 to ``count``, exclusive."""
+        self._others += map(self._make, range(len(self._others) + 1, count))
+        return self._others[:count - 1]
+
+    async def _known_count(self) -> int:
+        """Return the number of shards, as far as the store can be read now."""
+        with suppress(StoreError):
+            return max(self._host.settings.shards, await self._host.shard_count())
+        return max(self._host.settings.shards, 1)
 
     async def give_back(self) -> None:
         """Release all shards cleanly, shard 0 first: the others may wait for its records."""

@@ -24,7 +24,7 @@ from broker.server.server import Server
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
-    from broker.runtime.shard_owner import ShardOwner
+    from broker.runtime.shard_set import ShardSet
     from broker.runtime.store_host import StoreHost
     from broker.streaming.gateway import Gateway
     from broker.streaming.pages import StreamingPages
@@ -45,13 +45,10 @@ class Parts(Protocol):
     lag: LoopLag
     jetstream: JetStream | None
     store_host: StoreHost | None
+    shards: ShardSet | None
     gateway: Gateway | None
     streaming_pages: StreamingPages | None
     upstreams: Upstreams | None
-
-    @property
-    def shard_owner(self) -> ShardOwner | None:
-        """The owner of shard 0; None without JetStream."""
 
     @property
     def serving(self) -> bool:
@@ -87,8 +84,8 @@ class Sources:
     def _samples(self) -> Iterator[Sample]:
         parts = self._parts
         yield from samples.server_samples(parts.server, parts.lag, self.views, self._health())
-        if parts.store_host is not None and parts.shard_owner is not None:
-            yield from samples.storage_samples(parts.store_host, parts.shard_owner)
+        if parts.store_host is not None and parts.shards is not None:
+            yield from samples.storage_samples(parts.store_host, list(parts.shards))
         if parts.jetstream is not None and (view := self._jetstream()) is not None:
             yield from samples.jetstream_samples(parts.jetstream, view)
         if parts.gateway is not None:
@@ -136,13 +133,14 @@ class Sources:
         """Return the figures that nats-server does not have: the log, the store, the cache, the loop."""
         figures: dict[str, Any] = {
             "version": __version__, "compiled": COMPILED, "loop_lag_ms": self._parts.lag.snapshot()}
-        host, owner = self._parts.store_host, self._parts.shard_owner
-        if host is not None and owner is not None:
+        host, shards = self._parts.store_host, self._parts.shards
+        if host is not None and shards is not None:
+            owner = shards.first
             figures["store"] = host.store.snapshot()
             figures["cache"] = host.cache.figures()
             if host.disk_cache is not None:
                 figures["cache"]["directory"] = host.disk_cache.figures()
-            figures["standby"] = owner.standby
+            figures["standby"] = any(one.standby for one in shards)
             if owner.scrubber is not None:
                 figures["scrub"] = owner.scrubber.figures()
             if owner.shard is not None:
@@ -153,18 +151,27 @@ class Sources:
                     "store_error": str(shard_log.store_error or "")}
                 if (compactor := owner.shard.compactor) is not None:
                     figures["log"]["compaction"] = compactor.figures()
+            owned = [one.shard for one in shards if one.shard is not None]
+            if len(owned) > 1:
+                figures["shards"] = [
+                    {"shard": one.number, "epoch": one.log.epoch, "position": one.log.position.number,
+                     "streams": len(one.state.streams), "commits": one.log.commit_count,
+                     "commit_bytes": one.log.commit_bytes, "tail_bytes": one.log.tail_bytes,
+                     "store_error": str(one.log.store_error or "")} for one in owned]
         return figures
 
     def _health(self) -> Health:
-        host, owner = self._parts.store_host, self._parts.shard_owner
-        if owner is not None and owner.standby:
+        host, shards = self._parts.store_host, self._parts.shards
+        owners = () if shards is None else tuple(shards)
+        if any(owner.standby for owner in owners):
             return Health("standby", "another broker owns the store", serving=False)
         if not self._parts.serving:
             return Health("unavailable", "starting, or stopping", serving=False)
         if host is not None and host.room.full is not None:
             return Health("unavailable", f"no messages can be stored: {host.room.full}")
-        if owner is not None and owner.shard is not None and owner.shard.log.lease_expired:
-            return Health("unavailable", f"the store does not answer: {owner.shard.log.store_error}")
+        for owner in owners:
+            if owner.shard is not None and owner.shard.log.lease_expired:
+                return Health("unavailable", f"the store does not answer: {owner.shard.log.store_error}")
         return Health()
 
     def _accounts(self) -> list[AccountView]:
@@ -177,13 +184,15 @@ class Sources:
                 for account in server.accounts]
 
     def _jetstream(self) -> JetStreamView | None:
-        js, host, owner = self._parts.jetstream, self._parts.store_host, self._parts.shard_owner
-        if js is None or host is None or owner is None:
+        js, host, shards = self._parts.jetstream, self._parts.store_host, self._parts.shards
+        if js is None or host is None or shards is None:
             return None
         from broker.jetstream import overview
 
-        compactor = owner.shard.compactor if owner.shard is not None else None
-        stored_bytes = compactor.stored_bytes if compactor is not None else {}
+        stored_bytes: dict[int, int] = {}
+        for owner in shards:
+            if owner.shard is not None and (compactor := owner.shard.compactor) is not None:
+                stored_bytes.update(compactor.stored_bytes)
         accounts = []
         for account in js.accounts.values():
             used = account.info()

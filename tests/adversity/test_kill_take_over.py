@@ -62,8 +62,10 @@ class Pair:
         self.rng, self.load = rng, load
         self.pauses = store.url.startswith("s3://")
         """A paused owner of a directory keeps it."""
+        self.shards = "3" if self.pauses else "1"
         self.brokers = [EagerBrokerProcess("--store", store.url, "-n", name, environ={
-            **ENVIRON, **store.environ, "JETBLOCK_SERVER_NAME": name}) for name in ("one", "two")]
+            **ENVIRON, **store.environ, "JETBLOCK_SERVER_NAME": name, "JETBLOCK_SHARDS": self.shards})
+            for name in ("one", "two")]
         self.urls = [f"nats://127.0.0.1:{broker.port}" for broker in self.brokers]
         self.kills = self.paused = self.merges = 0
         """``merges`` counts merges of compaction, as far as owners reported them."""

@@ -253,7 +253,8 @@ def shown(streams: list[StreamState], opening_at_ns: int, commits: int) -> Surve
     """Make a survey of a store with these streams, whose owner made ``commits`` commits since its start."""
     state = SimpleNamespace(opening=SimpleNamespace(at_ns=opening_at_ns), position=Position(1, commits))
     shard = SimpleNamespace(view=SimpleNamespace(state=state))
-    return cast(Survey, SimpleNamespace(url="file:///store", streams=[(shard, stream) for stream in streams]))
+    return cast(Survey, SimpleNamespace(url="file:///store", shards=[shard],
+                                        streams=[(shard, stream) for stream in streams]))
 
 
 def a_stream(created_s: int, first_seq: int, last_seq: int, first_s: int) -> StreamState:
@@ -299,3 +300,13 @@ async def test_a_store_just_filled(tmp_path: Path) -> None:
     assert (refused.returncode, refused.stdout) == (2, "")
     assert "give the number of messages in a second by --messages N" in refused.stderr
     assert (given.returncode, "10 messages/s" in given.stdout) == (0, True)
+
+
+def test_idle_shards_cost_their_heartbeats() -> None:
+    """Each further shard adds an idle owner's heartbeats, rounds and inbox, and the polls of standbys."""
+    one, three = (bill(Load(messages=10, standbys=1, shards=shards)) for shards in (1, 3))
+    month = MONTH_SECONDS
+    assert three.parts["heartbeats"] - one.parts["heartbeats"] == pytest.approx(2 * 3 / 15 * month)
+    assert three.parts["commits"] == one.parts["commits"]
+    assert three.lists - one.lists == pytest.approx((2 / 60 + 2 * 3 / 15 / 20) * month)
+    assert three.gets - one.gets == pytest.approx(2 * 12 / 15 * month)

@@ -76,6 +76,12 @@ async def test_streams_are_placed_and_survive_restarts_with_more_shards(tmp_path
             subscriber = await js.pull_subscribe("", durable=f"d{shards}", stream="S2")
             assert [msg.data for msg in await subscriber.fetch(2)] == [b"one", b"two"]
             assert (await js.account_info()).streams == 6
+            shown = broker._app.views.varz()["jetblock"]["shards"]
+            assert [(one["shard"], one["streams"]) for one in shown[:3]] == [(0, 2), (1, 2), (2, 2)]
+            samples = {sample.name: sample.value for sample in broker._app.views.samples()}
+            assert samples["jetblock_commits_total"] == sum(
+                owner.shard.log.commit_count for owner in broker._app.shards)
+            assert samples["jetblock_lease_valid"]
 
 
 async def test_only_empty_shards_retire(tmp_path: Path) -> None:
