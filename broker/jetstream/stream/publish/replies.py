@@ -82,6 +82,11 @@ class Replies:
         self._log.skip_interval()
         self._later(self._bus.publish, reply, b"", 0, answer)
 
+    def begun(self, reply: bytes, answer: bytes) -> None:
+        """Queue the first answer of a fast-ingest batch. It reveals no state, but must not overtake earlier answers."""
+        if self._acks:
+            self.batch_answered(reply, answer)
+
     def batch_ack(self, seq: int, batch_id: bytes, count: int, duplicate: bool = False) -> bytes:
         """Return the bytes of a batch's PubAck."""
         named = json.dumps(batch_id.decode("utf-8", "replace"), ensure_ascii=False).encode()
@@ -120,11 +125,6 @@ class Replies:
         """
         if self._acks and reply:
             self._bus.publish(reply, b"", 0, b"")
-
-    def begun(self, reply: bytes, answer: bytes) -> None:
-        """Send the first answer of a fast-ingest batch, of which no message is stored yet."""
-        if self._acks:
-            self._bus.publish(reply, b"", 0, answer)
 
     def turn_away(self, source: Source | None, run: Sequence[Msg]) -> None:
         """Refuse publishes at once because there is no room; nothing was decided about them."""

@@ -49,6 +49,22 @@ async def test_an_ack_means_stored() -> None:
     await world.close()
 
 
+async def test_the_first_ack_does_not_overtake_earlier_answers() -> None:
+    """A message that is not stored yet, one with a wrong pattern, and the first one of a batch are answered in
+    order."""
+    world = World()
+    stream = world.stream(allow_batched=True)
+    await world.settle()
+    wrong = pub(b"S.a", reply=b"in.c.2.fail.1.5.$FI")
+    msgs = pub(b"S.a", b"x"), wrong, fast(1, START)
+    for msg in msgs:
+        publish(world, stream, msg)
+    await world.settle(stream)
+    assert [subject for subject in world.bus.order if subject in {msg[1] for msg in msgs}] == [msg[1] for msg in msgs]
+    assert answers_to(world, wrong)[0]["error"]["err_code"] == 10206
+    await world.close()
+
+
 async def test_messages_wait_for_the_data_of_their_checks() -> None:
     """Nothing is in memory after a restart; each message is placed in the batch once."""
     world = World(settings=LogSettings(segment_count=3), cache_bytes=TINY_CACHE_BYTES)
