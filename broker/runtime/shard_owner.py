@@ -204,8 +204,11 @@ class ShardOwner(LogListener):
         began_ns = clock.monotonic_ns()
         directory = directory_of(store)
         try:
+            # Before the claim: a broker with another key, or without one, must not take the shard.
             if keys is not None:
-                await keys.load(host.retrying)  # before the claim: a broker with another key must not take the shard
+                await keys.load(host.retrying)
+            elif await host.retrying.list(paths.keys, limit=1):
+                raise KeyMissing(b"", "the store is encrypted")
             if directory is not None:
                 log_tail(await asyncio.to_thread(repair_tail, directory, paths), store.url)
                 replay = partial(replay_journal, directory, paths)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import json
+import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ from typing import Any
 import nats
 import pytest
 import zstandard
+from botocore.session import Session
 from nats.js.api import StreamConfig, StreamSource
 
 from broker.cli import run
 from broker.runtime.embedded import Broker
 from broker.storage.keys.opening import decode_all
 from tests.harness import BrokerProcess
+from tests.real.s3 import S3Server
 
 pytestmark = pytest.mark.shows("auth.erasure")
 
@@ -154,7 +157,7 @@ def erase(*arguments: str) -> tuple[int, str]:
     return status, out.getvalue()
 
 
-async def filled(directory: Path, settings: dict[str, Any] | None = None) -> None:
+async def filled(directory: Path | str, settings: dict[str, Any] | None = None) -> None:
     """Make a store with a stream, a mirror of it, and one that has it as a source."""
     async with Broker(directory, settings=settings or {}) as broker:
         client = await nats.connect(broker.url)
@@ -235,3 +238,26 @@ def test_shredding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = files_with(store, [key])
     assert all("v1/keys/" in name for name in found), found
     assert erase(f"file://{store}", "--verify", str(report))[0] == 0
+
+
+@pytest.mark.soak  # take-overs of a bucket wait for a lease
+@pytest.mark.timeout(300)
+def test_old_versions_in_a_bucket(tmp_path: Path, minio: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that a bucket with versioning keeps the bytes, that the report says so, and that they are deleted when
+    asked."""
+    for name, value in minio.env.items():
+        monkeypatch.setenv(name, value)
+    bucket, report = f"versions-{secrets.token_hex(4)}", tmp_path / "report.json"
+    minio.make_bucket(bucket)
+    s3 = Session().create_client("s3", endpoint_url=minio.env["AWS_ENDPOINT_URL"], region_name="us-east-1")
+    s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+    url = f"s3://{bucket}/store"
+    asyncio.run(filled(url))
+    status, text = erase(url, "S", "--subject", "people.alice", "--report", str(report))
+    assert (status, "old versions of deleted objects are in the bucket" in text) == (1, True), text
+    assert erase(url, "--verify", str(report))[0] == 1
+    status, text = erase(url, "--verify", str(report), "--delete-versions")
+    assert status == 0, text
+    deleted = {f"store/{one['key']}" for one in json.loads(report.read_text())["deleted"]}
+    left = s3.list_object_versions(Bucket=bucket)
+    assert not deleted & {row["Key"] for kind in ("Versions", "DeleteMarkers") for row in left.get(kind, ())}

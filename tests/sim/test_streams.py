@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from broker.storage.format.keyring import KEYS
+from broker.storage.format.sealing import SealingCodec
 from tests.sim.streams import calm
 from tests.sim.streams.process import Process
 from tests.sim.streams.world import FEATURES, World
@@ -22,6 +25,9 @@ SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000"))
 RETENTION_SEEDS = 20
 SPECIAL_SEEDS = 10
 ERASURE_SEEDS = 6
+KEYS_SEEDS = 4
+NONCE_END = 36
+"""Key id, salt and nonce are the first bytes of a sealed section."""
 SPECIAL_SOAK_SEEDS = 1000
 
 
@@ -58,6 +64,27 @@ def test_special_streams_keep_their_promises() -> None:
         counts += world.counts
     for what in ("copied", "committed", "incremented", "carried out", "ended"):
         assert counts[what] >= 10, what
+
+
+def test_no_nonce_repeats_in_a_whole_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brokers on an encrypted store are killed, fenced and paused; no two sections, stored or lost, have one key and
+    nonce. Secure deletes are erased meanwhile, and keys of deleted streams destroyed."""
+    for name in ("_keys", "_since", "_of_stream", "_aeads"):
+        monkeypatch.setattr(KEYS, name, {})
+    monkeypatch.setattr(KEYS, "_destroyed", set())
+    seal_of = SealingCodec.seal
+    used: Counter[bytes] = Counter()
+
+    def seal(codec: SealingCodec, *arguments: Any) -> Any:
+        header, stored = seal_of(codec, *arguments)
+        used[stored[:NONCE_END]] += 1
+        return header, stored
+
+    monkeypatch.setattr(SealingCodec, "seal", seal)
+    for seed in range(KEYS_SEEDS):
+        World(seed, steps=60, features=FEATURES | {"keys", "erasures"}).run()
+    assert len(used) > 1000
+    assert used.most_common(1)[0][1] == 1
 
 
 def test_secure_deletes_are_erased() -> None:

@@ -204,6 +204,8 @@ class ShardKeys:
                 self._destroyed[key.key_id] = Destroyed(key.key_id, key.owner, at_ns)
             for old in [old for old in self._destroyed.values() if old.at_ns < at_ns - _DESTROYED_NS]:
                 del self._destroyed[old.key_id]
+        for key in gone:
+            self.codec.forget(key.owner)
         KEYS.destroy([key.key_id for key in gone])
         if gone or self._undestroyed():
             await self.merge(store)

@@ -14,9 +14,14 @@ from broker.cluster.standby import wait_for_lease
 from broker.jetstream.engine import JetStream
 from broker.server.routing.router import Router
 from broker.storage.erasure.eraser import ErasureSettings
+from broker.storage.format.codec import Compression
 from broker.storage.format.errors import CutOff
 from broker.storage.format.header import NONCE_BYTES
-from broker.storage.objectstore.base import StoreError
+from broker.storage.format.keyring import Cipher
+from broker.storage.keys.deleted import KeysOfDeletedStreams
+from broker.storage.keys.master import LocalKey, Masters
+from broker.storage.keys.shard_keys import KeyedStore, ShardKeys
+from broker.storage.objectstore.base import ObjectStore, StoreError
 from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
@@ -36,6 +41,7 @@ __all__ = ["Process"]
 
 PATHS = ShardPaths(0)
 SECOND = 1_000_000_000
+MASTERS = Masters(LocalKey(b"the master key of the simulation"))
 
 
 class Process:
@@ -170,9 +176,19 @@ class Process:
                 taken = await take_shard(self.store, PATHS, self._me, self.clock, rng, watched, world.lease_ns)
                 if "lease wait" not in world.features:
                     self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
-                self.shard = await Shard.open(self.store, PATHS, taken.epoch, self._me.nonce, self.clock, rng,
-                                              world.settings(), began_ns=taken.began_ns,
-                                              serve_from_ns=taken.serve_from_ns, clock_trusted=self._clock_trusted)
+                settings, keys = world.settings(), None
+                store: ObjectStore = self.store
+                if "keys" in world.features:
+                    keys = ShardKeys(PATHS, MASTERS, Cipher.AES, self._me.nonce, Compression.ZSTD)
+                    retrying = RetryingStore(self.store, clock=self.clock, rng=rng, give_up_ns=15 * SECOND)
+                    await keys.load(retrying)
+                    settings.log.codec, store = keys.codec, KeyedStore(self.store, keys)
+                self.shard = await Shard.open(
+                    store, PATHS, taken.epoch, self._me.nonce, self.clock, rng, settings, began_ns=taken.began_ns,
+                    serve_from_ns=taken.serve_from_ns, clock_trusted=self._clock_trusted,
+                    after_round=None if keys is None else KeysOfDeletedStreams(keys, retrying, self.clock).after_round)
+                if keys is not None:
+                    await keys.begin(taken.epoch, list(self.shard.state.streams.values()), retrying)
                 if self.shard.log.lease_expired:
                     # An owner that starts to serve now would find that it may not read, as in ShardOwner.
                     await self.shard.log.persisted()
