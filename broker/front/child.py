@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import os
 import re
 import signal
 import sys
@@ -176,8 +177,7 @@ class Child:
         self._last_error = ""
         process = await asyncio.create_subprocess_exec(
             *self._command(), env=self._environ, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, limit=_LINE_BYTES_MAX, start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None)
+            stderr=asyncio.subprocess.PIPE, limit=_LINE_BYTES_MAX, preexec_fn=_prepare)
         self._process = process
         log.info("Started %s as process %d", self.name, process.pid)
         assert process.stderr is not None
@@ -222,8 +222,12 @@ def _status(status: int) -> str:
         return f"signal {-status}"
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel to end this process with its parent (Linux)."""
+def _prepare() -> None:
+    """Prepare a new process: the terminal's signals are for the supervisor, and its end is this process's end (Linux).
+
+    A session of its own would be scheduled apart from the supervisor's, where the kernel groups processes by sessions.
+    """
+    os.setpgid(0, 0)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
