@@ -142,10 +142,13 @@ FLAGS: dict[str, str] = {
 
 _LATER = "is not supported by this version of jetblock"
 _ALONE = "needs other servers, and this version of jetblock runs alone"
+_FRONT = frozenset({"routes", "cluster", "cluster_name", "no_advertise", "cluster_advertise", "connect_retries",
+                    "cluster_listen", "client_advertise"})
+"""Flags about clusters, which the nats-server in front of workers gets."""
+
 _REFUSED: dict[str, str] = {
     "help_tls": "is nothing that jetblock has: docs/CONFIGURATION.md lists what TLS can be set to",
-    **dict.fromkeys(("routes", "cluster", "cluster_name", "no_advertise", "cluster_advertise", "connect_retries",
-                     "cluster_listen", "client_advertise"), _ALONE),
+    **dict.fromkeys(_FRONT, f"{_ALONE}, except with --workers"),
     **dict.fromkeys(("s", "syslog", "r", "remote_syslog"), "is nothing that jetblock has: use --log"),
     "profile": "is nothing that jetblock has: it is not written in Go",
     **dict.fromkeys(("ns", "nats_server"), f"{_LATER}: NATS Streaming clients connect to this broker"),
@@ -176,8 +179,9 @@ _SWITCHES = frozenset({"logging.times", "logging.utc", "logging.debug", "logging
                        "!print_config", "!help", "!version", "!debug_trace", "!tls"})
 _OTHER_SWITCHES = frozenset({
     "help_tls", "s", "syslog", "encrypt", "clustered", "cluster_bootstrap", "SD", "stan_debug", "SV", "stan_trace",
-    "SDV", "secure", "file_compact_enabled", "file_crc", "file_sync", "file_truncate_bad_eof", "sql_no_caching",
-    "cluster_sync", "cluster_raft_logging", "cluster_proceed_on_restore_failure", "cluster_allow_add_remove_node"})
+    "SDV", "no_advertise", "secure", "file_compact_enabled", "file_crc", "file_sync", "file_truncate_bad_eof",
+    "sql_no_caching", "cluster_sync", "cluster_raft_logging", "cluster_proceed_on_restore_failure",
+    "cluster_allow_add_remove_node"})
 """Switches that set nothing."""
 
 
@@ -199,6 +203,9 @@ class CommandLine:
     print_config: bool = False
     help: bool = False
     version: bool = False
+    front: list[str] = field(default_factory=list)
+    """Flags for the nats-server in front of workers."""
+
     notices: list[str] = field(default_factory=list)
     words: list[str] = field(default_factory=list)
     """The first word that is not a flag, and all that follow."""
@@ -228,6 +235,8 @@ def read_flags(arguments: Sequence[str]) -> CommandLine:
             value = rest.pop(0)
         if target is not None:
             _set_flag(line, name, target, value)
+        elif name in _FRONT and "workers" in {word.lstrip("-").partition("=")[0] for word in arguments}:
+            line.front.append(f"--{name}={value}")
         elif name in _REFUSED:
             raise ConfigError(f"--{name} {_REFUSED[name]}")
         else:

@@ -69,7 +69,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
     outer = read_environment(environ)
     values = values_with_flags({**file.values, **outer}, line)
     if file.blocks or values.get("front.workers"):
-        values["front.blocks"] = file.blocks
+        values["front.blocks"], values["front.flags"] = file.blocks, tuple(line.front)
         flags = ["tls"] if line.tls is not None or any(path.startswith("tls.") for path in line.values) else []
         values["front.overrides"] = (*flags, *(path for path, value in values.items()
                                                if path not in file.values or value != file.values[path]))

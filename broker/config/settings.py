@@ -500,6 +500,9 @@ class FrontSettings(Section, hidden=["blocks"]):
     blocks: Mapping[str, Any] | None = None
     """The configuration file's content for that nats-server. No source can set it."""
 
+    flags: tuple[str, ...] = ()
+    """Flags for that nats-server. No source can set it."""
+
     overrides: tuple[str, ...] = ()
     """The paths of the settings that flags or the environment set. No source can set it."""
 

@@ -61,7 +61,8 @@ class Link(NamedTuple):
 
 def is_clustered(settings: Settings) -> bool:
     """Return whether other servers may provide JetStream: then a front without a worker is of use."""
-    return any(key.lower() in ("cluster", "gateway") for key in settings.front.blocks or ())
+    blocks = {key.lower() for key in settings.front.blocks or ()}
+    return bool({"cluster", "gateway"} & blocks) or any("cluster" in flag for flag in settings.front.flags)
 
 
 def front_text(settings: Settings, links: Collection[Link], accounts: Collection[str], *, pages_port: int,

@@ -92,7 +92,8 @@ class Supervisor:
         self._program = ""
         environ = {name: value for name, value in os.environ.items()
                    if not name.startswith("JETBLOCK_") or name.startswith(("JETBLOCK_PURE", "JETBLOCK_TEST_"))}
-        self._front = Child(_FRONT, lambda: (self._program, "-c", str(self._front_file)), environ, self._front_logged)
+        self._front = Child(_FRONT, lambda: (self._program, "-c", str(self._front_file), *settings.front.flags),
+                            environ, self._front_logged)
         self._workers = [
             Child(f"worker {number + 1}",
                   lambda number=number: (sys.executable, "-m", worker, str(self._worker_file(number))),  # type: ignore[misc]

@@ -9,7 +9,7 @@ import pytest
 
 from broker.config.flags import read_flags
 from broker.config.load import load
-from broker.config.settings import InvalidFile, Settings
+from broker.config.settings import ConfigError, InvalidFile, Settings
 from broker.config.syntax import parse, plain
 from broker.front.accounts import linked_names
 from broker.front.configuration import Link, front_text, worker_settings
@@ -78,3 +78,12 @@ def test_texts_survive(tmp_path: Path) -> None:
     """Quotes, backslashes, line ends and dollar signs in values and keys reach nats-server unchanged."""
     text = r'server_metadata { "a b": "say \"hi\" \\ \t $HOME {x} ü" }' + "\n"
     assert front(read(tmp_path, text, "--workers", "1"))["server_metadata"] == {"a b": 'say "hi" \\ \t $HOME {x} ü'}
+
+
+def test_flags_about_clusters(tmp_path: Path) -> None:
+    """With workers they are for nats-server; without, they are refused."""
+    flags = ("--cluster_listen", "nats://127.0.0.1:6222", "--no_advertise", "--routes=nats://h:6222")
+    assert read(tmp_path, "", *flags, "--workers", "1").front.flags == (
+        "--cluster_listen=nats://127.0.0.1:6222", "--no_advertise=true", "--routes=nats://h:6222")
+    with pytest.raises(ConfigError, match="cluster_listen needs other servers"):
+        read(tmp_path, "", *flags)
