@@ -14,6 +14,10 @@ __all__ = ["plain_failures", "summary"]
 
 _OURS: Final = re.compile(r"\bpipeline\.(?:spark\.)?errors\.(\w+): ([^\n]+)")
 _NO_FORMAT: Final = re.compile(r"Failed to find the data source: (\w+)")
+_MISFIT: Final = re.compile(r"exception: '[\w.\[\]$]+ ([\w.$]+\.[\w<>$]+)\(|"
+                            r"\b(?:NoSuchMethodError|NoClassDefFoundError|AbstractMethodError|NoSuchFieldError): "
+                            r"([^\s(]+(?: [^\s(]+)?)")
+"""A jar that was compiled for another Spark: Java names the method that is missing, as ``'void a.B.<init>(…)'``."""
 _SHORT: Final = 500
 
 
@@ -45,6 +49,9 @@ def _plain(text: str) -> PipelineError | None:
     if (missing := _NO_FORMAT.search(text)) is not None:
         return PipelineError(f"Spark has no data source {missing[1]!r}: add its jar for this version of Spark, with "
                              "the setting spark.jars or spark.jars.packages")
+    if (misfit := _MISFIT.search(text)) is not None:
+        return PipelineError(f"a jar was made for another version of Spark, because this one has no "
+                             f"{misfit[1] or misfit[2]}: add the jar for this version")
     if "CONCURRENT_STREAM_LOG_UPDATE" in text:
         return PipelineError("another run of this job wrote the same batch first: wait for its end, and run it again")
     return None
