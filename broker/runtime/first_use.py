@@ -16,9 +16,10 @@ __all__ = ["FIRST_USED", "load_first_used"]
 FIRST_USED: Final = (
     "..jetstream.api.routes", "..jetstream.api.streams", "..jetstream.api.consumers",
     "..jetstream.api.messages", "..jetstream.api.direct_get", "..jetstream.api.backups",
-    "..jetstream.api.inbox", "..jetstream.config.stream_rules", "..jetstream.config.consumer_rules",
-    "..jetstream.config.upstream_rules", "..jetstream.stream.stream", "..jetstream.stream.upstream.mirror",
-    "..jetstream.stream.upstream.source", "..jetstream.consumer.consumer", "..jetstream.consumer.start")
+    "..jetstream.api.inbox", "..jetstream.api.erasures", "..jetstream.config.stream_rules",
+    "..jetstream.config.consumer_rules", "..jetstream.config.upstream_rules",
+    "..jetstream.stream.stream", "..jetstream.stream.upstream.mirror", "..jetstream.stream.upstream.source",
+    "..jetstream.consumer.consumer", "..jetstream.consumer.start")
 
 
 _DELAY_SECONDS: Final = 0.5
