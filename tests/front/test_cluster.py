@@ -22,6 +22,7 @@ def member(name: str, route: int, routes: list[int]) -> str:
 
 
 @pytest.mark.shows("cluster.routes", "cluster.workers_clients")
+@pytest.mark.soak
 async def test_members_of_a_cluster(tmp_path: Path) -> None:
     """Clients of two real servers use the streams of the third member, which is jetblock, by stock calls."""
     routes = [free_port() for _ in range(3)]
@@ -66,6 +67,7 @@ async def test_members_of_a_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.shows("core.mqtt")
+@pytest.mark.soak
 async def test_mqtt_clients(tmp_path: Path) -> None:
     """MQTT clients exchange messages of QoS 0 and 1, retained ones too, with each other and NATS clients; a session
     and its messages survive the death of both processes."""

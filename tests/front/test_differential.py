@@ -138,6 +138,7 @@ async def published(client: Client, subject: str, payload: bytes) -> Any:
     return ack.stream, ack.seq, ack.domain
 
 
+@pytest.mark.soak
 async def test_accounts_permissions_and_sharing(tmp_path: Path) -> None:
     """TLS, users, permissions, limits, mappings, exports and imports, JetStream of another account by an import."""
     authority = Authority(tmp_path)
@@ -156,6 +157,7 @@ async def test_accounts_permissions_and_sharing(tmp_path: Path) -> None:
     assert fronted == real
 
 
+@pytest.mark.soak
 async def test_operator_mode(tmp_path: Path) -> None:
     """Users log in with tokens; the limits of JetStream come from the account's token, and follow it at a reload."""
     limits = {"mem_storage": -1, "disk_storage": -1, "streams": 1, "consumer": -1}
@@ -175,6 +177,7 @@ async def test_operator_mode(tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
+@pytest.mark.soak
 async def test_a_new_account_of_an_operator(tmp_path: Path) -> None:
     """After a reload the worker serves an account whose token has come to the resolver's directory."""
     limits = {"mem_storage": -1, "disk_storage": -1, "streams": 1, "consumer": -1}

@@ -96,6 +96,7 @@ def folders(tmp_path: Path) -> list[Path]:
     return list(tmp_path.glob("jetblock-*"))
 
 
+@pytest.mark.soak
 async def test_children_end_with_their_supervisor(tmp_path: Path) -> None:
     """SIGKILL of the supervisor leaves no process; the same command then starts again on the store."""
     async with FrontedProcess("-js", "-sd", str(tmp_path)) as process:
@@ -124,6 +125,7 @@ def _runs(pid: int) -> bool:
     return True
 
 
+@pytest.mark.soak
 async def test_a_standby_serves_no_clients(tmp_path: Path) -> None:
     """A second server on the store has no client port until the first has ended; then it serves the streams."""
     flags = ("-js", "-sd", str(tmp_path))
@@ -147,6 +149,7 @@ async def test_a_standby_serves_no_clients(tmp_path: Path) -> None:
             await two.close()
 
 
+@pytest.mark.soak
 async def test_lame_duck(tmp_path: Path) -> None:
     """SIGUSR2 lets nats-server end when it has no clients left, and then the others, with status 0."""
     async with FrontedProcess("-js", "-sd", str(tmp_path)) as process:
@@ -155,6 +158,7 @@ async def test_lame_duck(tmp_path: Path) -> None:
         assert "Entering lame duck mode" in process.tail()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("flags", "error"), [
     (("--workers", "2"), "use --workers 1"),
     (("--workers", "1", "--nats_server_path", "/nowhere/nats-server"), "cannot run /nowhere/nats-server"),
@@ -170,6 +174,7 @@ async def test_starts_that_fail(tmp_path: Path, flags: tuple[str, ...], error: s
     await process.close()
 
 
+@pytest.mark.soak
 async def test_the_check_of_a_configuration(tmp_path: Path) -> None:
     """``-t`` lets nats-server check the blocks that are its own."""
     config = tmp_path / "c.conf"
@@ -184,6 +189,7 @@ async def test_the_check_of_a_configuration(tmp_path: Path) -> None:
         assert process.returncode == bool(error)
 
 
+@pytest.mark.soak
 async def test_reloads(tmp_path: Path) -> None:
     """SIGHUP changes users at nats-server and limits at the worker; what nats-server refuses changes nothing."""
     config = tmp_path / "c.conf"
