@@ -68,6 +68,8 @@ async def test_streams_and_consumers(tmp_path: Path) -> None:
 
         await page.get_by_role("tab", name="Subjects").click()
         await says(page, "4 subjects")
+        await page.locator(".q-tree__arrow").first.click()
+        await says(page, "hostile (1)")
         await page.get_by_role("tab", name="Over time").click()
         await expect(page.get_by_role("img", name="Messages over time")).to_be_visible(timeout=SECONDS)
         await press(page, "Purge")

@@ -159,9 +159,10 @@ def _tree(subjects: SubjectTree, name: str) -> None:
         for one in ids:
             if (node := nodes.pop(one, None)) is not None:
                 node["children"] = level(one.removesuffix(">"))
-        tree.update()
+        tree.props["nodes"] = roots  # NiceGUI keeps a copy
 
-    tree = ui.tree(level(""), label_key="label", on_select=lambda event: _show_messages(name, event.value),
+    roots = level("")
+    tree = ui.tree(roots, label_key="label", on_select=lambda event: _show_messages(name, event.value),
                    on_expand=lambda event: expand(event.value)).props('no-nodes-label="No subjects"')
     ui.label("A subject's name leads to its messages.").classes("opacity-70")
 
