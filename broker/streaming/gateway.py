@@ -44,7 +44,7 @@ from broker.streaming.subjects import Subjects
 from broker.streaming.subscriptions import Subscriptions, check_request
 from broker.streaming.traffic import Traffic
 from broker.streaming.wire import stan_pb2 as wire
-from broker.streaming.wire.encoding import ack_seq
+from broker.streaming.wire.encoding import ack_seqs
 
 if TYPE_CHECKING:
     from broker.config.streaming import StreamingSettings
@@ -398,24 +398,17 @@ class Gateway:
         self._answer(reply, wire.SubscriptionResponse(error=error))
 
     def _on_acks(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-        acks: dict[bytes, tuple[Group | None, list[int]]] = {}
-        for inbox, _, hlen, body in ops[start:end]:
-            if inbox not in acks:
-                sub = self._named(inbox.decode(errors="replace"))
-                acks[inbox] = (None if sub is None else self.subscriptions.group(sub), [])
-            group, seqs = acks[inbox]
-            if group is None:
-                continue
-            ack = body[hlen:] if hlen else body
-            if seq := ack_seq(ack, group.ack_start):
-                seqs.append(seq)
-                continue
-            with suppress(DecodeError):
-                decoded = wire.Ack.FromString(ack)
-                if decoded.subject == group.channel:
-                    seqs.append(decoded.sequence)
-        for group, seqs in acks.values():
-            if group is not None and seqs:
+        acked: dict[Group, list[int]] = {}
+        while start < end:
+            inbox, stop = ops[start][0], start + 1
+            while stop < end and ops[stop][0] == inbox:
+                stop += 1
+            if (sub := self._named(inbox.decode(errors="replace"))) is not None:
+                group = self.subscriptions.group(sub)
+                acked.setdefault(group, []).extend(_acked(group, ops[start:stop]))
+            start = stop
+        for group, seqs in acked.items():
+            if seqs:
                 group.acked(seqs)
 
     def _named(self, ack_inbox: str) -> Subscription | None:
@@ -455,6 +448,25 @@ class Gateway:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("NATS Streaming: %s failed", task.get_name(), exc_info=error)
+
+
+def _acked(group: Group, acks: Sequence[Msg]) -> list[int]:
+    """Return the sequences of a run of acks of a group's channel."""
+    _, _, hlens, bodies = zip(*acks, strict=True)
+    seqs = ack_seqs(bodies, hlens, group.ack_start)
+    if 0 not in seqs:
+        return seqs
+    found = (seq or _ack_seq(group, body[hlen:]) for seq, hlen, body in zip(seqs, hlens, bodies, strict=True))
+    return [seq for seq in found if seq]
+
+
+def _ack_seq(group: Group, body: bytes) -> int:
+    """Decode an ack by protobuf; 0, if it is not one of the group's channel."""
+    with suppress(DecodeError):
+        ack = wire.Ack.FromString(body)
+        if ack.subject == group.channel:
+            return int(ack.sequence)
+    return 0
 
 
 class _Lane:

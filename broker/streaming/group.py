@@ -105,15 +105,19 @@ class Group:
             for owner in map(self._owners.pop, seqs, repeat(None)):
                 if owner is not None:
                     owner.held -= 1
-        # With a function to call, the acks are stored with the next commit: a crash redelivers none of them.
-        self.consumer.ack(seqs, _stored)
+        self.consumer.ack(seqs, soon=True)  # a crash redelivers none of those that are stored
 
     def progress(self, member: Subscription) -> tuple[int, int]:
-        """Return the last sequence that was delivered, and the number of a member's unacknowledged messages."""
+        """Return the last sequence that was delivered to a member, and the number of its unacknowledged messages.
+
+        After a restart, the last sequence of a member of a queue group is that of the group until it gets a message.
+        """
         if self.consumer is None:
             return 0, 0
         acks = self.consumer.acks
-        return acks.delivered_sseq, member.held if member.queue and member.online else len(acks.pending)
+        if member.queue and member.online:
+            return member.last_sent or acks.delivered_sseq, member.held
+        return acks.delivered_sseq, len(acks.pending)
 
     def _set_interested(self, interested: bool) -> None:
         if interested != self.interested:
@@ -170,6 +174,7 @@ class Group:
                 before.held -= 1
             owners[seq] = member
             member.held += 1
+            member.last_sent = max(member.last_sent, seq)
             chosen.append(member)
         return chosen
 
@@ -195,6 +200,8 @@ class Group:
                 self._owners.pop(seq).held -= 1
 
     def _encoded(self, batch: Deliveries, count: int) -> list[bytes]:
+        if batch.hlens is None and count == len(batch):
+            return self._encoder.encode_run(batch.stream_seqs, batch.times_ns, batch.bodies, batch.delivered)
         hlens = batch.hlens or (0,) * len(batch)
         encode = self._encoder.encode
         return [encode(seq, time_ns, body[hlen:], delivered, _reply(body[:hlen])) if hlen
@@ -214,7 +221,3 @@ def _held(member: Subscription) -> int:
 
 def _inbox(msg: Msg) -> bytes:
     return msg[0]
-
-
-def _stored() -> None:
-    """Do nothing: nobody is notified of stored acks."""

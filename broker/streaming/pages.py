@@ -173,7 +173,7 @@ class StreamingPages:
             shown["durable_name"] = sub.durable
         return shown | {"is_durable": bool(sub.durable), "is_offline": not sub.online,
                         "max_inflight": sub.max_in_flight, "ack_wait": sub.ack_wait_seconds, "last_sent": last_sent,
-                        "pending_count": pending, "is_stalled": sub.online and pending >= sub.max_in_flight}
+                        "pending_count": pending, "is_stalled": pending >= sub.max_in_flight}
 
 
 def _limits(limits: ChannelLimits) -> dict[str, int]:

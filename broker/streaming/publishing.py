@@ -21,7 +21,7 @@ from broker.jetstream.wire.errors import ApiError
 from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.names import is_literal_channel
 from broker.streaming.stored import reply_header
-from broker.streaming.wire.encoding import pub_ack
+from broker.streaming.wire.encoding import PubMsgFields, pub_ack, pub_msg
 from broker.streaming.wire.stan_pb2 import PubAck, PubMsg
 
 if TYPE_CHECKING:
@@ -57,39 +57,44 @@ class Publishing:
         """Handle publishes (a BatchHandler)."""
         publisher = _Publisher(self._bus, source)
         accepted: dict[str, list[Msg]] = {}
-        valid: tuple[str, bytes] | None = None
-        literal: str | None = None  # the last valid channel
-        subject = b""
+        valid: tuple[bytes, bytes] | None = None
+        channel, subject = "", b""  # the last valid channel
+        msgs: list[Msg] = []  # of that channel
         self._traffic.received([op[3] for op in ops[start:end]])
         for _, reply, hlen, body in ops[start:end]:
-            try:
-                msg = PubMsg.FromString(body[hlen:] if hlen else body)
-            except DecodeError:
+            fields = pub_msg(body, hlen)
+            if fields is None and (fields := _decoded(body[hlen:] if hlen else body)) is None:
                 publisher.refuse(reply, "", StanErrors.PUBLISH_REQUEST)
                 continue
-            channel, guid, answer_to = msg.subject, msg.guid, msg.reply
-            if channel != literal and is_literal_channel(channel):
-                literal, subject = channel, channel.encode()
-            sender = (msg.client_id, msg.conn_id)
-            known = sender == valid or (sender not in self._early and self._registered(*sender))
+            client_id, guid, to, answer_to, data, conn_id = fields
+            if to != subject and is_literal_channel(name := to.decode()):
+                channel, subject = name, to
+                msgs = accepted.setdefault(channel, [])
+            sender = (client_id, conn_id)
+            known = sender == valid or self._is_known(client_id.decode(), conn_id)
             # A reply subject becomes a header: a line feed in it would begin another one.
-            if (not guid or channel != literal or (answer_to and ("\n" in answer_to or "\r" in answer_to))
+            if (not guid or to != subject or not to or (answer_to and (b"\n" in answer_to or b"\r" in answer_to))
                     or (not known and self._registration is None)):
-                publisher.refuse(reply, guid, StanErrors.PUBLISH_REQUEST)
+                publisher.refuse(reply, guid.decode(), StanErrors.PUBLISH_REQUEST)
                 continue
             token = reply + b"\n" + pub_ack(guid)
             if answer_to:
-                header = reply_header(answer_to)
-                stored = (subject, token, len(header), header + msg.data)
+                header = reply_header(answer_to.decode())
+                stored = (subject, token, len(header), header + data)
             else:
-                stored = (subject, token, 0, msg.data)
+                stored = (subject, token, 0, data)
             if known:
                 valid = sender
-                accepted.setdefault(channel, []).append(stored)
+                msgs.append(stored)
             else:
-                self._keep_early(sender, publisher, channel, stored)
+                self._keep_early((client_id.decode(), conn_id), publisher, channel, stored)
         for channel, msgs in accepted.items():
-            self._store(channel, publisher, msgs)
+            if msgs:
+                self._store(channel, publisher, msgs)
+
+    def _is_known(self, client_id: str, conn_id: bytes) -> bool:
+        """Return whether a client may publish now."""
+        return (client_id, conn_id) not in self._early and self._registered(client_id, conn_id)
 
     def _store(self, channel: str, publisher: _Publisher, msgs: list[Msg]) -> None:
         stream = self._channels.existing(channel)
@@ -140,6 +145,15 @@ class Publishing:
                     stream.publish_for(publisher, msgs)
                 elif error:
                     publisher.refuse_all([token for _, token, _, _ in msgs], error)
+
+
+def _decoded(body: bytes) -> PubMsgFields | None:
+    """Decode a publish by protobuf; None, if it is not one."""
+    try:
+        msg = PubMsg.FromString(body)
+    except DecodeError:
+        return None
+    return (msg.client_id.encode(), msg.guid.encode(), msg.subject.encode(), msg.reply.encode(), msg.data, msg.conn_id)
 
 
 class _Publisher(PubAckReceiver):

@@ -22,6 +22,7 @@ class Subscription:
         ``consumer``: the name of the JetStream consumer that has the position.
         ``online``: False: a durable subscription that nobody uses.
         ``held``: messages that were delivered and not acked; counted for members of queue groups only.
+        ``last_sent``: the highest sequence delivered to it; counted for members of queue groups only.
         ``ready``: False until the client has the answer to its request; it gets no message before.
     """
 
@@ -36,6 +37,7 @@ class Subscription:
     consumer: str
     online: bool = True
     held: int = 0
+    last_sent: int = 0
     ready: bool = True
 
     @classmethod

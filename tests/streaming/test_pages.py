@@ -48,6 +48,11 @@ async def use(server: ServerProcess) -> StanClient:
         sub = await other.subscribe("b.c", FIRST, **options)
         await sub.take(1, ack=False)
         assert await sub.close() == ""
+    for _ in range(2):  # two members that have as many messages as they take
+        await (await me.subscribe("a", FIRST, queue="full", in_flight=1)).next()
+    stalled = await other.subscribe("a", FIRST, durable="stalled", in_flight=2)
+    await stalled.take(2, ack=False)
+    assert await stalled.close() == ""
     # The answer comes after all acks are processed.
     assert await me.ping() == ""
     assert await (await me.subscribe("a")).close() == ""

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from broker.streaming.wire import stan_pb2
-from broker.streaming.wire.encoding import MsgEncoder, ack_seq, ack_start, pub_ack
+from broker.streaming.wire.encoding import MsgEncoder, ack_seqs, ack_start, pub_ack, pub_msg
 
 _SCHEMA = Path(stan_pb2.__file__).with_name("stan.proto")
 
@@ -38,16 +38,57 @@ def test_the_fast_encoders_write_what_protobuf_writes() -> None:
                 sequence=seq, subject=channel, reply=reply, data=data, timestamp=time_ns, redelivered=count > 1,
                 redelivery_count=count - 1).SerializeToString()
     for guid in ("", "x", "ü" * 100, "g" * 20_000):
-        assert pub_ack(guid) == stan_pb2.PubAck(guid=guid).SerializeToString()
+        assert pub_ack(guid.encode()) == stan_pb2.PubAck(guid=guid).SerializeToString()
+
+
+def test_runs_are_encoded_as_their_messages() -> None:
+    """A run is the same bytes as its messages, one by one."""
+    encoder, seqs = MsgEncoder("c"), range(120, 140)
+    times, bodies, delivered = [seq << 40 for seq in seqs], [b"x" * seq for seq in seqs], [seq % 3 for seq in seqs]
+    assert encoder.encode_run(seqs, times, bodies, delivered) == [
+        encoder.encode(*one) for one in zip(seqs, times, bodies, delivered, strict=True)]
 
 
 def test_acks_are_decoded_as_protobuf_decodes_them() -> None:
     """The fast decoder finds the sequence of usual acks, and leaves all others to protobuf."""
     start = ack_start("orders")
-    for seq in (1, 127, 128, 16_384, (1 << 28) - 1):
-        assert ack_seq(stan_pb2.Ack(subject="orders", sequence=seq).SerializeToString(), start) == seq
-    usual = stan_pb2.Ack(subject="orders", sequence=300).SerializeToString()
-    for body in (b"", usual[:-1], usual + b"\x10\x01", usual + b"\x01", start, usual[9:] + usual[:9],
+    seqs = [1, 127, 128, 16_384, (1 << 28) - 1]
+    usual = [stan_pb2.Ack(subject="orders", sequence=seq).SerializeToString() for seq in seqs]
+    assert ack_seqs(usual, [0] * len(usual), start) == seqs
+    assert ack_seqs([b"head" + one for one in usual], [4] * len(usual), start) == seqs
+    one = stan_pb2.Ack(subject="orders", sequence=300).SerializeToString()
+    for body in (b"", one[:-1], one + b"\x10\x01", one + b"\x01", start, one[9:] + one[:9],
                  stan_pb2.Ack(subject="other", sequence=300).SerializeToString(),
                  stan_pb2.Ack(subject="orders", sequence=1 << 28).SerializeToString()):
-        assert ack_seq(body, start) == 0, body
+        assert ack_seqs([body], [0], start) == [0], body
+
+
+def test_publishes_are_decoded_as_protobuf_decodes_them() -> None:
+    """The fast decoder finds the fields of usual publishes of any size; damaged ones are left to protobuf, or agree."""
+    rng = random.Random(2)
+    for size in (0, 1, 127, 128, 16_383, 16_384, 100_000, (1 << 21) - 1):
+        msg = stan_pb2.PubMsg(client_id="me", guid="g" * rng.choice((1, 22, 300)), subject="orders.new",
+                              reply=rng.choice(("", "answer")), data=rng.randbytes(size),
+                              conn_id=rng.randbytes(rng.choice((0, 22))), sha256=b"1" * rng.choice((0, 32)))
+        assert pub_msg(b"head" + msg.SerializeToString(), 4) == _fields(msg)
+    whole = stan_pb2.PubMsg(client_id="me", guid="guid", subject="orders", reply="r", data=b"\xff", conn_id=b"\xfe"
+                            ).SerializeToString()
+    damaged = [whole[:cut] for cut in range(len(whole))]
+    for _ in range(3000):
+        body = bytearray(whole)
+        for _ in range(rng.randrange(1, 4)):
+            body[rng.randrange(len(body))] = rng.choice((0, 1, 0x0A, 0x12, 0x1A, 0x80, 0xFF, rng.randrange(256)))
+        damaged.append(bytes(body))
+    agreed = 0
+    for body in damaged:
+        found = pub_msg(body, 0)
+        if found is not None:
+            agreed += 1
+            assert found == _fields(stan_pb2.PubMsg.FromString(body)), body
+    assert agreed
+    for left in (stan_pb2.PubMsg(subject="ü"), stan_pb2.PubMsg(data=b"x" * (1 << 21))):
+        assert pub_msg(left.SerializeToString(), 0) is None
+
+
+def _fields(msg: stan_pb2.PubMsg) -> tuple[bytes, ...]:
+    return (msg.client_id.encode(), msg.guid.encode(), msg.subject.encode(), msg.reply.encode(), msg.data, msg.conn_id)

@@ -385,10 +385,13 @@ class Consumer(Notified):
         replies = self._answers.apply_answers(ops, start, end, now_ns, mono_ns)
         self._after_acks(mono_ns, partial(self._publish_answers, replies) if replies else None)
 
-    def ack(self, seqs: Sequence[int], stored: Callable[[], object] | None = None) -> None:
+    def ack(self, seqs: Sequence[int], *, soon: bool = False) -> None:
         """Ack delivered messages by their stream sequences, as an answer to each of them would.
 
-        With the policy all, that acks everything up to the highest. Call ``stored`` once the acks are persisted.
+        With the policy all, that acks everything up to the highest.
+
+        Args: ``soon``: store the acks with the next commit, which begins at once, instead of within a second. So they
+            are safe before any call that waits for a later commit is made.
         """
         if self._closed:
             return
@@ -396,7 +399,10 @@ class Consumer(Notified):
         self._large_acks.finish()
         if seqs:
             self._answers.ack(seqs, self._answers.consumer_seqs(seqs), self._clock.now_ns())
-        self._after_acks(self._clock.monotonic_ns(), stored)
+        self._after_acks(self._clock.monotonic_ns(), None)
+        if soon and self._dirty:
+            self.stream.log.block(self.stream)  # the journal takes the changes of the streams that have a block
+            self.stream.log.urgent()
 
     def redeliver(self, seqs: Sequence[int] | None = None) -> None:
         """Deliver unacked messages again now instead of after their ack waits: all of them, or those of ``seqs``."""

@@ -52,6 +52,11 @@ _LONG_PAUSES: Final = {"Loop detected": RECONNECT_DELAY_NS, "Permissions Violati
 PROTOCOL: Final = 2
 """The version of the protocol between servers: from 3 on, traces of messages pass; they do not pass here."""
 
+_INFO_FIELDS: Final = (
+    "cluster", "domain", "export", "headers", "import", "info_on_connect", "jetstream", "leafnode_urls", "proto",
+    "remote_account", "server_id", "server_name")
+"""The fields that later INFO lines may change. No others are kept: a hub could send new ones without end."""
+
 _STALE: Final = "Stale Leaf Node Connection - Closing"
 
 
@@ -127,7 +132,7 @@ class SolicitedLeaf(LeafConnection):
             self.fail(None, "Protocol Violation")
             return
         before = self.known_info
-        self.known_info = before | info
+        self.known_info = before | {name: info[name] for name in _INFO_FIELDS if name in info}
         self.remote.discover(self.known_info)
         if not self.registered:
             self._complete()
@@ -204,7 +209,7 @@ class Remote:
 
     async def run(self) -> None:
         """Connect, again and again, until the task is cancelled."""
-        attempts = 0
+        attempts = tried = 0
         settings = self._server.settings.leafnodes
         while True:
             url = self._next_url()
@@ -218,8 +223,15 @@ class Remote:
                         url.address, attempts, error)
                 self.settled.set()
                 self._postpone(url)
-                await asyncio.sleep(settings.reconnect_interval_ns / 1e9 * (1 + self._server.rng.random()))
+                tried += 1
+                if tried % len(self._urls):
+                    # nats-server pauses here, too. But if servers of a cluster fail one after the other, the cluster
+                    # would be without this one's interest for up to three intervals.
+                    await asyncio.sleep(0)
+                else:
+                    await asyncio.sleep(settings.reconnect_interval_ns / 1e9 * (1 + self._server.rng.random()))
                 continue
+            tried = 0
             try:
                 await connection.ended.wait()
             finally:

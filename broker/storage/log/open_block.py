@@ -155,12 +155,28 @@ class OpenBlock(Generic[Owner]):
         ``names_bytes`` counts the subjects and all else that is kept in memory for these messages until they are
         stored.
         """
-        count = len(bodies)
-        if not count:
+        if bodies:
+            self._extend(first_seq, subjects, hlens, bodies, time_ns, time_ns, names_bytes)
+            self.runs.append((first_seq, len(bodies), time_ns))
+
+    def append_timed(self, first_seq: int, subjects: Sequence[bytes], hlens: Sequence[int] | None,
+                     bodies: Sequence[bytes], times_ns: Sequence[int], names_bytes: int | None = None) -> None:
+        """Add messages like ``append_run``, each with a time of its own; the times never decrease."""
+        if not bodies:
             return
-        if (first_seq <= self.last_seq or not 0 <= time_ns <= TIME_NS_MAX or len(subjects) != count
-                or (hlens is not None and len(hlens) != count)):
-            raise ValueError(f"{count} messages from {first_seq} at {time_ns} cannot follow {self.last_seq}")
+        self._extend(first_seq, subjects, hlens, bodies, times_ns[0], times_ns[-1], names_bytes)
+        runs, start = self.runs, 0
+        for at in range(1, len(bodies) + 1):
+            if at == len(bodies) or times_ns[at] != times_ns[start]:
+                runs.append((first_seq + start, at - start, times_ns[start]))
+                start = at
+
+    def _extend(self, first_seq: int, subjects: Sequence[bytes], hlens: Sequence[int] | None, bodies: Sequence[bytes],
+                first_time_ns: int, last_time_ns: int, names_bytes: int | None) -> None:
+        count = len(bodies)
+        if (first_seq <= self.last_seq or not 0 <= first_time_ns <= last_time_ns <= TIME_NS_MAX
+                or len(subjects) != count or (hlens is not None and len(hlens) != count)):
+            raise ValueError(f"{count} messages from {first_seq} at {first_time_ns} cannot follow {self.last_seq}")
         if hlens is not None:
             if self._hlens is None:
                 self._hlens = [0] * self.count
@@ -171,7 +187,6 @@ class OpenBlock(Generic[Owner]):
             self.first_seq = first_seq
         self.subjects += subjects
         self.bodies += bodies
-        self.runs.append((first_seq, count, time_ns))
         size = sum(map(len, bodies))
         if names_bytes is None:
             names_bytes = sum(map(len, subjects))

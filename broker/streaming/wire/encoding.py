@@ -1,5 +1,7 @@
-"""Encodes and decodes the three messages of which there are very many, several times faster than protobuf does.
+"""Encodes and decodes the four messages of which there are very many, several times faster than protobuf does.
 
+    PubMsg     0a client_id 12 guid 1a subject [22 reply] 2a data       1 to 4: text; 5, 6, 10: bytes
+               32 conn_id 52 sha256
     PubAck     0a guid                                                  1: text
     MsgProto   08 sequence 12 subject [1a reply] 22 data 28 timestamp   1, 5: varint; 2, 3: text; 4: bytes
                [30 01 38 count]                                         6: redelivered, 7: redelivery count
@@ -7,13 +9,21 @@
 
 The bytes are those of protobuf, which leaves out fields that are empty or 0; tests compare them. A varint has seven
 bits a byte, the lowest first; all bytes but the last one have the highest bit set.
+
+The decoders leave each message that is not of the usual form to protobuf. The module is compiled (``broker.compiled``).
 """
 
 from __future__ import annotations
 
-__all__ = ["MsgEncoder", "ack_seq", "ack_start", "pub_ack"]
+from collections.abc import Sequence
+from typing import Final
 
-_PAIR = 1 << 14
+__all__ = ["MsgEncoder", "ack_seqs", "ack_start", "pub_ack", "pub_msg"]
+
+PubMsgFields = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
+"""client_id, guid, subject, reply, data, conn_id."""
+
+_PAIR: Final = 1 << 14
 _LAST = [bytes((n,)) if n < 128 else bytes((n & 127 | 128, n >> 7)) for n in range(_PAIR)]
 """Two groups of seven bits at the end of a varint."""
 _MORE = [bytes((n & 127 | 128, n >> 7 | 128)) for n in range(_PAIR)]
@@ -25,10 +35,56 @@ def _varint(number: int) -> bytes:
     return _LAST[number] if number < _PAIR else _MORE[number & _PAIR - 1] + _varint(number >> 14)
 
 
-def pub_ack(guid: str) -> bytes:
+def pub_ack(guid: bytes) -> bytes:
     """Encode the PubAck of a message that is stored."""
-    text = guid.encode()
-    return b"\n" + _varint(len(text)) + text if text else b""
+    return b"\n" + _varint(len(guid)) + guid if guid else b""
+
+
+def pub_msg(body: bytes, start: int) -> PubMsgFields | None:
+    """Decode the publish that ``body`` has from ``start`` on; None, if protobuf must decode it.
+
+    This is so for a field that is not among the usual ones, or not complete, and for text that is not ASCII.
+    """
+    client_id = guid = subject = reply = data = conn_id = b""
+    at, end = start, len(body)
+    while at < end:
+        if at + 2 > end:
+            return None
+        tag, size = body[at], body[at + 1]
+        at += 2
+        if size >= 128:
+            if at >= end:
+                return None
+            size += (body[at] - 1) << 7
+            if body[at] >= 128:
+                if at + 1 >= end or body[at + 1] >= 128:
+                    return None
+                size += (body[at + 1] - 1) << 14
+                at += 1
+            at += 1
+        value = body[at:at + size]
+        at += size
+        if at > end:
+            return None
+        if tag == 0x2A:
+            data = value
+        elif tag == 0x32:
+            conn_id = value
+        elif tag == 0x52:
+            pass  # the client's checksum, which the real server does not compare either
+        elif not value.isascii():
+            return None
+        elif tag == 0x12:
+            guid = value
+        elif tag == 0x1A:
+            subject = value
+        elif tag == 0x0A:
+            client_id = value
+        elif tag == 0x22:
+            reply = value
+        else:
+            return None
+    return client_id, guid, subject, reply, data, conn_id
 
 
 class MsgEncoder:
@@ -51,6 +107,15 @@ class MsgEncoder:
             _MORE[time_ns & _PAIR - 1], _MORE[time_ns >> 14 & _PAIR - 1], self._time_end)
         return msg if delivered <= 1 else msg + b"\x30\x01\x38" + _varint(delivered - 1)
 
+    def encode_run(self, seqs: Sequence[int], times_ns: Sequence[int], bodies: Sequence[bytes],
+                   delivered: Sequence[int]) -> list[bytes]:
+        """Encode messages without headers, as ``encode`` does each."""
+        encode = self.encode
+        msgs: list[bytes] = []
+        for at in range(len(seqs)):
+            msgs.append(encode(seqs[at], times_ns[at], bodies[at], delivered[at]))
+        return msgs
+
 
 def ack_start(channel: str) -> bytes:
     """Return the beginning of the acks of a channel: the field of the channel, and the tag of the sequence."""
@@ -58,14 +123,23 @@ def ack_start(channel: str) -> bytes:
     return b"\n" + _varint(len(text)) + text + b"\x10"
 
 
-def ack_seq(body: bytes, start: bytes) -> int:
-    """Return the sequence of an ack that begins with ``start`` (``ack_start``); 0, if protobuf must decode it."""
-    size = len(body) - len(start)
-    if not 0 < size <= 4 or not body.startswith(start):
-        return 0
-    seq = 0
-    for at, byte in enumerate(body[len(start):]):
-        if (byte < 128) != (at == size - 1):
-            return 0
-        seq |= (byte & 127) << 7 * at
-    return seq
+def ack_seqs(bodies: Sequence[bytes], hlens: Sequence[int], start: bytes) -> list[int]:
+    """Return the sequence of each ack that begins with ``start`` (``ack_start``); 0, if protobuf must decode it."""
+    seqs: list[int] = []
+    prefix = len(start)
+    for place in range(len(bodies)):
+        body = bodies[place]
+        at = hlens[place]
+        seq = shift = 0
+        if at:
+            body = body[at:]
+        size = len(body)
+        if prefix < size <= prefix + 4 and body.startswith(start):
+            at, last = prefix, size - 1
+            while at < last and body[at] >= 128:
+                seq |= (body[at] & 127) << shift
+                shift += 7
+                at += 1
+            seq = seq | body[at] << shift if at == last and body[at] < 128 else 0
+        seqs.append(seq)
+    return seqs

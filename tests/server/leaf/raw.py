@@ -46,6 +46,21 @@ class Raw:
             pass
         return lines
 
+    async def sent(self) -> None:
+        """Wait until most of what was sent is with the system. Raises: ConnectionError, if the other side is gone."""
+        await self._writer.drain()
+
+    async def until_pong(self) -> bytes:
+        """Return the next PONG, or b"" at the end."""
+        while (line := await self.line()) and not line.startswith(b"PONG"):
+            if line.startswith(b"PING"):
+                self.send(b"PONG\r\n")
+        return line
+
+    def pause(self) -> None:
+        """Read nothing more."""
+        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
+
     def close(self) -> None:
         self._writer.close()
 

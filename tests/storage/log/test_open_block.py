@@ -52,3 +52,32 @@ def test_chunks_of_a_block_that_grows(steps: list[tuple[int, int, int]], data: s
         assert len(got) == 1 or sum(map(len, chunk.bodies)) <= FRAME_BYTES
         if len(got) < end - start:
             assert sum(len(row[3]) for row in rows[start:start + len(got) + 1]) > FRAME_BYTES
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.lists(st.integers(0, 2), min_size=1, max_size=5)), max_size=6),
+       st.booleans())
+def test_messages_with_times_of_their_own(steps: list[tuple[int, list[int]]], with_headers: bool) -> None:
+    """Shows that messages that are added together, each with its time, make the block that they make one by one."""
+    together, alone = OpenBlock[None](1, None), OpenBlock[None](1, None)
+    seq, time_ns = 1, 0
+    for gap, waits in steps:
+        seq += gap
+        times = []
+        for wait in waits:
+            time_ns += wait
+            times.append(time_ns)
+        subjects, bodies = [b"s%d" % wait for wait in waits], [bytes(wait) for wait in waits]
+        hlens = list(waits) if with_headers else None
+        together.append_timed(seq, subjects, hlens, bodies, times)
+        for at, wait in enumerate(waits):
+            alone.append_run(seq + at, subjects[at:at + 1], [wait] if with_headers else None, bodies[at:at + 1],
+                             times[at])
+        seq += len(waits)
+    assert (together.first_seq, together.last_seq, together.count) == (alone.first_seq, alone.last_seq, alone.count)
+    if together.count:
+        rows = [list(zip(block.chunk(0, block.count).times, block.subjects, block.bodies, strict=True))
+                for block in (together, alone)]
+        assert rows[0] == rows[1]
+        assert together.hlens == alone.hlens
+        assert [together.run_of(at)[2] for at in range(together.count)] == [
+            alone.run_of(at)[2] for at in range(alone.count)]

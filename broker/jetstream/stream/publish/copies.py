@@ -29,13 +29,13 @@ __all__ = ["Copies", "Run"]
 
 
 class Run(NamedTuple):
-    """Consecutive messages with one time.
+    """Consecutive messages, each with its time.
 
     ``first_seq``: the sequence of the first one; 0: they take the next sequences.
     """
 
     first_seq: int
-    time_ns: int
+    times_ns: Sequence[int]
     msgs: Sequence[Msg]
 
 
@@ -104,6 +104,6 @@ class Copies:
             reached = done + count
             stored(reached)
 
-        error = self._sequencer.copy(run.msgs[at:], run.first_seq and run.first_seq + at, run.time_ns, note)
+        error = self._sequencer.copy(run.msgs[at:], run.first_seq and run.first_seq + at, run.times_ns[at:], note)
         self._log.urgent()
         return reached, error

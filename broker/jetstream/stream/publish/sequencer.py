@@ -19,6 +19,7 @@ an unexpected error.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.publish import traces
@@ -215,20 +216,26 @@ class Sequencer:
                 raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from error
             return True
 
-    def _all_at_once(self, run: Sequence[Msg], source: Source | None, time_ns: int) -> bool:
+    def _all_at_once(self, run: Sequence[Msg], source: Source | None, time_ns: int,
+                     times_ns: Sequence[int] = ()) -> bool:
         """Call ``_bulk``; return False if messages must be decided one by one.
 
         That also isolates the message that causes an unexpected error.
         """
         last_seq = self._live.last_seq
         try:
-            return self._bulk(run, source, time_ns)
+            return self._bulk(run, source, time_ns, times_ns=times_ns)
         except Exception as error:
             self.appender.handle_unexpected(error, index=bool(self._per_subject))
             return self._live.last_seq > last_seq
 
-    def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int, batched: bool = False) -> bool:
-        """Append a whole run at once if no message in it needs checks of its own; ``batched``: see ``append_batch``."""
+    def _bulk(self, run: Sequence[Msg], source: Source | None, time_ns: int, batched: bool = False,
+              times_ns: Sequence[int] = ()) -> bool:
+        """Append a whole run at once if no message in it needs checks of its own.
+
+        Args: ``batched``: see ``append_batch``; ``times_ns``: the times of the messages, if not all of them are
+            ``time_ns``.
+        """
         subjects: Sequence[bytes]
         replies: Sequence[bytes]
         bodies: Sequence[bytes]
@@ -243,6 +250,8 @@ class Sequencer:
             if ids is None:
                 return False
             if any(ids):
+                if times_ns:
+                    return False
                 dedupe = self._dedupe
                 dedupe.expire(self._live.ahead.decision_ns(time_ns))
                 if not dedupe.known or dedupe.full or not dedupe.all_new(ids):
@@ -275,9 +284,14 @@ class Sequencer:
             removed = index.add_run(subjects, map(message_size, subjects, hlens, bodies), first_seq, self._per_subject,
                                     live.first_seq)
         block = self._log.block(self._stream)
-        block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns,
-                         subjects_bytes + len(joined))
-        live.appended(block, count, size, first_seq, time_ns)
+        if times_ns:
+            block.append_timed(first_seq, subjects, hlens if with_headers else None, bodies, times_ns,
+                               subjects_bytes + len(joined))
+            live.appended(block, count, size, first_seq, time_ns, times_ns[0])
+        else:
+            block.append_run(first_seq, subjects, hlens if with_headers else None, bodies, time_ns,
+                             subjects_bytes + len(joined))
+            live.appended(block, count, size, first_seq, time_ns)
         if ids:
             self._dedupe.add_run(ids, first_seq, live.ahead.decision_ns(time_ns))
         else:
@@ -338,12 +352,12 @@ class Sequencer:
 
     # --- copies -------------------------------------------------------------------------------------------------------
 
-    def copy(self, run: Sequence[Msg], first_seq: int, time_ns: int,
+    def copy(self, run: Sequence[Msg], first_seq: int, times_ns: Sequence[int],
              stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
         """Append messages of another stream, with the sequences from ``first_seq`` on (0: the next ones).
 
-        They get ``time_ns`` or a later time. Nothing waits for the log here: the caller calls ``log.urgent`` when its
-        own state is complete.
+        They get their times, or a later one if the stream has a later one. Nothing waits for the log here: the caller
+        calls ``log.urgent`` when its own state is complete.
 
         Args: ``stored(n)`` is called when the first ``n`` of them are in the stream, now or from before.
         Returns: the reason why the next message is not stored; None if all are.
@@ -353,12 +367,13 @@ class Sequencer:
             self.appender.skip_to(first_seq - 1)
         elif first_seq and first_seq <= live.last_seq:
             raise RuntimeError(f"a copy is to be message {first_seq}, but the stream is at {live.last_seq}")
-        time_ns, last_seq = max(time_ns, live.last_time_ns), live.last_seq
+        last_seq = live.last_seq
+        times_ns = list(accumulate(times_ns, max, initial=live.last_time_ns))[1:]
         error: ApiError | NotLoaded | None = None
-        if self._bulky and not any(hlen for _, _, hlen, _ in run) and self._all_at_once(run, None, time_ns):
+        if self._bulky and self._all_at_once(run, None, times_ns[-1], times_ns):
             stored(len(run))
         else:
-            error = self._copy_one_by_one(run, time_ns, stored)
+            error = self._copy_one_by_one(run, times_ns, stored)
         try:
             # In an interest stream, messages that no consumer waits for are removed in the block that adds them.
             self.context.interest.drop_unwanted(last_seq + 1)
@@ -370,7 +385,7 @@ class Sequencer:
             self.appender.handle_unexpected(unexpected, index=True)
         return error
 
-    def _copy_one_by_one(self, run: Sequence[Msg], time_ns: int,
+    def _copy_one_by_one(self, run: Sequence[Msg], times_ns: Sequence[int],
                          stored: Callable[[int], None]) -> ApiError | NotLoaded | None:
         accepted, failed = 0, False
 
@@ -381,12 +396,16 @@ class Sequencer:
                 stored(accepted)
             return not failed
 
-        pending = Pending(self._live.last_seq + 1, None, time_ns, append)
+        pending = Pending(self._live.last_seq + 1, None, times_ns[0], append)
         candidate = Candidate(pending)
         candidate.copied = True
         if (checks := self._checks_of_copies) is None:
             checks = self._checks_of_copies = Checks(self.context, self._config, COPIED)
-        for msg in run:
+        for msg, time_ns in zip(run, times_ns, strict=True):
+            if time_ns != pending.time_ns:
+                if not pending.append():
+                    return ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+                pending.time_ns = time_ns
             try:
                 after = self._accept(pending, checks, candidate, msg)
                 accepted += 1

@@ -188,15 +188,21 @@ class Live:
 
     # --- growing ------------------------------------------------------------------------------------------------------
 
-    def appended(self, block: OpenBlock[Any], count: int, size: int, first_seq: int, time_ns: int) -> None:
-        """Count ``count`` messages of ``size`` user bytes that were appended to ``block``, from ``first_seq`` on."""
+    def appended(self, block: OpenBlock[Any], count: int, size: int, first_seq: int, time_ns: int,
+                 first_time_ns: int = -1) -> None:
+        """Count ``count`` messages of ``size`` user bytes that were appended to ``block``, from ``first_seq`` on.
+
+        Args: ``time_ns``: the time of the last one; ``first_time_ns``: that of the first one, if it is another.
+        """
         if self.open is not block:
             self._begin(block)
+        if first_time_ns < 0:
+            first_time_ns = time_ns
         last_seq = first_seq + count - 1
         tail = self._tail
         if tail is not None:
             if not tail.count:
-                tail.first_time_ns = time_ns
+                tail.first_time_ns = first_time_ns
             tail.last_seq = last_seq
             tail.count += count
             tail.live_msgs += count
@@ -207,7 +213,7 @@ class Live:
                 dead_set(tail)  # It grows with the block.
         if not self.msgs:
             self.first_seq = first_seq
-            self.first_time_ns = time_ns
+            self.first_time_ns = first_time_ns
         self.last_seq = last_seq
         self.last_time_ns = time_ns
         self.msgs += count

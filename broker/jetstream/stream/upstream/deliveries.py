@@ -168,7 +168,11 @@ class Deliveries:
         start = 4 if len(tokens) == 9 else 6
         if tokens[:2] != [b"$JS", b"ACK"] or not self._is_ours(tokens[start - 2:start]):
             return None
-        numbers = [decimal(token, SEQ_MAX) for token in tokens[start:start + 5]]
+        tokens = tokens[start:start + 5]
+        if b"".join(tokens).isdigit() and max(map(len, tokens)) < 19 and b"" not in tokens:
+            numbers = list(map(int, tokens))
+        else:
+            numbers = [decimal(token, SEQ_MAX) for token in tokens]
         return numbers if len(numbers) == 5 and min(numbers) >= 0 else None
 
     def _is_ours(self, names: list[bytes]) -> bool:

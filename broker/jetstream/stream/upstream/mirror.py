@@ -9,6 +9,7 @@ selectStartingSeqNo.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.publish.copies import Run
@@ -64,21 +65,25 @@ class Mirror(Follower):
         return self._target.last_seq
 
     async def store(self, identity: str, batch: Batch) -> ApiError | None:
-        """Store a batch as runs; a run has consecutive sequences in the origin and one time."""
+        """Store a batch as runs; a run has consecutive sequences in the origin."""
         def stored(count: int) -> None:
             if count and outside and positions.get(_NAME).identity != identity:
                 positions.move(_NAME, Position(0, identity))
 
         positions, outside = self._target.positions, self.given.external is not None
         runs: list[Run] = []
-        seqs, times_ns = batch.seqs, batch.times_ns
-        msgs = [(self.subject(subject), b"", hlen, body)
-                for subject, hlen, body in zip(batch.subjects, batch.hlens, batch.bodies, strict=True)]
+        seqs, times_ns, subjects = batch.seqs, batch.times_ns, batch.subjects
+        if self._transforms:
+            subjects = list(map(self.subject, subjects))
+        msgs = list(zip(subjects, repeat(b""), batch.hlens, batch.bodies))
         start, count = 0, len(seqs)
-        for at in range(1, count + 1):
-            if at == count or seqs[at] != seqs[at - 1] + 1 or times_ns[at] != times_ns[start]:
-                runs.append(Run(seqs[start], times_ns[start], msgs[start:at]))
-                start = at
+        if seqs[-1] - seqs[0] + 1 == count:
+            runs.append(Run(seqs[0], times_ns, msgs))
+        else:
+            for at in range(1, count + 1):
+                if at == count or seqs[at] != seqs[at - 1] + 1:
+                    runs.append(Run(seqs[start], times_ns[start:at], msgs[start:at]))
+                    start = at
         return await self._target.copies.store(runs, stored)
 
     def next_seq(self, batch: Batch) -> int:

@@ -72,7 +72,7 @@ class Source(Follower):
 
         msgs = [self._msg(identity.encode(), seq, subject, hlen, body) for seq, subject, hlen, body in zip(
             seqs, batch.subjects, batch.hlens, batch.bodies, strict=True)]
-        return await self._target.copies.store([Run(0, self._clock.now_ns(), msgs)], stored)
+        return await self._target.copies.store([Run(0, [self._clock.now_ns()] * len(msgs), msgs)], stored)
 
     def next_seq(self, batch: Batch) -> int:
         return batch.end_seq
