@@ -19,7 +19,7 @@ from broker.streaming.heartbeats import Heartbeats
 from tests.harness import BrokerProcess
 from tests.streaming.stan_client import FIRST, StanClient
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 CLIENTS = 1_000_000
 MSGS = 300_000

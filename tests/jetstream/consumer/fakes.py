@@ -219,6 +219,8 @@ class FakeLog:
         self.lease_expired = False
         self.held = False
         self.barriers = 0
+        self.asked: list[str] = []
+        """The calls of ``block`` and ``urgent``."""
         self.waiters: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
 
     def lease_held(self) -> bool:
@@ -226,6 +228,12 @@ class FakeLog:
 
     def barrier(self, owner: object = None) -> None:
         self.barriers += 1
+
+    def block(self, owner: object) -> None:
+        self.asked.append("block")
+
+    def urgent(self) -> None:
+        self.asked.append("urgent")
 
     def wait(self, fn: Callable[..., object], *args: Any, of: object = None) -> None:
         if self.held:

@@ -20,7 +20,7 @@ from tests.harness import BrokerProcess, ServerProcess, free_port
 from tests.server.leaf.raw import Raw, login
 from tests.server.leaf.servers import KINDS, connect, write
 
-pytestmark = pytest.mark.soak
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 MIB = 1 << 20
 LATE_SECONDS = 5.0
@@ -144,7 +144,7 @@ async def test_a_hub_that_offers_ever_more_addresses(tmp_path: Path, kind: str) 
         await reader.readuntil(b"PING\r\n")
         writer.write(b"PONG\r\n")
         with contextlib.suppress(ConnectionError):
-            for number in range(1, 3000):
+            for number in range(1, 400):
                 writer.write(info(number))
                 await writer.drain()
             writer.write(b"PING\r\n")
@@ -161,7 +161,7 @@ async def test_a_hub_that_offers_ever_more_addresses(tmp_path: Path, kind: str) 
             async with asyncio.timeout(120):
                 await arrived.wait()
             watch.cancel()
-            print(f"1.5 million addresses: memory grew by {others.grown:.0f} MiB, others waited "
+            print(f"200 000 addresses of a hub: memory grew by {others.grown:.0f} MiB, others waited "
                   f"{others.worst * 1000:.0f} ms at most")
             assert others.grown < 150
             assert others.worst < LATE_SECONDS

@@ -20,6 +20,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
+from operator import le
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from broker.jetstream.stream.upstream.link import NoAnswer, ask, identity_in
@@ -43,6 +45,9 @@ WAITING_BYTES_MAX = 64 << 20
 normally prevents that."""
 
 _STATUS = b"NATS/1.0 100 "
+
+_ALIKE_MIN = 8
+"""Fewer messages are read one by one."""
 
 
 class Lost(Exception):
@@ -127,6 +132,8 @@ class Deliveries:
 
     def _next(self) -> Batch | FlowRequest | None:
         """Return the messages received up to the next status, or the request of that status; None: nothing to do."""
+        if len(self._waiting) >= _ALIKE_MIN and (alike := self._alike()) is not None:
+            return alike
         batch, size = Batch(), 0
         while self._waiting and len(batch.seqs) < MSGS_AT_ONCE and size < BYTES_AT_ONCE:
             subject, reply, hlen, body = self._waiting[0]
@@ -150,6 +157,49 @@ class Deliveries:
         batch.end_seq = self.stream_seq + 1
         return batch if batch.seqs else None
 
+    def _alike(self) -> Batch | None:
+        """Return the next messages as a batch if each is the next delivery of the consumer, as nearly all are.
+
+        This is several times faster than to read them one by one. Nothing has changed if the result is None.
+        """
+        subjects, replies, hlens, bodies = zip(*islice(self._waiting, MSGS_AT_ONCE), strict=True)
+        sizes = list(map(len, bodies))
+        count = len(sizes)
+        if any(hlens):
+            count = next((at for at, (hlen, size) in enumerate(zip(hlens, sizes, strict=True))
+                          if hlen == size and bodies[at].startswith(_STATUS)), count)
+            if not self.KEEPS_EXPECTATIONS:
+                return None
+        size = sum(sizes[:count])
+        if count < _ALIKE_MIN or size > BYTES_AT_ONCE:
+            return None
+        tokens = [reply.rsplit(b".", 5) for reply in replies[:count]]
+        head = tokens[0][0]
+        names = head.split(b".")
+        if len(names) not in (4, 6) or names[:2] != [b"$JS", b"ACK"] or not self._is_ours(names[-2:]):
+            return None
+        if any(len(one) != 6 or one[0] != head or one[1] != b"1" for one in tokens):
+            return None
+        columns: list[list[int]] = []
+        for at in range(2, 6):
+            column = _numbers([one[at] for one in tokens])
+            if column is None:
+                return None
+            columns.append(column)
+        seqs, consumer_seqs, times_ns, pending = columns
+        first = self.consumer_seq + 1
+        if (consumer_seqs != list(range(first, first + count)) or seqs[0] <= self.stream_seq
+                or any(map(le, seqs[1:], seqs))):
+            return None
+        for _ in range(count):
+            self._waiting.popleft()
+        self._bytes -= size
+        self.consumer_seq, self.stream_seq, self.lag = consumer_seqs[-1], seqs[-1], max(pending[-1] - 1, 0)
+        batch = Batch()
+        batch.seqs, batch.times_ns, batch.end_seq = seqs, times_ns, seqs[-1] + 1
+        batch.subjects, batch.hlens, batch.bodies = list(subjects[:count]), list(hlens[:count]), list(bodies[:count])
+        return batch
+
     def _status(self, reply: bytes, block: bytes) -> FlowRequest | None:
         if reply:
             return FlowRequest(reply, self.stream_seq, self.consumer_seq)
@@ -168,16 +218,19 @@ class Deliveries:
         start = 4 if len(tokens) == 9 else 6
         if tokens[:2] != [b"$JS", b"ACK"] or not self._is_ours(tokens[start - 2:start]):
             return None
-        tokens = tokens[start:start + 5]
-        if b"".join(tokens).isdigit() and max(map(len, tokens)) < 19 and b"" not in tokens:
-            numbers = list(map(int, tokens))
-        else:
-            numbers = [decimal(token, SEQ_MAX) for token in tokens]
+        numbers = [decimal(token, SEQ_MAX) for token in tokens[start:start + 5]]
         return numbers if len(numbers) == 5 and min(numbers) >= 0 else None
 
     def _is_ours(self, names: list[bytes]) -> bool:
         """Return whether these are the names of the stream and the consumer."""
         return True
+
+
+def _numbers(tokens: list[bytes]) -> list[int] | None:
+    """Return decimal numbers of at most 18 digits; None, if any token is not one."""
+    if b"".join(tokens).isdigit() and b"" not in tokens and max(map(len, tokens)) < 19:
+        return list(map(int, tokens))
+    return None
 
 
 class NamedDeliveries(Deliveries):
