@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess, free_port
@@ -139,65 +137,3 @@ async def test_the_side_that_connects_may_be_the_hub(tmp_path: Path, solicitor: 
         assert (await one.request("svc", timeout=10)).data == b"here"
         await one.close()
         await two.close()
-
-
-_COMBINATIONS = [("nats-server", "nats-server"), ("jetblock", "nats-server"), ("nats-server", "jetblock"),
-                 ("jetblock", "jetblock")]
-_TOPICS = ("t.open", "t.in", "t.out", "t.pub", "t.sub")
-"""Open; denied by the hub's ``deny_imports`` and ``deny_exports``; and by the user to publish and to subscribe."""
-
-
-async def test_what_a_hub_that_connects_lets_pass(tmp_path: Path) -> None:
-    """With ``hub: true``, the remote's denials and the permissions of its user at the listener let the same messages
-    pass, to literal and to wide subscriptions, whichever of the servers is the real one."""
-    passed = {}
-    for solicitor, listener in _COMBINATIONS:
-        folder = tmp_path / f"{solicitor}-{listener}"
-        folder.mkdir()
-        passed[solicitor, listener] = await _passed(folder, solicitor, listener)
-    wanted = passed["nats-server", "nats-server"]
-    assert len(wanted) > 4
-    assert passed == dict.fromkeys(passed, wanted)
-
-
-async def _passed(folder: Path, solicitor: str, listener: str) -> set[tuple[str, str, str]]:
-    """Return the direction, the subscription and the subject of each message that crossed."""
-    port = free_port()
-    spoke_file = write(folder / "spoke.conf", f"""
-        server_name: spoke
-        leafnodes {{ listen: "127.0.0.1:{port}" }}
-        authorization {{ users: [
-            {{ user: app, password: app }}
-            {{ user: hub, password: hub, permissions: {{
-                publish: {{ deny: ["t.pub"] }}, subscribe: {{ deny: ["t.sub"] }} }} }} ] }}""")
-    hub_file = write(folder / "hub.conf", f"""
-        server_name: hub
-        leafnodes {{ reconnect: 100ms, remotes [
-            {{ url: "nats-leaf://hub:hub@127.0.0.1:{port}", hub: true, deny_imports: ["t.in"], deny_exports: ["t.out"]
-            }} ] }}""")
-    found: set[tuple[str, str, str]] = set()
-    async with KINDS[listener]("-c", spoke_file) as spoke, KINDS[solicitor]("-c", hub_file) as hub:
-        assert await leafs(hub, 1) == ["spoke"]
-        here, there = await connect(hub), await connect(spoke, "app")
-        for client, other, way in ((here, there, "to the hub"), (there, here, "to the spoke")):
-            done = asyncio.Event()
-
-            def receiving(wanted: str, way: str = way, done: asyncio.Event = done) -> Callable[[Msg], Awaitable[None]]:
-                async def receive(msg: Msg) -> None:
-                    found.add((way, wanted, msg.subject))
-                    if msg.subject == "t.open" and msg.data == b"last":
-                        done.set()
-                return receive
-
-            for wanted in (*_TOPICS, "t.>", "t.*"):
-                await client.subscribe(wanted, cb=receiving(wanted))
-            await crossed(client, other)
-            for subject in _TOPICS:
-                await other.publish(subject, b"x")
-            await other.publish("t.open", b"last")
-            async with asyncio.timeout(30):
-                await done.wait()
-            await client.flush()
-        await here.close()
-        await there.close()
-    return found
