@@ -28,6 +28,8 @@ __all__ = ["EXEMPT", "LeafPublishing"]
 
 _ACK: Final = b"$JS.ACK."
 
+_DELIVERIES_AT_ONCE: Final = 256
+
 EXEMPT: Final = (b"_R_.", b"$JS.ACK.", b"$LDS.", b"$GR.", b"_GR_.")
 """Prefixes of subjects between servers, which no permission forbids."""
 
@@ -87,14 +89,18 @@ class LeafPublishing:
     def _route(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
         """Route a part of ops[start:end], and return its end."""
         leaf, rules = self._leaf, self.rules
+        last = end
         if rules is not None:
             end = self._permitted_end(rules, ops, start, end)
             if end == start:
                 leaf.refuse_publish(ops[start][0])
                 return start + 1
+            last = end
         if leaf.parser.reserved_replies:
             end = next((at for at in range(start, end) if _is_routed(ops[at][1])), end)
         if end == start:
+            if leaf.router.mapper is None and (end := self._route_deliveries(ops, start, last, now_ns)) > start:
+                return end
             self._route_one(ops[start], now_ns)
             return start + 1
         return self._route_plain(ops, start, end, now_ns)
@@ -113,6 +119,21 @@ class LeafPublishing:
                     end - start)
         return start + router.route(mapped, 0, same, leaf, now_ns, None if changed else router.narrowed(()))
 
+    def _route_deliveries(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
+        """Route deliveries of a consumer to one inbox, as many as follow each other. Returns: their end."""
+        leaf = self._leaf
+        to: bytes = ops[start][0]
+        msgs: list[Msg] = []
+        for at in range(start, min(end, start + _DELIVERIES_AT_ONCE)):
+            subject, reply, hlen, body = ops[at]
+            cut = reply.rfind(b"@")
+            if subject != to or not reply.startswith(_ACK) or not 0 < cut < len(reply) - 1 or b" " in reply:
+                break
+            msgs.append((reply[cut + 1:], reply[:cut], hlen, body))
+        if msgs:
+            leaf.router.deliver_as(to, msgs, leaf, now_ns, leaf.router.narrowed(()))
+        return start + len(msgs)
+
     def _route_one(self, msg: Msg, now_ns: int) -> None:
         """Route a message that names queue groups, or has its subject in its reply."""
         leaf = self._leaf
@@ -123,7 +144,7 @@ class LeafPublishing:
         if router.mapper is not None and (mapped := router.mapper.map(to)) != to:
             to, routes = mapped, router.routes
         if reply.startswith(_ACK) and 0 < (cut := reply.rfind(b"@")) < len(reply) - 1:
-            router.deliver_as(to, (reply[cut + 1:], reply[:cut], hlen, body), leaf, now_ns, routes)
+            router.deliver_as(to, [(reply[cut + 1:], reply[:cut], hlen, body)], leaf, now_ns, routes)
         else:
             router.route(((to, reply, hlen, body),), 0, 1, leaf, now_ns, routes)
 

@@ -253,12 +253,15 @@ class Router:
             return 1
         return self.routes.route_of_match(match).deliver_counted([msg], None, now_ns, to)[0]
 
-    def deliver_as(self, to: bytes, msg: Msg, source: Source, now_ns: int, routes: Routes) -> None:
-        """Deliver a message to the subscribers of ``to``, which see its own subject; ``routes`` as for ``route``."""
+    def deliver_as(self, to: bytes, msgs: list[Msg], source: Source, now_ns: int, routes: Routes) -> None:
+        """Deliver messages to the subscribers of ``to``, which see their own subjects; ``routes`` as for ``route``."""
         route = routes.route_of(to)
-        if any((sub.original or sub).hides is not None for sub in route.receivers):
-            route = routes.route_of_match(route.permitted(msg[0]))
-        route.deliver_counted([msg], source, now_ns, to)
+        if not any((sub.original or sub).hides is not None for sub in route.receivers):
+            route.deliver_counted(msgs, source, now_ns, to)
+            return
+        for msg in msgs:
+            permitted = routes.route_of_match(routes.route_of(to).permitted(msg[0]))
+            permitted.deliver_counted([msg], source, now_ns, to)
 
     def narrowed(self, queues: tuple[bytes, ...]) -> Routes:
         """Return routes to plain subscriptions and to the queue groups in ``queues``, for messages of a leaf node."""
