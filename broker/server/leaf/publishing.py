@@ -99,7 +99,7 @@ class LeafPublishing:
         if leaf.parser.reserved_replies:
             end = next((at for at in range(start, end) if _is_routed(ops[at][1])), end)
         if end == start:
-            if leaf.router.mapper is None and (end := self._route_deliveries(ops, start, last, now_ns)) > start:
+            if (end := self._route_deliveries(ops, start, last, now_ns)) > start:
                 return end
             self._route_one(ops[start], now_ns)
             return start + 1
@@ -120,10 +120,16 @@ class LeafPublishing:
         return start + router.route(mapped, 0, same, leaf, now_ns, None if changed else router.narrowed(()))
 
     def _route_deliveries(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
-        """Route deliveries of a consumer to one inbox, as many as follow each other. Returns: their end."""
+        """Route deliveries of a consumer to one inbox that no mapping changes, as many as follow each other.
+
+        Returns: their end.
+        """
         leaf = self._leaf
         to: bytes = ops[start][0]
         msgs: list[Msg] = []
+        mapper = leaf.router.mapper
+        if mapper is not None and (mapper.map(to) != to or mapper.map_run(ops, start, start + 1) is not None):
+            return start
         for at in range(start, min(end, start + _DELIVERIES_AT_ONCE)):
             subject, reply, hlen, body = ops[at]
             cut = reply.rfind(b"@")

@@ -28,7 +28,7 @@ from broker.jetstream.stream.upstream.link import NoAnswer, ask, identity_in
 from broker.jetstream.stream.upstream.origin import Batch
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
-from broker.jetstream.wire.numbers import SEQ_MAX, decimal
+from broker.jetstream.wire.numbers import INT64_MAX, SEQ_MAX, decimal
 from broker.protocol import headers
 
 if TYPE_CHECKING:
@@ -227,9 +227,10 @@ class Deliveries:
 
 
 def _numbers(tokens: list[bytes]) -> list[int] | None:
-    """Return decimal numbers of at most 18 digits; None, if any token is not one."""
-    if b"".join(tokens).isdigit() and b"" not in tokens and max(map(len, tokens)) < 19:
-        return list(map(int, tokens))
+    """Return decimal numbers up to 2^63 - 1, which times nearly have; None, if any token is not one."""
+    if b"".join(tokens).isdigit() and b"" not in tokens and max(map(len, tokens)) < 20:
+        numbers = list(map(int, tokens))
+        return numbers if max(numbers) <= INT64_MAX else None
     return None
 
 
