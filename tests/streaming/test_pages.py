@@ -86,9 +86,9 @@ async def test_pages(tmp_path: Path) -> None:
                       if line.startswith("jetblock_streaming_"))
         assert {name.removeprefix("jetblock_streaming_"): float(value) for name, value in values.items()
                 if "bytes" not in name} == {
-            "clients": 2, "channels": 2, "subscriptions": 6, "received_messages_total": 4, "sent_messages_total": 14,
-            'channel_subscriptions{channel="a"}': 4, 'channel_subscriptions{channel="b.c"}': 2,
-            'channel_unacked_messages{channel="a"}': 2, 'channel_unacked_messages{channel="b.c"}': 2}
+            "clients": 2, "channels": 2, "subscriptions": 9, "received_messages_total": 4, "sent_messages_total": 18,
+            'channel_subscriptions{channel="a"}': 7, 'channel_subscriptions{channel="b.c"}': 2,
+            'channel_unacked_messages{channel="a"}': 6, 'channel_unacked_messages{channel="b.c"}': 2}
         for client in clients:
             await client.nc.close()
 
