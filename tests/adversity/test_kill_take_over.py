@@ -191,7 +191,9 @@ async def take_overs(store: Store, objects: ObjectStore, kills: int) -> None:
         nc = await connect(*pair.urls)
         js = nc.jetstream()
         await js.add_stream(StreamConfig(name=published.STREAM, subjects=["kill.>"]))
-        await js.add_stream(StreamConfig(name=staged.STREAM, subjects=[staged.SUBJECT]))
+        # The load reads the state of shard 0.
+        await js.add_stream(StreamConfig(name=staged.STREAM, subjects=[staged.SUBJECT],
+                                         metadata={"jetblock.shard": "0"}))
         await queues.make(js)
         going = [asyncio.create_task(one) for one in (*load.clients(), *staging.clients(), *queues.publishers(),
                                                       reader())]
