@@ -75,9 +75,12 @@ class Catalogue:
         return found
 
     def check_update(self, stream: Stream, config: StreamConfig) -> None:
-        """Refuse an update that names another shard than the stream's. Raises: ApiError 10052."""
+        """Refuse an update that names another shard than the stream's; a restored stream may have another one's number.
+
+        Raises: ApiError 10052.
+        """
         wanted, shard = config.metadata.get(SHARD), self._of(stream.log)
-        if wanted is not None and shard is not None and wanted != str(shard.number):
+        if shard is not None and wanted not in (None, str(shard.number), stream.config.metadata.get(SHARD)):
             raise invalid_config(f"metadata {SHARD} is {wanted!r}, and the stream is in shard {shard.number}: a stream "
                                  f"cannot move to another shard")
 

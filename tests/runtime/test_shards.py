@@ -60,6 +60,10 @@ async def test_streams_are_placed_and_survive_restarts_with_more_shards(tmp_path
                 await js.add_stream(name="WRONG", subjects=["wrong"], metadata={"jetblock.shard": wrong})
         with pytest.raises(APIError, match="cannot move to another shard"):
             await js.update_stream(name="S0", subjects=["s0"], metadata={"jetblock.shard": "1"})
+        await js.update_stream(name="S0", subjects=["s0"], metadata={"jetblock.shard": "0"})
+        state = broker._app.jetstream.accounts["$G"].streams["S0"]
+        state.config.metadata = {"jetblock.shard": "7"}  # as a stream has that was restored from a backup
+        await js.update_stream(name="S0", subjects=["s0"], metadata={"jetblock.shard": "7"})
         with pytest.raises(APIError, match="subjects overlap"):
             await js.add_stream(name="OVER", subjects=["s1"])
         await js.delete_stream("S1")
