@@ -64,7 +64,7 @@ class MonitorServer:
 
     def __init__(self, views: object, host: str, port: int, *, base_path: str = "/",
                  tls: ssl.SSLContext | None = None, exchange_seconds_max: float = EXCHANGE_SECONDS_MAX,
-                 access: Access | None = None, module: str = f"{__package__}.web") -> None:
+                 access: Access | None = None, module: str = ".web") -> None:
         """Args: ``tls``: None for plain HTTP; ``access``: None for no restriction; ``module`` makes the pages from
         ``views``.
         """
@@ -121,7 +121,7 @@ class MonitorServer:
 
     async def _load(self) -> None:
         try:
-            web = await asyncio.to_thread(import_module, self._module)
+            web = await asyncio.to_thread(import_module, self._module, __package__)
         except Exception:
             log.exception("the monitoring pages cannot be served")
             self._connections.close()
