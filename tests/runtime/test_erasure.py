@@ -223,6 +223,36 @@ def test_sequences_ids_and_mistakes(tmp_path: Path) -> None:
         assert (status, expected in text) == (2, True), text
 
 
+async def test_what_may_be_erased(tmp_path: Path) -> None:
+    """Shows that keys of a bucket can be erased, from copies of copies too, and that a stream which denies deletes and
+    purges keeps all, as do the streams that it copies from.
+    """
+    async with Broker(tmp_path, settings=SOON) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        bucket = await js.create_key_value(bucket="people")
+        await js.add_stream(StreamConfig(name="MIRROR", mirror=StreamSource(name="KV_people")))
+        await js.add_stream(StreamConfig(name="COPY", sources=[StreamSource(name="KV_people")]))
+        await js.add_stream(StreamConfig(name="LAST", mirror=StreamSource(name="COPY")))
+        await bucket.put("alice", b"alice-payload")
+        await bucket.put("bob", b"bob-payload")
+        for name, count in (("MIRROR", 2), ("COPY", 2), ("LAST", 2)):
+            while (await js.stream_info(name)).state.messages < count:  # noqa: ASYNC110 (a copy reports no event)
+                await asyncio.sleep(0.05)
+        answer = await api(client, "JETBLOCK.ERASE.KV_people", {"subjects": ["$KV.people.alice"]})
+        assert {one["stream"]: one["messages"] for one in answer["streams"]} == {
+            "KV_people": 1, "MIRROR": 1, "COPY": 1, "LAST": 1}
+        await finished(client, "KV_people", answer["erasure"])
+        assert files_with(tmp_path, [b"alice"]) == {}
+        assert (await bucket.get("bob")).value == b"bob-payload"
+        await js.add_stream(StreamConfig(name="KEPT", deny_delete=True, deny_purge=True,
+                                         mirror=StreamSource(name="LAST")))
+        refused = json.loads((await client.request("$JS.API.JETBLOCK.ERASE.KV_people", b'{"seqs": "2"}')).data)
+        assert refused["error"]["description"] == "stream KEPT permits neither delete nor purge"
+        assert (await bucket.get("bob")).value == b"bob-payload"
+        await client.close()
+
+
 def test_shredding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows that the key of a shredded stream leaves an encrypted store, with everything of the stream."""
     monkeypatch.setenv("JETBLOCK_KEY", "the master key of these tests")

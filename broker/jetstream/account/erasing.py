@@ -110,49 +110,69 @@ async def erase(streams: Mapping[str, Stream], stream: Stream, blocks: StoredBlo
 
     Returns once the removals are sequenced. Raises: ApiError; StoreError; FormatError.
     """
-    done: list[Erased] = []
-    left = [(stream, wanted)]
-    seen = {stream.name}
-    while left:
-        one, its = left.pop(0)
-        check(one)
-        seqs = await choose(one, blocks, its)
+    origins = _origins(streams, stream)
+    for name in origins:
+        check(streams[name])
+    done: dict[str, Erased] = {}
+    for name, origin in origins.items():
+        one = streams[name]
+        if origin is not None:
+            if origin not in done:
+                continue
+            wanted = _copied(one, done[origin])
+        seqs = await choose(one, blocks, wanted)
         if one is stream:
             seqs = SeqRanges(seqs.within(1, one.last_seq))
         if len(seqs) > _RANGES_MAX:
             raise ApiError(ApiErrors.BAD_REQUEST)
         if seqs or one is stream:
-            removed = await one.erase(seqs, erasure_id)
-            done.append(Erased(one, seqs, removed))
-        for name, copy in list(streams.items()):
-            if name not in seen and (copied := _copied(copy, one, seqs)) is not None:
-                seen.add(name)
-                left.append((copy, copied))
-    return done
+            done[name] = Erased(one, seqs, await one.erase(seqs, erasure_id))
+    return list(done.values())
 
 
 def check(stream: Stream) -> None:
-    """Check that messages of a stream may be erased. Raises: ApiError."""
+    """Check that messages of a stream may be erased: whoever may purge it or delete from it may erase.
+
+    A bucket of keys and values denies deletes but not purges. Raises: ApiError.
+    """
+    check_stored(stream)
     if stream.config.sealed:
         raise ApiError(ApiErrors.STREAM_SEALED)
-    if stream.config.deny_delete:
-        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="message delete not permitted")
+    if stream.config.deny_delete and stream.config.deny_purge:
+        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=f"stream {stream.name} permits neither delete nor purge")
+
+
+def check_stored(stream: Stream) -> None:
+    """Check that a stream is in the store. Raises: ApiError."""
     if not stream.stored:
         raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED,
                        err="a memory stream stores nothing that could be erased; purge it")
 
 
-def _copied(copy: Stream, origin: Stream, seqs: SeqRanges) -> Wanted | None:
-    """Return which messages of a stream are copies of ``seqs``; None: it does not copy from ``origin``."""
-    config = copy.config
-    if not copy.stored or not seqs:
-        return None
-    mirror = config.mirror
-    if mirror is not None and mirror.external is None and mirror.name == origin.name:
-        return Wanted(seqs)
-    if any(source is not None and source.external is None and source.name == origin.name for source in config.sources):
-        return Wanted(origin=(origin.name.encode(), seqs))
-    return None
+def _origins(streams: Mapping[str, Stream], stream: Stream) -> dict[str, str | None]:
+    """Return the names of the stream and of all stored streams that copy from it, also by way of others. Each follows
+    the one that it copies from, which is unique: a stream that reaches another in two ways can't be made.
+    """
+    copies: dict[str, list[str]] = {}
+    for one in streams.values():
+        if one.stored:
+            copied = (one.config.mirror, *one.config.sources)
+            for name in {origin.name for origin in copied if origin is not None and origin.external is None}:
+                copies.setdefault(name, []).append(one.name)
+    found: dict[str, str | None] = {stream.name: None}
+    left = [stream.name]
+    for name in left:
+        new = [copy for copy in copies.get(name, ()) if copy not in found]
+        found.update(dict.fromkeys(new, name))
+        left += new
+    return found
+
+
+def _copied(copy: Stream, origin: Erased) -> Wanted:
+    """Return which messages of a stream are copies of those that were erased in its origin."""
+    if copy.config.mirror is not None:
+        return Wanted(origin.seqs)
+    return Wanted(origin=(origin.stream.name.encode(), origin.seqs))
 
 
 async def choose(stream: Stream, blocks: StoredBlocks, wanted: Wanted) -> SeqRanges:

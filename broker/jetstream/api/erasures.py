@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.base.gotime import format_time
-from broker.jetstream.account.erasing import Wanted, check, erase, parse_seqs, wanted_headers
+from broker.jetstream.account.erasing import Wanted, check_stored, erase, parse_seqs, wanted_headers
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.filters import Filters
 from broker.jetstream.wire import fields as wire
@@ -83,7 +83,7 @@ async def shred(request: Request) -> dict[str, Any]:
     """
     await request.need_empty()
     stream = request.stream(request.tokens[2])
-    check(stream)
+    check_stored(stream)
     eraser, key = request.account.eraser_of(stream), KEYS.of_stream(stream.stream_id)
     await request.account.delete_stream(stream)
     request.about = None
