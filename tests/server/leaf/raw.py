@@ -57,10 +57,6 @@ class Raw:
                 self.send(b"PONG\r\n")
         return line
 
-    def pause(self) -> None:
-        """Read nothing more."""
-        self._writer.transport.pause_reading()  # type: ignore[attr-defined]
-
     def close(self) -> None:
         self._writer.close()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from nats.aio.client import Client
 
-from tests.harness import BrokerProcess, ServerProcess, free_port
+from tests.harness import ServerProcess, free_port
 from tests.server.leaf.raw import Raw, login
 from tests.server.leaf.servers import KINDS, connect, write
 
@@ -126,62 +126,4 @@ async def test_a_flood_of_info(tmp_path: Path, kind: str) -> None:
                 await spoke.sent()
         await others.client.flush(60)
         assert others.grown < 100
-        spoke.close()
-
-
-@pytest.mark.parametrize("kind", ["jetblock"])
-async def test_a_hub_that_offers_ever_more_addresses(tmp_path: Path, kind: str) -> None:
-    """A hub sends INFO with other addresses each time: a remote keeps a bounded number of them."""
-    port, arrived = free_port(), asyncio.Event()
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        def info(number: int) -> bytes:
-            return b"INFO " + json.dumps({
-                "server_id": "H", "server_name": "h", "version": "2.15.1", "proto": 1, "host": "127.0.0.1",
-                "port": port, "headers": True, "max_payload": 1 << 20, "leafnode_urls": [
-                    f"h{number}-{one}.invalid:7422" for one in range(500)]}).encode() + b"\r\n"
-        writer.write(info(0))
-        await reader.readuntil(b"PING\r\n")
-        writer.write(b"PONG\r\n")
-        with contextlib.suppress(ConnectionError):
-            for number in range(1, 400):
-                writer.write(info(number))
-                await writer.drain()
-            writer.write(b"PING\r\n")
-            await reader.readuntil(b"PONG\r\n")
-        arrived.set()
-        writer.close()
-
-    async with await asyncio.start_server(serve, "127.0.0.1", port):
-        path = write(tmp_path / "spoke.conf", f'leafnodes {{ remotes [ {{ url: "nats-leaf://127.0.0.1:{port}" }} ] }}')
-        async with BrokerProcess("-c", path) as spoke:
-            client = await connect(spoke)
-            others = Others(spoke, client)
-            watch = asyncio.create_task(others.watch())
-            async with asyncio.timeout(120):
-                await arrived.wait()
-            watch.cancel()
-            print(f"200 000 addresses of a hub: memory grew by {others.grown:.0f} MiB, others waited "
-                  f"{others.worst * 1000:.0f} ms at most")
-            assert others.grown < 150
-            assert others.worst < LATE_SECONDS
-            await client.close()
-
-
-@both
-async def test_a_leaf_that_does_not_read(tmp_path: Path, kind: str) -> None:
-    """A leaf wants everything and reads nothing while 500 MB are published: memory is bounded by max_pending."""
-    async with hub(tmp_path, kind, "a leaf that reads nothing of 500 MB", "max_pending: 16mb\nwrite_deadline: 2s"
-                   ) as (others, port):
-        spoke, _ = await Raw.open(port)
-        spoke.send(login(remote_account="R") + b"LS+ load\r\n")
-        await spoke.until(b"PING")
-        spoke.send(b"PONG\r\n")
-        spoke.pause()
-        body = b"x" * 100_000
-        for _ in range(100):
-            for _ in range(50):
-                await others.client.publish("load", body)
-            await others.client.flush(60)
-        assert others.grown < 200
         spoke.close()
