@@ -92,7 +92,7 @@ def html(report: Mapping[str, Any]) -> str:
         facts["Key destroyed"] = report["key"]
     parts = [facts_table(facts), "<h2>Streams</h2>", rows_table(
         ("Stream", "Incarnation", "Sequences"),
-        [(one["stream"], one["incarnation"], one["sequences"]) for one in report["streams"]])]
+        [(one["stream"], one["incarnation"], one["sequences"].replace(",", ", ")) for one in report["streams"]])]
     parts += ["<h2>Deleted objects</h2>", _objects(report["deleted"])]
     parts += ["<h2>Objects that replace them</h2>", _objects(report["made"])]
     for heading, key in (("Not erased", "not_erased"), ("Not covered", "not_covered")):

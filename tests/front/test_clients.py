@@ -14,6 +14,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 from nats.js.api import ConsumerConfig
 from nats.js.errors import NotFoundError
+from nats.micro.request import Request
 
 from tests.front.fronted import FrontedProcess
 from tests.harness import fetch
@@ -111,7 +112,7 @@ async def test_services_and_requests(client: Client) -> None:
     """Core NATS is nats-server's: services answer, a request that nobody serves fails at once."""
     service = await nats.micro.add_service(client, name="echo", version="1.0.0")
 
-    async def echo(request: nats.micro.Request) -> None:
+    async def echo(request: Request) -> None:
         await request.respond(request.data)
 
     await service.add_endpoint(name="echo", handler=echo)

@@ -279,7 +279,7 @@ def test_old_versions_in_a_bucket(tmp_path: Path, minio: S3Server, monkeypatch: 
         monkeypatch.setenv(name, value)
     bucket, report = f"versions-{secrets.token_hex(4)}", tmp_path / "report.json"
     minio.make_bucket(bucket)
-    s3 = Session().create_client("s3", endpoint_url=minio.env["AWS_ENDPOINT_URL"], region_name="us-east-1")
+    s3: Any = Session().create_client("s3", endpoint_url=minio.env["AWS_ENDPOINT_URL"], region_name="us-east-1")
     s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
     url = f"s3://{bucket}/store"
     asyncio.run(filled(url))

@@ -148,8 +148,8 @@ def applied_only(patch: pytest.MonkeyPatch) -> None:
     """A root claims to contain puts in flight, not only persisted segments."""
     run = Checkpointer._round
 
-    async def broken(self: Checkpointer, start: Position) -> None:
-        await run(self, Position(start.epoch, self._log._segments.next.number - 1))
+    async def broken(self: Checkpointer, start: Position, *, anew: bool) -> None:
+        await run(self, Position(start.epoch, self._log._segments.next.number - 1), anew=anew)
 
     patch.setattr(Checkpointer, "_round", broken)
 
