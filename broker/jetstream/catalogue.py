@@ -110,11 +110,14 @@ class Catalogue:
     def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
         """Call ``delete``, which adds the delete record of a stream to its ``log``.
 
-        Returns: None if that is done, otherwise a future that is done once the name is free.
+        Returns: None if that is done, or an earlier call is about to do it, otherwise a future that is done once the
+            name is free.
         """
+        entry = self.entries.get(stream_id)
+        if entry is not None and entry.deleting:
+            return None
         if (shard := self._of(log)) is not None:
             shard.streams -= 1
-        entry = self.entries.get(stream_id)
         if entry is None:
             delete()
             return None

@@ -426,8 +426,9 @@ class JetStream:
         return self._usage[storage]
 
     def reserved(self, storage: str, *, except_stream: Stream | None = None) -> int:
-        """Return the total max_bytes of all accounts' streams of a storage kind, except one stream."""
-        return sum(reserved(account.streams, storage, except_stream=except_stream)
+        """Return the total max_bytes of all accounts' streams of a storage kind, except one stream; streams that are
+        being created count."""
+        return sum(reserved(account.streams, storage, except_stream=except_stream) + account.coming_bytes[storage]
                    for account in self.accounts.values())
 
     def stream(self, account: str, name: str) -> Stream:

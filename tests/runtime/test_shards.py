@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import nats
 import pytest
+from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
@@ -19,6 +21,7 @@ from broker.runtime.embedded import Broker
 from broker.storage.format.errors import VersionUnknown
 from broker.storage.format.records import opening
 from broker.storage.format.records.catalogue import Catalogue as CatalogueRecord
+from tests.harness import BrokerProcess
 
 pytestmark = pytest.mark.shows("operation.shards")
 
@@ -182,3 +185,69 @@ async def test_a_copy_that_has_a_stream_without_an_entry(tmp_path: Path) -> None
         assert placed(broker) == {"AGAIN": 0, "GONE": 1}
         assert catalogue(broker) == {"GONE": 1}
         assert (await js.publish("again", b"")).stream == "AGAIN"
+
+
+async def _request(client: Client, what: str, **body: Any) -> str:
+    """Return the description of the error that an API request is answered with; "" for success."""
+    answer = await client.request(f"$JS.API.{what}", json.dumps(body).encode() if body else b"", timeout=30)
+    description: str = json.loads(answer.data).get("error", {}).get("description", "")
+    return description
+
+
+async def test_requests_meet_a_deletion_between_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream is deleted once, and a new one of its name keeps the subjects that both claim."""
+    change = Catalogue._change
+    began = asyncio.Event()
+    steps = 0
+
+    def slow(self: Catalogue, *args: Any, then: Callable[[], object], **kwargs: Any) -> None:
+        """Go on after the last of ``steps`` changes only when the test says so."""
+        nonlocal steps
+        steps -= 1
+        if steps == 0:
+            followed, then = then, lambda: followers.append(followed) or began.set()
+        change(self, *args, then=then, **kwargs)
+
+    followers: list[Callable[[], object]] = []
+    async with serving(tmp_path, 2) as (broker, js):
+        client, shard = js._nc, broker._app.jetstream.shards[1]
+        config = {"name": "A", "subjects": ["a"], "metadata": {"jetblock.shard": "1"}}
+        for what, count, expected in (("STREAM.DELETE.A", 1, "stream not found"),
+                                      ("STREAM.UPDATE.A", 1, "stream not found"), ("STREAM.CREATE.A", 2, "")):
+            with monkeypatch.context() as patch:
+                assert await _request(client, "STREAM.CREATE.A", **config) == ""
+                began.clear()
+                steps = count
+                patch.setattr(Catalogue, "_change", slow)
+                # Its lane is not that of requests about streams.
+                shredding = asyncio.create_task(_request(client, "JETBLOCK.SHRED.A"))
+                await began.wait()
+                later = asyncio.create_task(_request(
+                    client, what, **({} if "DELETE" in what else config | {"max_msgs": 5})))
+                await client.flush()
+                followers.pop()()
+                assert await asyncio.gather(shredding, later) == ["", expected]
+            assert shard.streams == (what == "STREAM.CREATE.A")
+        assert await _request(client, "STREAM.CREATE.B", name="B", subjects=["a"]) == (
+            "subjects overlap with an existing stream")
+    async with serving(tmp_path) as (broker, js):
+        assert placed(broker) == catalogue(broker) == {"A": 1}
+
+
+async def test_reservations_count_while_they_are_stored(tmp_path: Path) -> None:
+    """Accounts that create streams at the same time reserve no more than the server has."""
+    config = tmp_path / "broker.conf"
+    users = ", ".join(f"A{one} {{jetstream: enabled, users: [{{user: u{one}, password: p}}]}}" for one in range(6))
+    config.write_text(f'jetstream {{store_dir: "{tmp_path}/store", max_file_store: 1000000}}\n'
+                      f"jetblock {{shards: 2}}\naccounts {{{users}}}\n")
+    async with BrokerProcess("-c", str(config)) as broker:
+        clients = [await nats.connect(broker.url, user=f"u{one}", password="p") for one in range(6)]
+        try:
+            body = {"name": "S", "subjects": ["s"], "max_bytes": 300_000, "metadata": {"jetblock.shard": "1"}}
+            answers = await asyncio.gather(*(_request(client, "STREAM.CREATE.S", **body) for client in clients))
+            assert sorted(answers) == ["", "", "", *["insufficient storage resources available"] * 3]
+            assert len([await client.jetstream().stream_info("S") for client, answer
+                        in zip(clients, answers, strict=True) if not answer]) == 3
+        finally:
+            for client in clients:
+                await client.close()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -138,6 +138,11 @@ class Account:
     def wait(self, fn: Callable[..., object], *args: Any) -> None:
         """Call ``fn(*args)`` once everything sequenced so far in all shards is persisted."""
         self._host.wait(fn, *args)
+
+    @property
+    def coming_bytes(self) -> Mapping[str, int]:
+        """The reservations of streams that are being created or updated, by storage kind."""
+        return self._quota.coming_bytes
 
     @property
     def limits(self) -> AccountLimits:
@@ -282,7 +287,8 @@ class Account:
             self._check_room(config)
             self._check_links(links, config)
             stream = self._make_stream(config, shard=self._host.catalogue.place(config))
-            await _done(self._host.catalogue.create(stream, stream.enforcement.create_record()))
+            with self._quota.coming(config):
+                await _done(self._host.catalogue.create(stream, stream.enforcement.create_record()))
         await in_turns(self._add(stream))
         self.events.stream("create", stream.name, stream.log)
         self._double_storage.check(stream.name, config.subjects)
@@ -310,7 +316,8 @@ class Account:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
             self._quota.check_update(stream, config)
             self._check_links(links, config)
-            await _done(self._host.catalogue.update(stream, stream.enforcement.update_record(config)))
+            with self._quota.coming(config, before):
+                await _done(self._host.catalogue.update(stream, stream.enforcement.update_record(config)))
             if self.stream(stream.name) is not stream:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
         to_interest = config.retention == "interest" != before.retention
@@ -360,10 +367,13 @@ class Account:
         await in_turns(self._subscriptions.unsubscribe(stream))
         await in_turns(self.upstreams.stop(name))
         deleted = await self.consumers.delete_all(stream)
-        if self.stream(name) is not stream:
-            raise ApiError(ApiErrors.STREAM_NOT_FOUND)
-        await _done(self._host.catalogue.delete(stream.stream_id, stream.log, partial(self._delete, stream, deleted)))
-        await in_turns(self._subscriptions.give_back(name, subjects))
+        # No other request may create, update or delete the stream meanwhile, nor one of its name claim its subjects.
+        async with self._claiming:
+            if self.stream(name) is not stream:
+                raise ApiError(ApiErrors.STREAM_NOT_FOUND)
+            await _done(self._host.catalogue.delete(stream.stream_id, stream.log,
+                                                    partial(self._delete, stream, deleted)))
+            await in_turns(self._subscriptions.give_back(name, subjects))
 
     def _delete(self, stream: Stream, consumers: Iterable[str]) -> None:
         """Delete a disconnected stream, whose ``consumers`` are deleted."""

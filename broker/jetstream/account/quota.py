@@ -8,7 +8,8 @@ Source: nats-server, server/jetstream.go checkBytesLimits, server/stream.go conf
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from broker.access.accounts import TIER, AccountLimits
@@ -52,6 +53,9 @@ class Quota:
         self._server = server
         self._usages: dict[str, Usage] = {}
         self.incoming: Mapping[str, Stream] = {}
+        self._coming_streams = 0
+        self.coming_bytes = dict.fromkeys(STORAGES, 0)
+        """The reservations of streams that are being created or updated, by storage kind."""
         self.limits = limits
         self.change(limits)
 
@@ -91,13 +95,27 @@ class Quota:
         return {**shown, "reserved_memory": reserved(self._streams, "memory"),
                 "reserved_storage": reserved(self._streams, "file")}
 
+    @contextmanager
+    def coming(self, config: StreamConfig, before: StreamConfig | None = None) -> Iterator[None]:
+        """Count a stream, or its larger reservation, while the change is being stored; ``before``: of an update."""
+        had = max(before.max_bytes, 0) if before is not None else 0
+        more, made = max(max(config.max_bytes, 0) - had, 0), before is None
+        self.coming_bytes[config.storage] += more
+        self._coming_streams += made
+        try:
+            yield
+        finally:
+            self.coming_bytes[config.storage] -= more
+            self._coming_streams -= made
+
     def check_create(self, config: StreamConfig, add_bytes: int) -> None:
         """Check that a stream and its reservation of ``add_bytes`` fit. An existing one of that name does not count.
 
         Raises: ApiError 10027, 10026, 10028, 10047.
         """
         existing = self._streams.get(config.name)
-        if 0 < self.limits.max_streams <= len(self._streams) + len(self.incoming) - (existing is not None):
+        streams = len(self._streams) + len(self.incoming) + self._coming_streams - (existing is not None)
+        if 0 < self.limits.max_streams <= streams:
             raise ApiError(ApiErrors.MAXIMUM_STREAMS_LIMIT)
         self._check_max_consumers(config)
         storage = config.storage
@@ -116,7 +134,8 @@ class Quota:
                           lambda: self._host.reserved(storage) + more)
 
     def _reserved(self, storage: str, except_stream: Stream | None) -> int:
-        return reserved(self._streams, storage, except_stream=except_stream) + reserved(self.incoming, storage)
+        return (reserved(self._streams, storage, except_stream=except_stream) + reserved(self.incoming, storage)
+                + self.coming_bytes[storage])
 
     def _check_max_consumers(self, config: StreamConfig) -> None:
         if config.max_consumers > 0 and 0 < self.limits.max_consumers < config.max_consumers:
