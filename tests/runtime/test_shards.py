@@ -234,6 +234,27 @@ async def test_requests_meet_a_deletion_between_its_steps(tmp_path: Path, monkey
         assert placed(broker) == catalogue(broker) == {"A": 1}
 
 
+async def test_creations_wait_for_the_catalogue_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams that are created at the same time are stored at the same time; none gets a subject of another."""
+    change, followers, all_wait = Catalogue._change, [], asyncio.Event()
+
+    def slow(self: Catalogue, *args: Any, then: Callable[[], object], **kwargs: Any) -> None:
+        change(self, *args, then=lambda: followers.append(then) or (len(followers) == 3 and all_wait.set()), **kwargs)
+
+    async with serving(tmp_path, 2) as (broker, js):
+        monkeypatch.setattr(Catalogue, "_change", slow)
+        metadata = {"jetblock.shard": "1"}
+        creating = [asyncio.create_task(js.add_stream(name=name, subjects=[name], metadata=metadata)) for name in "ABC"]
+        async with asyncio.timeout(60):
+            await all_wait.wait()
+        with pytest.raises(APIError, match="subjects overlap"):
+            await js.add_stream(name="D", subjects=["A"])
+        for follow in followers:
+            follow()
+        await asyncio.gather(*creating)
+        assert placed(broker) == {"A": 1, "B": 1, "C": 1}
+
+
 async def test_reservations_count_while_they_are_stored(tmp_path: Path) -> None:
     """Accounts that create streams at the same time reserve no more than the server has."""
     config = tmp_path / "broker.conf"

@@ -17,9 +17,10 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.access.accounts import AccountLimits
@@ -100,6 +101,7 @@ class Account:
         self._rng = rng
         self._restored = False
         self._claiming = asyncio.Lock()
+        self._changes: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._links = 0
         """The number of changes, so far, of mirrors and sources."""
         self._quota = Quota(host, name, self.streams, limits, settings.server)
@@ -282,14 +284,19 @@ class Account:
                 return existing
             raise ApiError(ApiErrors.STREAM_NAME_EXIST)
         self._check_room(config)
-        async with self._claimed(config, config.subjects):
-            # The claim may have taken several turns of the loop.
-            self._check_room(config)
-            self._check_links(links, config)
-            stream = self._make_stream(config, shard=self._host.catalogue.place(config))
-            with self._quota.coming(config):
-                await _done(self._host.catalogue.create(stream, stream.enforcement.create_record()))
-        await in_turns(self._add(stream))
+        async with self._changing(config.name):
+            with ExitStack() as counted:
+                async with self._claimed(config, config.subjects):
+                    # The claim may have taken several turns of the loop.
+                    self._check_room(config)
+                    self._check_links(links, config)
+                    stream = self._make_stream(config, shard=self._host.catalogue.place(config))
+                    counted.enter_context(self._quota.coming(config))
+                    change = self._host.catalogue.create(stream, stream.enforcement.create_record())
+                    if config.follows:  # the next check of links must find it
+                        await _done(change)
+                await _done(change)
+            await in_turns(self._add(stream))
         self.events.stream("create", stream.name, stream.log)
         self._double_storage.check(stream.name, config.subjects)
         return stream
@@ -310,7 +317,7 @@ class Account:
         self.consumers.check_limits(stream, config)
         self._host.catalogue.check_update(stream, config)
         added = _without(config.subjects, before.subjects)
-        async with self._claimed(config, added):
+        async with self._changing(stream.name), self._claimed(config, added):
             # The claim may have taken several turns of the loop.
             if self.stream(stream.name) is not stream:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
@@ -331,6 +338,10 @@ class Account:
         await limits_applied
         if to_interest and (sweep := stream.interest.sweep(1, acked=True)) is not None:
             await finished(sweep)
+
+    def _changing(self, name: str) -> asyncio.Lock:
+        """Return the lock of a stream's name: a creation, update or deletion holds it until it is stored."""
+        return self._changes.setdefault(name, asyncio.Lock())
 
     @asynccontextmanager
     async def _claimed(self, config: StreamConfig, subjects: Iterable[str]) -> AsyncIterator[None]:
@@ -367,8 +378,7 @@ class Account:
         await in_turns(self._subscriptions.unsubscribe(stream))
         await in_turns(self.upstreams.stop(name))
         deleted = await self.consumers.delete_all(stream)
-        # No other request may create, update or delete the stream meanwhile, nor one of its name claim its subjects.
-        async with self._claiming:
+        async with self._changing(name):
             if self.stream(name) is not stream:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
             await _done(self._host.catalogue.delete(stream.stream_id, stream.log,
