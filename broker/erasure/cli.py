@@ -20,7 +20,7 @@ from broker.base.store_url import has_scheme
 from broker.client.connection import ApiRefusal, Connection, ConnectionFailed, Login, connect
 from broker.erasure import report as reports
 from broker.erasure.report import BadReport
-from broker.erasure.request import EVERYTHING, Choice, Followed, follow, parse_ranges, request, shred
+from broker.erasure.request import Choice, Followed, follow, parse_ranges, request, request_all, shred
 from broker.erasure.verify import OldVersion, Verified, old_versions, verify_store
 from broker.storage.format.errors import FormatError, KeyMissing
 from broker.storage.keys.reading import use_keys_of_url
@@ -119,7 +119,7 @@ def _run(options: argparse.Namespace, progress: Progress) -> int:
         text = Path(options.verify).read_text(encoding="utf-8")
         return asyncio.run(_verify(options, reports.read(text, options.verify, options.signed_by), progress))
     pair = reports.signer(options.sign)
-    choice = Choice(parse_ranges(EVERYTHING)) if options.shred else _choice(options)
+    choice = Choice() if options.shred else _choice(options)
     report = reports.sign(asyncio.run(_erase(options, choice, progress)), pair)
     progress.clear()
     if options.report:
@@ -156,7 +156,8 @@ async def _erase(options: argparse.Namespace, choice: Choice, progress: Progress
     """Erase, and return the report without its signature."""
     async with AsyncExitStack() as stack:
         connection, shown = await _connect(options, stack)
-        ids, messages = await request(connection, options.stream, choice)
+        ids, messages = (await request_all(connection, options.stream) if options.shred else
+                         await request(connection, options.stream, choice))
         done = await follow(connection, options.stream, ids, messages,
                             lambda what, some, of: progress.show(f"{options.stream}: {what}", some, of))
         key = str((await shred(connection, options.stream))["key"]) if options.shred else ""

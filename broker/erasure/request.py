@@ -9,14 +9,15 @@ from typing import Any, Final, NamedTuple
 from broker.client.connection import Connection
 from broker.storage.state.seq_ranges import SeqRanges
 
-__all__ = ["Choice", "Followed", "follow", "parse_ranges", "request", "shred"]
+__all__ = ["Choice", "Followed", "follow", "parse_ranges", "request", "request_all", "shred"]
 
 _SECONDS: Final = 3600.0
 """The longest time for the choice of messages: a header is looked for in every frame of the stream."""
 _POLL_SECONDS: Final = 0.5
 _AT_ONCE: Final = 10_000
 """Ranges or ids in one request."""
-EVERYTHING: Final = f"1-{(1 << 64) - 1}"
+_BYTES_MAX: Final = 250_000
+"""Bytes of ids in one request: servers permit a megabyte, and JSON may take three times as many."""
 
 
 class Choice(NamedTuple):
@@ -40,9 +41,18 @@ class Choice(NamedTuple):
             for at in range(0, len(ranges), _AT_ONCE):
                 yield {"seqs": ranges_text(ranges[at:at + _AT_ONCE])}
             return
-        for at in range(0, max(len(self.ids), 1), _AT_ONCE):
-            yield {"subjects": list(self.subjects), "headers": list(self.headers),
-                   "ids": list(self.ids[at:at + _AT_ONCE])}
+        some: list[str] = []
+        size = 0
+        for one in self.ids:
+            size += len(one.encode())
+            if some and (size > _BYTES_MAX or len(some) == _AT_ONCE):
+                yield self._others(some)
+                some, size = [], len(one.encode())
+            some.append(one)
+        yield self._others(some)
+
+    def _others(self, ids: list[str]) -> dict[str, Any]:
+        return {"subjects": list(self.subjects), "headers": list(self.headers), "ids": ids}
 
 
 class Followed(NamedTuple):
@@ -122,6 +132,12 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
         {"stream": name, "incarnation": one["incarnation"], "sequences": ranges_text(seqs)}
         for name, (one, seqs) in streams.items()], list(deleted.values()),
         [one for key, one in made.items() if key not in deleted])
+
+
+async def request_all(connection: Connection, stream: str) -> tuple[list[str], int]:
+    """Erase all messages of a stream that will be shredded, whatever it permits; return the same as ``request``."""
+    answer = await connection.api(f"JETBLOCK.SHRED.{stream}", {"erase_only": True}, seconds=_SECONDS)
+    return [str(answer["erasure"])], int(answer["messages"])
 
 
 async def shred(connection: Connection, stream: str) -> Mapping[str, Any]:

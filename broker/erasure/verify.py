@@ -87,7 +87,7 @@ def _streams(report: Mapping[str, Any]) -> tuple[dict[int, SeqRanges], dict[int,
         names = {int(one["incarnation"], 16): (str(report["account"]), str(one["stream"])) for one in report["streams"]}
         if not all(type(one["key"]) is str for one in report["deleted"]):
             raise ValueError("a key is no text")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadReport(f"the report is damaged: {error}") from None
     return streams, names
 

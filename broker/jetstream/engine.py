@@ -283,6 +283,8 @@ class JetStream:
                 if account is not None and account.streams.get(one.name) is one:
                     with suppress(ApiError):  # another request has deleted it meanwhile
                         await account.delete_stream(one)
+                    if account.streams.get(one.name) is one:
+                        raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             else:
                 state, shard = one
                 self.catalogue.delete(state.stream_id, shard.log, partial(UnusedStream(state).delete, shard.log))

@@ -17,7 +17,10 @@ import zstandard
 from botocore.session import Session
 from nats.js.api import StreamConfig, StreamSource
 
+from broker.base.nkeys import KeyPair
 from broker.cli import run
+from broker.erasure.report import FORMAT, sign
+from broker.erasure.request import Choice
 from broker.runtime.embedded import Broker
 from broker.storage.keys.opening import decode_all
 from tests.harness import BrokerProcess
@@ -149,6 +152,96 @@ async def test_kills_and_take_overs(tmp_path: Path) -> None:
         await client.close()
 
 
+async def test_copies_in_other_shards(tmp_path: Path) -> None:
+    """Shows that streams that copy from the stream lose the messages in whichever shards they are."""
+    async with Broker(tmp_path, settings=SOON | {"storage.shards": 3}) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["people.>"], metadata={"jetblock.shard": "2"}))
+        for shard in ("0", "1"):
+            await js.add_stream(StreamConfig(name=f"COPY{shard}", sources=[StreamSource(name="S")],
+                                             metadata={"jetblock.shard": shard}))
+        for who in ("alice", "bob", "alice"):
+            await js.publish(f"people.{who}", f"{who}-said".encode(), headers={"Who": f"{who}-header"})
+        for name in ("COPY0", "COPY1"):
+            while (await js.stream_info(name)).state.messages < 3:  # noqa: ASYNC110 (a copy reports no event)
+                await asyncio.sleep(0.05)
+        answer = await api(client, "JETBLOCK.ERASE.S", {"subjects": ["people.alice"]})
+        assert {one["stream"]: one["messages"] for one in answer["streams"]} == {"S": 2, "COPY0": 2, "COPY1": 2}
+        await finished(client, "S", answer["erasure"])
+        assert files_with(tmp_path, SECRETS) == {}
+        await client.close()
+
+
+async def test_a_stream_is_deleted_while_its_messages_are_to_be_erased(tmp_path: Path) -> None:
+    """Shows that the bytes leave the store although their marks end with the stream."""
+    async with Broker(tmp_path, settings=SOON | {"storage.erase_delay_ns": 3_600_000_000_000}) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["people.>"]))
+        await js.add_stream(StreamConfig(name="T", subjects=["other"]))
+        for _ in range(5):
+            await asyncio.gather(js.publish("people.alice", b"alice-said"), js.publish("other", b"other"))
+        await api(client, "STREAM.MSG.DELETE.S", {"seq": 1})
+        await api(client, "JETBLOCK.ERASE.S", {"seqs": "2-5"})
+        await js.delete_stream("S")
+        await eventually(lambda: not files_with(tmp_path, SECRETS))
+        assert (await js.stream_info("T")).state.messages == 5
+        await client.close()
+
+
+async def test_a_delete_joins_a_mark_whose_objects_are_being_deleted(tmp_path: Path) -> None:
+    """Shows that a message is erased although its mark began with another one, which has been rewritten already."""
+    async with Broker(tmp_path, settings=SOON | {"storage.reader_grace_ns": 3_600_000_000_000}) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["s"]))
+        for i in range(4):
+            await js.publish("s", b"number-%d" % i)
+        passes: list[Any] = []
+        assert broker._app is not None
+        assert broker._app.jetstream is not None
+        eraser = broker._app.jetstream.shards[0].eraser
+        assert eraser is not None
+        find = eraser._find
+
+        async def counted(erased: Any) -> Any:
+            passes.append(erased)
+            return await find(erased)
+
+        eraser._find = counted  # type: ignore[method-assign]
+        for seq in (1, 3):
+            await api(client, "STREAM.MSG.DELETE.S", {"seq": seq})
+            await eventually(lambda seq=seq: any(seq in seqs for one in passes for seqs in one.values()))  # type: ignore[misc]
+            await eventually(lambda: not eraser._working.locked())
+        await client.close()
+
+
+async def test_many_erasures_and_ranges(tmp_path: Path) -> None:
+    """Shows that each of many erasures can be followed to its end, and that too many ranges are refused with advice."""
+    async with Broker(tmp_path, settings=SOON | {"storage.erase_delay_ns": 300_000_000}) as broker:
+        client = await nats.connect(broker.url)
+        await client.jetstream().add_stream(StreamConfig(name="S", subjects=["s"]))
+        for _ in range(40):
+            await client.jetstream().publish("s", b"payload")
+        erasures = [(await api(client, "JETBLOCK.ERASE.S", {"seqs": f"{seq}"}))["erasure"] for seq in range(1, 41)]
+        for erasure in erasures:
+            await finished(client, "S", erasure)
+        many = json.dumps({"seqs": ",".join(map(str, range(1, 20_003, 2)))}).encode()
+        refused = json.loads((await client.request("$JS.API.JETBLOCK.ERASE.S", many)).data)
+        assert "at most 10000 ranges of sequences: erase in parts" in refused["error"]["description"]
+        await client.close()
+
+
+def test_requests_stay_below_the_maximum_payload() -> None:
+    """Shows that long message ids are sent in several requests, each once and in order."""
+    ids = [f"{i:0200}" for i in range(20_000)]
+    bodies = list(Choice(ids=ids, headers=["Name"]).bodies())
+    assert max(len(json.dumps(body)) for body in bodies) < 1 << 20
+    assert [one for body in bodies for one in body["ids"]] == ids
+    assert all(body["headers"] == ["Name"] for body in bodies)
+
+
 def erase(*arguments: str) -> tuple[int, str]:
     """Run the command; return its status and output."""
     out = io.StringIO()
@@ -268,6 +361,36 @@ def test_shredding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = files_with(store, [key])
     assert all("v1/keys/" in name for name in found), found
     assert erase(f"file://{store}", "--verify", str(report))[0] == 0
+
+
+@pytest.mark.parametrize("more", [{"deny_delete": True, "deny_purge": True}, {"sealed": True}])
+def test_shredding_what_denies_deletes(tmp_path: Path, more: dict[str, bool]) -> None:
+    """Shows that a stream that permits no deletes can be shredded, and leaves nothing in a store without encryption."""
+    async def fill() -> None:
+        async with Broker(tmp_path) as broker:
+            client = await nats.connect(broker.url)
+            js = client.jetstream()
+            config = StreamConfig(name="S", subjects=["people.*"])
+            await js.add_stream(config)
+            await js.publish("people.alice", b"alice-said")
+            await js.update_stream(config.evolve(**more))
+            await client.close()
+
+    asyncio.run(fill())
+    assert erase(f"file://{tmp_path}", "S", "--seq", "1")[0] == 2
+    status, text = erase(f"file://{tmp_path}", "S", "--shred")
+    assert status == 0, text
+    assert files_with(tmp_path, SECRETS) == {}
+
+
+def test_a_report_that_says_nothing(tmp_path: Path) -> None:
+    """Shows that a signed report with other values than the command writes is refused in one line."""
+    report = tmp_path / "report.json"
+    signed = sign({"format": FORMAT, "account": "$G", "erasure": "", "deleted": [], "streams": [
+        {"stream": "S", "incarnation": "1", "sequences": 5}]}, KeyPair("U", bytes(32)))
+    report.write_text(json.dumps(signed))
+    status, text = erase(f"file://{tmp_path}", "--verify", str(report))
+    assert (status, "the report is damaged" in text) == (2, True), text
 
 
 @pytest.mark.soak  # take-overs of a bucket wait for a lease

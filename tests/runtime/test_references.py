@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +58,44 @@ async def test_messages_are_read_from_the_bucket(tmp_path: Path, request: pytest
         await js.add_consumer("S", ConsumerConfig(durable_name="D", ack_policy=AckPolicy.EXPLICIT))
         empty, second = await pulled(client, "S.D", 2)
         assert empty.headers is None  # there is nothing to fetch
+        with pytest.raises(BadReference, match="cannot be read"):  # neighbours in the object may be of another account
+            await fetched(dict(second.headers) | {"Jetblock-Range": "bytes=0-"}, b"")
         with pytest.raises(BadReference, match="checksum"):
             await fetched(dict(second.headers) | {"Jetblock-Crc32": "00000000"}, b"")
+        await client.close()
+
+
+async def test_messages_of_blocks_grouped_by_subject(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Shows that references to a run of compaction, and those of redeliveries, give what was published."""
+    store = make_store("minio", tmp_path, request)
+    environ = {**store.environ, "JETBLOCK_ERASE_DELAY": "10ms", "JETBLOCK_READER_GRACE": "0s"}
+    async with BrokerProcess("--store", store.url, environ=environ) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["s.*"]))
+        sent = [(f"s.{i * 7 % 3}", secrets.token_bytes(i % 5 * 3000)) for i in range(60)]
+        for subject, payload in sent:
+            await js.publish(subject, payload, headers={"Number": "1"} if len(payload) == 3000 else None)
+        answer = json.loads((await client.request("$JS.API.JETBLOCK.ERASE.S", b'{"seqs": "1"}', timeout=30)).data)
+        while True:
+            shown = json.loads((await client.request("$JS.API.JETBLOCK.ERASURE.S",
+                                                     json.dumps({"erasure": answer["erasure"]}).encode())).data)
+            if shown["streams"][0]["state"] == "done":
+                break
+            await asyncio.sleep(0.1)
+        for seq in range(2, 61):  # the indexes of the run's blocks are in memory then
+            await js.get_msg("S", seq)
+        await js.add_consumer("S", ConsumerConfig(durable_name="C", ack_policy=AckPolicy.EXPLICIT, ack_wait=0.2))
+        for _ in range(2):
+            ranges = set()
+            for msg in await pulled(client, "S.C", len(sent) - 1):
+                subject, payload = sent[int(msg.reply.split(".")[5]) - 1]
+                block, got = await fetched(msg.headers, msg.data)
+                assert (msg.subject, got) == (subject, payload)
+                assert bool(payload) == ("Jetblock-Url" in (msg.headers or {}))
+                assert block == (b"NATS/1.0\r\nNumber: 1\r\n\r\n" if len(payload) == 3000 else b"")
+                ranges.add((msg.headers or {}).get("Jetblock-Range"))
+            assert len(ranges) > 2, "the parts of grouped frames have places of their own"
         await client.close()
 
 

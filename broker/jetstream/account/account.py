@@ -372,9 +372,13 @@ class Account:
         """Delete a stream with its consumers; waiting pull requests are notified.
 
         The stream is first disconnected from publishers and consumers, in several steps, and then deleted in one step.
-        Raises: ApiError 10059, 10194 if the stream was deleted or went offline meanwhile.
+        Raises: ApiError 10059, 10194 if the stream was deleted or went offline meanwhile; 10008 if messages of it are
+            to be erased, which is forgotten with the stream, and cannot be rewritten now.
         """
         name, subjects = stream.name, stream.config.subjects_bytes
+        if stream.erasures.unfinished and not await self.eraser_of(stream).rewrite(
+                stream.stream_id, lambda: stream.erasures.unfinished):
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         await in_turns(self._subscriptions.unsubscribe(stream))
         await in_turns(self.upstreams.stop(name))
         deleted = await self.consumers.delete_all(stream)

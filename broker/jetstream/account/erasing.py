@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -41,7 +41,8 @@ _SOURCE: Final = b"Nats-Stream-Source"
 _RANGE: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?", re.ASCII)
 _RANGES_MAX: Final = 100_000
 """The most ranges of one erasure: its mark is a record of the log, and part of each checkpoint until it is done."""
-_AT_ONCE: Final = 4096
+_ASKED_MAX: Final = 10_000
+"""The most ranges in one request: they are parsed in one turn of the loop."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class Erased(NamedTuple):
 
 def parse_seqs(text: str) -> SeqRanges:
     """Return the sequences of a text such as ``5,7-9``. Raises: ValueError."""
+    if text.count(",") >= _ASKED_MAX:
+        raise ValueError(f"one request has at most {_ASKED_MAX} ranges of sequences: erase in parts")
     ranges = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
@@ -104,15 +107,18 @@ def parse_seqs(text: str) -> SeqRanges:
     return SeqRanges(ranges)
 
 
-async def erase(streams: Mapping[str, Stream], stream: Stream, blocks: StoredBlocks, wanted: Wanted, erasure_id: str
-                ) -> list[Erased]:
+async def erase(streams: Mapping[str, Stream], stream: Stream, blocks_of: Callable[[Stream], StoredBlocks],
+                wanted: Wanted, erasure_id: str, *, shredding: bool = False) -> list[Erased]:
     """Erase messages of ``stream``, and their copies in the other ``streams`` of the account.
 
+    Args: ``blocks_of`` returns the blocks of the shard that has a stream. ``shredding``: the stream itself will be
+        deleted, so it cannot forbid the loss of its messages.
     Returns once the removals are sequenced. Raises: ApiError; StoreError; FormatError.
     """
     origins = _origins(streams, stream)
     for name in origins:
-        check(streams[name])
+        if not shredding or name != stream.name:
+            check(streams[name])
     done: dict[str, Erased] = {}
     for name, origin in origins.items():
         one = streams[name]
@@ -120,11 +126,13 @@ async def erase(streams: Mapping[str, Stream], stream: Stream, blocks: StoredBlo
             if origin not in done:
                 continue
             wanted = _copied(one, done[origin])
-        seqs = await choose(one, blocks, wanted)
+        seqs = await choose(one, blocks_of(one), wanted)
         if one is stream:
             seqs = SeqRanges(seqs.within(1, one.last_seq))
         if len(seqs) > _RANGES_MAX:
-            raise ApiError(ApiErrors.BAD_REQUEST)
+            raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=(
+                f"{len(seqs)} ranges of sequences in stream {name}, and one erasure has at most {_RANGES_MAX}: "
+                f"erase in parts"))
         if seqs or one is stream:
             done[name] = Erased(one, seqs, await one.erase(seqs, erasure_id))
     return list(done.values())

@@ -18,13 +18,15 @@ from broker.jetstream.filters import Filters
 from broker.jetstream.wire import fields as wire
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
+from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import is_valid
 from broker.storage.format.keyring import KEYS
+from broker.storage.state.seq_ranges import SeqRanges
 
 if TYPE_CHECKING:
+    from broker.jetstream.account.account import Account
     from broker.jetstream.stream.stream import Stream
     from broker.storage.state.erasures import Erasure, StoredFile
-    from broker.storage.state.seq_ranges import SeqRanges
 
 __all__ = ["ROUTES", "ranges_text"]
 
@@ -46,6 +48,11 @@ class _ErasureRequest:
     offset: int = wire.integer()
 
 
+@dataclass(slots=True)
+class _ShredRequest:
+    erase_only: bool = wire.boolean()
+
+
 async def erase_messages(request: Request) -> dict[str, Any]:
     """Remove messages from a stream and from the streams of the account that copy from it, and erase their bytes.
 
@@ -55,9 +62,14 @@ async def erase_messages(request: Request) -> dict[str, Any]:
     asked = await request.body(_EraseRequest, "JSApiJetblockEraseRequest")
     stream = request.stream(request.tokens[2])
     account = request.account
-    eraser = account.eraser_of(stream)
-    wanted, erasure_id = _wanted(asked), account.new_erasure_id()
-    erased = await erase(account.streams, stream, eraser.blocks, wanted, erasure_id)
+    account.eraser_of(stream)
+    return await _erase(account, stream, _wanted(asked))
+
+
+async def _erase(account: Account, stream: Stream, wanted: Wanted, *, shredding: bool = False) -> dict[str, Any]:
+    erasure_id = account.new_erasure_id()
+    erased = await erase(account.streams, stream, lambda one: account.eraser_of(one).blocks, wanted, erasure_id,
+                         shredding=shredding)
     return {"erasure": erasure_id, "messages": sum(one.removed for one in erased), "streams": [
         {"stream": one.stream.name, "sequences": one.seqs.count, "messages": one.removed} for one in erased]}
 
@@ -79,11 +91,16 @@ async def erasure(request: Request) -> dict[str, Any]:
 async def shred(request: Request) -> dict[str, Any]:
     """Delete a stream and destroy its key, so that no copy of its objects can be read any more.
 
-    The answer has the id of the key; it is empty if the store is not encrypted.
+    The answer has the id of the key; it is empty if the store is not encrypted. With ``erase_only``, all messages are
+    erased first, whatever the stream permits, and it stays until the next request.
     """
-    await request.need_empty()
+    erase_only = not await request.is_empty()
+    if erase_only and not (await request.body(_ShredRequest, "JSApiJetblockShredRequest")).erase_only:
+        raise ApiError(ApiErrors.NOT_EMPTY_REQUEST)
     stream = request.stream(request.tokens[2])
     check_stored(stream)
+    if erase_only:
+        return await _erase(request.account, stream, Wanted(SeqRanges(((1, SEQ_MAX),))), shredding=True)
     eraser, key = request.account.eraser_of(stream), KEYS.of_stream(stream.stream_id)
     await request.account.delete_stream(stream)
     request.about = None

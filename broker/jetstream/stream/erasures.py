@@ -31,7 +31,9 @@ _GATHERED_MAX: Final = 64
 """Secure deletes within this time join one mark, up to so many ranges: each of them writes the mark again."""
 _REPORTS_MAX: Final = 32
 _REPORTS_NS: Final = 90 * 86_400_000_000_000
-"""Finished erasures that are kept for their reports: how many of a stream, and for how long."""
+_FOLLOWED_NS: Final = 3_600_000_000_000
+"""Finished erasures that are kept for their reports: how many of a stream, for how long, and for how long any number:
+one command may have made many."""
 _AT_ONCE: Final = 256
 
 
@@ -54,6 +56,11 @@ class Erasures:
         """Return a reported erasure, or None."""
         found = self._by_key.get(Erasure(erasure_id, 0, SeqRanges()).key)
         return found if found is not None and found.reported else None
+
+    @property
+    def unfinished(self) -> list[Erasure]:
+        """The erasures whose messages may still be in the store."""
+        return [one for one in self._by_key.values() if not one.done_ns]
 
     @property
     def reported(self) -> list[Erasure]:
@@ -98,9 +105,8 @@ class Erasures:
 
     async def remove_marked(self) -> None:
         """Remove the live messages that unfinished erasures name. Raises: StoreError; FormatError."""
-        for one in list(self._by_key.values()):
-            if not one.done_ns:
-                await self._remove(one.seqs)
+        for one in self.unfinished:
+            await self._remove(one.seqs)
 
     def record(self, changed: Sequence[Erasure], finished: Sequence[Erasure]) -> None:
         """Record changed erasures, and forget the finished ones, unless more messages have joined them meanwhile."""
@@ -109,7 +115,7 @@ class Erasures:
         now_ns = self._parts.clock.now_ns()
         done = [one for one in self.reported if one.done_ns]
         gone += [one.key for at, one in enumerate(done)
-                 if now_ns - one.done_ns > _REPORTS_NS or len(done) - at > _REPORTS_MAX]
+                 if now_ns - one.done_ns > (_REPORTS_NS if len(done) - at <= _REPORTS_MAX else _FOLLOWED_NS)]
         self._record(changed, gone)
 
     def _record(self, changed: Sequence[Erasure], gone: Sequence[str]) -> None:
@@ -141,9 +147,9 @@ class Erasures:
             rows = await parts.heads.load(block)
             if rows is None:
                 continue
-            wanted = [seq for low, high in seqs.within(first, last)
+            wanted = (seq for low, high in seqs.within(first, last)
                       for ordinal in range(rows.ordinal_of(low), min(rows.ordinal_of(high + 1), block.count))
-                      if (seq := rows.seq_of(ordinal)) <= last]
+                      if (seq := rows.seq_of(ordinal)) <= last)
             for number, seq in enumerate(wanted, 1):
                 removed += await self._retention.delete(seq)
                 if number % _AT_ONCE == 0:

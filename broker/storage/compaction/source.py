@@ -256,22 +256,18 @@ def _copies_of(entry: BlockEntry, stream: StreamState, erased: SeqRanges | None
     if entry.dead is not None:
         copy = DeadSet(ref.first_seq, ref.last_seq, ref.count)
         copy.load(entry.dead.pack())
-    for first, last in erased.within(ref.first_seq, ref.last_seq) if erased is not None else ():
-        for low, high in _dead_parts(entry, stream.first_seq, first, last):
-            copy = copy or DeadSet(ref.first_seq, ref.last_seq, ref.count)
-            gone = gone or DeadSet(ref.first_seq, ref.last_seq, ref.count)
-            copy.add(low, high)
-            gone.add(low, high)
+    if erased is not None and erased.overlaps(ref.first_seq, ref.last_seq):
+        copy = copy or DeadSet(ref.first_seq, ref.last_seq, ref.count)
+        gone = DeadSet(ref.first_seq, ref.last_seq, ref.count)
+        gone.load(copy.pack())
+        if ref.first_seq < stream.first_seq:
+            gone.add(ref.first_seq, min(ref.last_seq, stream.first_seq - 1))
+        chosen = DeadSet(ref.first_seq, ref.last_seq, ref.count)
+        for first, last in erased.within(ref.first_seq, ref.last_seq):
+            chosen.add(first, last)
+        gone.keep(chosen)
+        copy.join(gone)
     return copy, gone
-
-
-def _dead_parts(entry: BlockEntry, first_seq: int, first: int, last: int) -> Iterator[tuple[int, int]]:
-    """Yield the parts of first..last that are dead in the block, or below the stream's ``first_seq``."""
-    if first < first_seq:
-        yield first, min(last, first_seq - 1)
-    for low, high in entry.dead.seqs() if entry.dead is not None else ():
-        if high >= max(first, first_seq) and low <= last:
-            yield max(low, first, first_seq), min(high, last)
 
 
 def _together(parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

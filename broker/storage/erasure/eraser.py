@@ -99,8 +99,8 @@ class Eraser:
         self._rng = rng
         self._clock_trusted = clock_trusted
         self._streams: ErasingStreams | None = None
-        self._waiting: set[tuple[int, str]] = set()
-        """Erasures whose objects will be deleted: stream and key."""
+        self._waiting: set[tuple[int, str, SeqRanges]] = set()
+        """Erasures whose objects will be deleted: stream, key, and sequences, because more may join."""
         self._wake = asyncio.Event()
         self._working = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -161,6 +161,18 @@ class Eraser:
         async with self._working:
             return await self._work()
 
+    async def rewrite(self, stream_id: int, erasures: Callable[[], Sequence[Erasure]]) -> bool:
+        """Rewrite at once what holds the messages of unfinished ``erasures`` of a stream, whose marks end with it.
+
+        Returns: False if it cannot be done now. Raises: StoreError once the log has failed.
+        """
+        if self._to_do(stream_id, erasures()):
+            await self.work()
+        return not self._to_do(stream_id, erasures())
+
+    def _to_do(self, stream_id: int, erasures: Iterable[Erasure]) -> list[Erasure]:
+        return [one for one in erasures if (stream_id, one.key, one.seqs) not in self._waiting]
+
     async def forget_deleted(self) -> None:
         """Return once no replay and no kept root needs anything of streams that were deleted before.
 
@@ -200,7 +212,7 @@ class Eraser:
         found = {stream.stream_id: erasures for stream, erasures in self._unfinished() if stream.stream_id in begun}
         self._compactor.erase({stream_id: _seqs(erasures) for stream_id, erasures in found.items()})
         found = {stream_id: new for stream_id, erasures in found.items()
-                 if (new := [one for one in erasures if (stream_id, one.key) not in self._waiting])}
+                 if (new := self._to_do(stream_id, erasures))}
         if not found:
             return complete
         if not self._clock_trusted():
@@ -226,7 +238,7 @@ class Eraser:
                  for stream_id, erasures in found.items()}
         await self._record(found)
         await log.wipe_journal()
-        keys = {(stream_id, one.key) for stream_id, erasures in found.items() for one in erasures}
+        keys = {(stream_id, one.key, one.seqs) for stream_id, erasures in found.items() for one in erasures}
         self._waiting |= keys
         task = asyncio.get_running_loop().create_task(self._finish(found, [*held, *old]), name="erasures end")
         self._finishing.add(task)
@@ -293,7 +305,7 @@ class Eraser:
                 self._streams.record_erasures(stream_id, [one._replace(done_ns=done_ns) for one in erasures
                                                           if one.reported],
                                               [one for one in erasures if not one.reported])
-            self._waiting.difference_update((stream_id, one.key) for one in erasures)
+            self._waiting.difference_update((stream_id, one.key, one.seqs) for one in erasures)
 
     async def _stored_file(self, key: str, note: str = "") -> StoredFile:
         """Return an object's size and checksum; no checksum if it is gone."""

@@ -191,8 +191,9 @@ class ObjectStore(ABC):
         """True if others can read an object by a URL that this process signs."""
         return False
 
-    def url_of(self, key: str) -> str | None:
-        """Return a URL that reads ``key`` for a quarter of an hour, with any Range; None: there is none now."""
+    def url_of(self, key: str, byte_range: str) -> str | None:
+        """Return a URL that reads ``key`` for a quarter of an hour, with exactly this ``Range`` header: the object may
+        have other streams' and accounts' messages. None: there is none now."""
         return None
 
     async def versions(self, key: str) -> Sequence[str]:

@@ -237,8 +237,8 @@ class S3Store(ObjectStore):
     def has_urls(self) -> bool:
         return True
 
-    def url_of(self, key: str) -> str | None:
-        return None if self._client is None else self._objects.url_of(self._base + check_key(key))
+    def url_of(self, key: str, byte_range: str) -> str | None:
+        return None if self._client is None else self._objects.url_of(self._base + check_key(key), byte_range)
 
     async def versions(self, key: str) -> Sequence[str]:
         found: Sequence[str] = []

@@ -98,8 +98,10 @@ class Form:
                                    f"SignedHeaders={listed}, Signature={signature}")
         return self._address + quoted, signed
 
-    def presign(self, key: str, credentials: Any, unix_s: float) -> str:
-        """Return a URL that gets ``key`` for ``URL_SECONDS``, or for as long as temporary credentials are valid.
+    def presign(self, key: str, byte_range: str, credentials: Any, unix_s: float) -> str:
+        """Return a URL that gets ``key`` with exactly this Range header.
+
+        It is valid for ``URL_SECONDS``, or for as long as temporary credentials are.
 
         Source: AWS, "Authenticating Requests: Using Query Parameters (AWS Signature Version 4)".
         """
@@ -107,11 +109,12 @@ class Form:
         day, quoted = at[:8], _quote(key)
         scope = f"{day}/{self._region}/s3/aws4_request"
         query = {"X-Amz-Algorithm": "AWS4-HMAC-SHA256", "X-Amz-Credential": f"{credentials.access_key}/{scope}",
-                 "X-Amz-Date": at, "X-Amz-Expires": str(URL_SECONDS), "X-Amz-SignedHeaders": "host"}
+                 "X-Amz-Date": at, "X-Amz-Expires": str(URL_SECONDS), "X-Amz-SignedHeaders": "host;range"}
         if credentials.token:
             query["X-Amz-Security-Token"] = credentials.token
         listed = "&".join(f"{name}={quote(value, safe='~')}" for name, value in sorted(query.items()))
-        request = f"GET\n{self._path}{quoted}\n{listed}\nhost:{self._host}\n\nhost\n{_UNSIGNED}"
+        lines = f"host:{self._host}\nrange:{byte_range}\n"
+        request = f"GET\n{self._path}{quoted}\n{listed}\n{lines}\nhost;range\n{_UNSIGNED}"
         text = f"AWS4-HMAC-SHA256\n{at}\n{scope}\n{sha256(request.encode()).hexdigest()}"
         signature = _hmac(self._signing_key(credentials.secret_key, day), text).hex()
         return f"{self._address}{quoted}?{listed}&X-Amz-Signature={signature}"
@@ -158,11 +161,11 @@ class BucketObjects:
         for operation in ("GetObject", "PutObject"):
             client.meta.events.register(f"before-sign.s3.{operation}", self._learn)
 
-    def url_of(self, key: str) -> str | None:
-        """Return a URL that gets ``key``; None if no request was composed here yet."""
+    def url_of(self, key: str, byte_range: str) -> str | None:
+        """Return a URL that gets this part of ``key``; None if no request was composed here yet."""
         if self._form is None or self._last_credentials is None:
             return None
-        return self._form.presign(key, self._last_credentials, time.time())
+        return self._form.presign(key, byte_range, self._last_credentials, time.time())
 
     async def get(self, key: str, byte_range: str) -> Answer:
         """Get a part of an object. Raises: botocore's exceptions, and aiohttp's while the body is read."""

@@ -40,8 +40,8 @@ class Wrapper(ObjectStore):
     def has_urls(self) -> bool:
         return self.inner.has_urls
 
-    def url_of(self, key: str) -> str | None:
-        return self.inner.url_of(key)
+    def url_of(self, key: str, byte_range: str) -> str | None:
+        return self.inner.url_of(key, byte_range)
 
     async def versions(self, key: str) -> Sequence[str]:
         return await self.inner.versions(key)

@@ -145,9 +145,9 @@ class BlockReader:
         """True if a block can be read by a URL."""
         return self._store.has_urls
 
-    def url_of(self, ref: BlockRef) -> str | None:
-        """Return a URL that reads the object of a block; None: there is none now."""
-        return self._store.url_of(self._key_of(ref))
+    def url_of(self, ref: BlockRef, byte_range: str) -> str | None:
+        """Return a URL that reads this range of the object of a block; None: there is none now."""
+        return self._store.url_of(self._key_of(ref), byte_range)
 
     def cached_head(self, block: StoredBlock) -> Head | None:
         """Return the block's head if it is in memory."""

@@ -11,6 +11,8 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Any
 
+from broker.storage.state.seq_ranges import SeqRanges
+
 __all__ = ["DeadSet"]
 
 _SPARSE = 64
@@ -69,6 +71,23 @@ class DeadSet:
         after = before | int.from_bytes(bits, "little")
         self.bits[:] = after.to_bytes(len(bits), "little")
         return after.bit_count() - before.bit_count()
+
+    def join(self, other: DeadSet) -> None:
+        """Mark what ``other``, a set of the same block, marks."""
+        if self.bits is not None and other.bits is not None:
+            self.merge(bytes(other.bits))
+        else:
+            for first, last in other.seqs():
+                self.add(first, last)
+
+    def keep(self, other: DeadSet) -> None:
+        """Keep only what ``other``, a set of the same block, marks too."""
+        if self.bits is not None and other.bits is not None:
+            both = int.from_bytes(self.bits, "little") & int.from_bytes(other.bits, "little")
+            self.bits[:] = both.to_bytes(len(self.bits), "little")
+        else:
+            theirs = SeqRanges(other.seqs())
+            self.ranges = [one for first, last in self.ranges for one in theirs.within(first, last)]
 
     def moved(self, first_seq: int) -> DeadSet:
         """Return a copy for a block whose first sequence is ``first_seq``."""

@@ -60,14 +60,15 @@ class References:
         if ordinal >= head.count or head.seq_of(ordinal) != seq:
             return None
         at, (_, stored_bytes, crc, form), offset, length, hlen = _place(head, ordinal)
-        url = self._reader.url_of(ref) if length else None  # there is nothing to fetch of an empty message
+        start = ref.frames_offset + at
+        byte_range = f"bytes={start}-{start + stored_bytes - 1}"
+        url = self._reader.url_of(ref, byte_range) if length else None  # there is nothing to fetch of an empty message
         if url is None:
             return None
-        start = ref.frames_offset + at
         codec = Compression(form & _CODEC_BITS).name.lower()
-        return (b"Jetblock-Url: %b\r\nJetblock-Range: bytes=%d-%d\r\nJetblock-Codec: %b\r\nJetblock-Crc32: %08x\r\n"
+        return (b"Jetblock-Url: %b\r\nJetblock-Range: %b\r\nJetblock-Codec: %b\r\nJetblock-Crc32: %08x\r\n"
                 b"Jetblock-Offset: %d\r\nJetblock-Length: %d\r\nJetblock-Header-Length: %d\r\nNats-Msg-Size: %d\r\n"
-                % (url.encode(), start, start + stored_bytes - 1, codec.encode(), crc, offset, length, hlen,
+                % (url.encode(), byte_range.encode(), codec.encode(), crc, offset, length, hlen,
                    length - hlen))
 
 
