@@ -17,7 +17,7 @@ from broker.base.store_url import has_scheme, proposal
 from broker.base.suggest import did_you_mean
 from broker.config import kinds
 from broker.config.digest import digest
-from broker.config.file_settings import EMPTY, FileSettings
+from broker.config.file_settings import EMPTY, FileSettings, PlacedKey
 from broker.config.reading.callout import read_callout
 from broker.config.reading.findings import Findings, go_type, shown
 from broker.config.reading.identities import Identities
@@ -437,7 +437,7 @@ def _for_front(value: Value, known: frozenset[str] = _TOP_KEYS) -> Any:
     """Return the content of a file as a nats-server may read it: without keys that only define variables."""
     inner = value.value
     if isinstance(inner, dict):
-        return {key: _for_front(item, _INNER_KEYS) for key, item in inner.items()
+        return {PlacedKey(key, item.place): _for_front(item, _INNER_KEYS) for key, item in inner.items()
                 if not item.used or key.lower() in known}
     return [_for_front(item, _INNER_KEYS) for item in inner] if isinstance(inner, list) else inner
 

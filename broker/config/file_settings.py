@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
-__all__ = ["EMPTY", "FileSettings"]
+__all__ = ["EMPTY", "FileSettings", "PlacedKey"]
 
 EMPTY = "config has no values or is empty"
 """The end of the notice about a file without settings."""
+
+
+class PlacedKey(str):
+    """A key of a file, with its place there, for messages."""
+
+    __slots__ = ("place",)
+    place: str
+
+    def __new__(cls, text: str, place: str) -> Self:
+        key = super().__new__(cls, text)
+        key.place = place
+        return key
 
 
 @dataclass(slots=True)

@@ -9,23 +9,68 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-from broker.access.accounts import AccountSettings
+from broker.access.accounts import NO_LIMIT, AccountSettings
 from broker.base.nkeys import ACCOUNT, is_public_key
 from broker.config.settings import Settings
 from broker.server.accounts.directory import wanted_accounts
 
-__all__ = ["linked_names", "served_accounts"]
+__all__ = ["limit_notices", "linked_names", "served_accounts", "widened_payload"]
 
 log = logging.getLogger(__name__)
+
+_ANSWER_BYTES: Final = 1 << 16
+"""Bytes for all of an answer but the message in it."""
+
+_PAYLOAD_MAX: Final = 64 << 20
 
 
 def served_accounts(settings: Settings) -> tuple[AccountSettings, ...]:
     """Return the accounts without their users, and without what they share, which nats-server does."""
     accounts = (_from_tokens(settings) if settings.operator.enabled
                 else wanted_accounts(settings.accounts).values())
-    return tuple(AccountSettings(account.name, jetstream=account.jetstream, name_tag=account.name_tag)
+    return tuple(AccountSettings(account.name, jetstream=account.jetstream, name_tag=account.name_tag,
+                                 max_payload=account.max_payload if settings.operator.enabled
+                                 else widened_payload(account.max_payload))
                  for account in accounts)
+
+
+def widened_payload(most: int) -> int:
+    """Return the limit of messages between nats-server and the worker, if it is ``most`` for clients.
+
+    Answers of JetStream have a message in Base64, or with more headers, and nats-server checks them, too.
+    """
+    return most if most < 0 else min(most + most // 3 + _ANSWER_BYTES, max(most, _PAYLOAD_MAX))
+
+
+def limit_notices(settings: Settings) -> list[str]:
+    """Return what limits of accounts with JetStream do to their connections to the worker."""
+    if not settings.jetstream.enabled:
+        return []
+    notices = []
+    server_most = settings.clients.max_subscriptions
+    if server_most:
+        notices.append(f"max_subscriptions is {server_most} for the worker, too, which has one for each subject of a "
+                       "stream and for each consumer: streams beyond it get no messages")
+    accounts = (_from_tokens(settings) if settings.operator.enabled
+                else wanted_accounts(settings.accounts).values())
+    for account in accounts:
+        if account.jetstream is None or account.name == settings.accounts.system:
+            continue
+        if account.max_subscriptions != NO_LIMIT:
+            notices.append(f"Account {account.name}: its limit of {account.max_subscriptions} subscriptions is for the "
+                           "worker, too, which has one for each subject of a stream and for each consumer: streams "
+                           "beyond it get no messages")
+        if not settings.operator.enabled:
+            continue
+        if 0 in (account.max_leafnodes, account.max_connections):
+            notices.append(f"Account {account.name}: JetStream needs a leaf connection to the worker, and the "
+                           "account's token permits none: raise its limits of connections and leaf nodes")
+        if account.max_payload != NO_LIMIT:
+            notices.append(f"Account {account.name}: its limit of {account.max_payload} bytes for a message is for "
+                           "JetStream's answers, too: larger ones are lost")
+    return notices
 
 
 def linked_names(settings: Settings) -> tuple[str, ...]:

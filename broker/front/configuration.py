@@ -15,7 +15,7 @@ Source: nats-server, server/opts.go (processConfigFileLine), server/leafnode.go 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from broker.access.accounts import User
@@ -32,9 +32,9 @@ from broker.config.settings import (
     make_settings,
     setting_at,
 )
-from broker.front.accounts import served_accounts
+from broker.front.accounts import served_accounts, widened_payload
 
-__all__ = ["Link", "front_text", "is_clustered", "worker_settings"]
+__all__ = ["Link", "front_lines", "is_clustered", "worker_settings"]
 
 _LOOPBACK: Final = "127.0.0.1"
 _OURS: Final = frozenset({
@@ -65,9 +65,9 @@ def is_clustered(settings: Settings) -> bool:
     return bool({"cluster", "gateway"} & blocks) or any("cluster" in flag for flag in settings.front.flags)
 
 
-def front_text(settings: Settings, links: Collection[Link], accounts: Collection[str], *, pages_port: int,
-               pages_path: str, port: int) -> str:
-    """Return the configuration file of the nats-server.
+def front_lines(settings: Settings, links: Collection[Link], accounts: Collection[str], *, pages_port: int,
+                pages_path: str, port: int) -> list[tuple[str, str]]:
+    """Return the lines of the nats-server's configuration file, each with its place in the operator's files or "".
 
     Args: ``accounts``: those with leaf connections; ``port``: that of clients; ``pages_port``, ``pages_path``: the
         place of its monitoring pages, whose path is a secret.
@@ -76,19 +76,21 @@ def front_text(settings: Settings, links: Collection[Link], accounts: Collection
     if "tls" in settings.front.overrides:
         _drop(top, "tls")
     if (described := _member(top, "accounts")) and isinstance(top[described], Mapping):
-        top[described] = {name: _without_jetstream(account) for name, account in top[described].items()}
+        top[described] = {name: _linked(account) for name, account in top[described].items()}
     for path in settings.front.overrides:
         if path.startswith(_SECTIONS) and path != "tls":
             _override(top, path, settings[path])
     _drop(top, "listen", "port", "net", "host")
     system = settings.accounts.system
+    with_jetstream = [name for name in accounts if name != system]
+    if with_jetstream:
+        _drop(top, "max_payload")
+        top["max_payload"] = _payload_max(settings)
+        top["default_js_domain"] = dict.fromkeys(with_jetstream, "")
     top |= {
         "server_name": settings.server_name, "host": settings.clients.host, "port": port,
         "http": f"{_LOOPBACK}:{pages_port}", "http_base_path": pages_path,
-        "debug": settings.logging.debug, "trace": settings.logging.trace, "logtime": False,
-        "default_js_domain": {name: "" for name in accounts if name != system}}
-    if not top["default_js_domain"]:
-        del top["default_js_domain"]
+        "debug": settings.logging.debug, "trace": settings.logging.trace, "logtime": False}
     remotes = [{"url": f"nats-leaf://{number}:{link.secret}@{_LOOPBACK}:{link.leaf_port}", "account": name,
                 "hub": True, "compression": "off"}
                for link in links for number, name in enumerate(accounts)]
@@ -98,7 +100,7 @@ def front_text(settings: Settings, links: Collection[Link], accounts: Collection
         own = _member(block, "remotes") or "remotes"
         block[own] = [*block.get(own, ()), *remotes]
         top[key] = block
-    return "\n".join([*_lines(top), ""])
+    return list(_lines(top))
 
 
 def worker_settings(settings: Settings, link: Link, accounts: Collection[str]) -> Settings:
@@ -107,6 +109,7 @@ def worker_settings(settings: Settings, link: Link, accounts: Collection[str]) -
     return make_settings({
         "server_name": link.name,
         "clients.host": _LOOPBACK, "clients.listen": False, "clients.port": 0, "clients.proxy_protocol": False,
+        "clients.max_payload": _payload_max(settings),
         "auth": AuthSettings(), "tls": TlsSettings(), "websocket": WebSocketSettings(),
         "accounts.configured": served_accounts(settings), "operator": OperatorSettings(),
         "accounts.default_domains": tuple((name, "") for name in accounts if name != settings.accounts.system),
@@ -118,10 +121,33 @@ def worker_settings(settings: Settings, link: Link, accounts: Collection[str]) -
     }, settings)
 
 
-def _without_jetstream(account: Any) -> Any:
+def _linked(account: Any) -> Any:
+    """Return an account of the file without JetStream, with limits that let the worker's connection in."""
     if not isinstance(account, Mapping):
         return account
-    return {key: value for key, value in account.items() if key.lower() not in ("jetstream", "js")}
+    found = {key: value for key, value in account.items() if key.lower() not in ("jetstream", "js")}
+    if found != account and isinstance(limits := found.get(key := _member(found, "limits")), Mapping):
+        found[key] = {name: _WIDENED.get(name.lower(), _same)(value) for name, value in limits.items()}
+    return found
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _one_more(value: int) -> int:
+    return value if value < 0 else value + 1
+
+
+_WIDENED: Final[Mapping[str, Callable[[Any], Any]]] = {
+    **dict.fromkeys(("max_connections", "max_conn", "max_leafnodes", "max_leafs"), _one_more),
+    **dict.fromkeys(("max_payload", "max_pay"), widened_payload)}
+"""The limits of an account that count the worker's connection, and its messages."""
+
+
+def _payload_max(settings: Settings) -> int:
+    """Return nats-server's limit of messages: its connections to the worker have it, too."""
+    return min(widened_payload(settings.clients.max_payload), settings.clients.max_pending)
 
 
 def _member(block: Mapping[str, Any], name: str) -> str:
@@ -158,14 +184,15 @@ def _override(top: dict[str, Any], path: str, value: Any) -> None:
     block[last] = list(value) if isinstance(value, tuple) else value
 
 
-def _lines(block: Mapping[str, Any], indent: str = "") -> Iterator[str]:
+def _lines(block: Mapping[str, Any], indent: str = "") -> Iterator[tuple[str, str]]:
     for key, value in block.items():
+        place = getattr(key, "place", "")  # a key of the file (config.file_settings.PlacedKey) has one
         if isinstance(value, Mapping):
-            yield f"{indent}{_text(key)} {{"
+            yield f"{indent}{_text(key)} {{", place
             yield from _lines(value, indent + "  ")
-            yield indent + "}"
+            yield indent + "}", place
         else:
-            yield f"{indent}{_text(key)}: {_inline(value)}"
+            yield f"{indent}{_text(key)}: {_inline(value)}", place
 
 
 def _inline(value: Any) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import shutil
 import sysconfig
+from collections.abc import Sequence
 from typing import Final
 
 from broker.base.errors import StartError
@@ -33,13 +34,19 @@ async def find(path: str) -> str:
     return found
 
 
-async def check(program: str, path: str) -> str:
+async def check(program: str, path: str, places: Sequence[str]) -> str:
     """Return nats-server's errors about the configuration file at ``path``; "" if there are none.
 
-    Its places are left out: the operator has not written that file.
+    They name ``places``, those of its lines in the operator's files, "" for a line that is not from there.
     """
+    def place(found: re.Match[str]) -> str:
+        number = int(found[1] or 0)
+        known = places[number - 1] if 0 < number <= len(places) else ""
+        return f"{known}: " if known else ""
+
     status, output = await _run(program, "-t", "-c", path)
-    return re.sub(rf"(nats-server: )?{re.escape(path)}(:\d+)*: ", "", output.strip()) if status else ""
+    where = re.compile(rf"(?:nats-server: )?{re.escape(path)}(?::(\d+))?(?::\d+)*: ")
+    return where.sub(place, output.strip()) if status else ""
 
 
 async def _run(program: str, *flags: str) -> tuple[int, str]:

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -30,10 +30,10 @@ from broker.base.errors import StartError
 from broker.base.nkeys import SERVER, public_key
 from broker.config.settings import ConfigError, Settings, make_settings, settings_table
 from broker.front import nats_server
-from broker.front.accounts import linked_names
+from broker.front.accounts import limit_notices, linked_names
 from broker.front.addresses import Addresses
 from broker.front.child import Child, ChildFailed
-from broker.front.configuration import Link, front_text, is_clustered, worker_settings
+from broker.front.configuration import Link, front_lines, is_clustered, worker_settings
 
 __all__ = ["Supervisor", "configuration_errors"]
 
@@ -42,6 +42,11 @@ log = logging.getLogger(__name__)
 _FRONT: Final = "nats-server"
 _INFORMED: Final = re.compile(r".* - Leafnode connection knows the interest of account (.*)")
 _OTHER_OWNER: Final = re.compile("standby: another broker holds the lock ")
+_FOR_NATS_SERVER: Final = re.compile(
+    r"(PATH|HOME|TMPDIR|TZ|LANG|LC_.*|LD_LIBRARY_PATH|(SSL|GO|NATS_).*|(https?|all|no)_proxy)$",
+    re.IGNORECASE)
+"""The environment variables that nats-server gets."""
+
 _LINKS_SECONDS: Final = 30.0
 _QUIET_START_SECONDS: Final = 2.0
 """A start that takes longer than this serves the monitoring pages before it has ended."""
@@ -90,10 +95,13 @@ class Supervisor:
                             secrets.token_urlsafe(24)) for number in range(1, settings.front.workers + 1)]
         self._accounts = linked_names(settings)
         self._program = ""
+        self._places: list[str] = []
         environ = {name: value for name, value in os.environ.items()
                    if not name.startswith("JETBLOCK_") or name.startswith(("JETBLOCK_PURE", "JETBLOCK_TEST_"))}
+        # nats-server has no use for the keys of a bucket, which are in the environment of many processes.
         self._front = Child(_FRONT, lambda: (self._program, "-c", str(self._front_file), *settings.front.flags),
-                            environ, self._front_logged)
+                            {name: value for name, value in environ.items() if _FOR_NATS_SERVER.match(name)},
+                            self._front_logged)
         self._workers = [
             Child(f"worker {number + 1}",
                   lambda number=number: (sys.executable, "-m", worker, str(self._worker_file(number))),  # type: ignore[misc]
@@ -126,7 +134,7 @@ class Supervisor:
         log.info("  Name:     %s", settings.server_name)
         if settings.file:
             log.info("Using configuration file: %s (%s)", settings.file, settings.digest)
-        for notice in settings.notices:
+        for notice in (*settings.notices, *limit_notices(settings)):
             log.warning("%s", notice)
         if len(self._links) > 1:
             raise StartError(f"{len(self._links)} workers need as many shards, and a store has one shard in this "
@@ -139,7 +147,7 @@ class Supervisor:
             # Health checks must find a long start alive; a short one has no pages before its end.
             self._early_pages = asyncio.create_task(self._show_early(self._pages), name="pages of a start")
         self._write(settings)
-        if errors := await nats_server.check(self._program, str(self._front_file)):
+        if errors := await nats_server.check(self._program, str(self._front_file), self._places):
             raise StartError(f"nats-server refuses the configuration: {errors}")
         try:
             if is_clustered(settings):
@@ -229,7 +237,7 @@ class Supervisor:
         self._accounts = accounts
         self._write(new)
         try:
-            if errors := await nats_server.check(self._program, str(self._front_file)):
+            if errors := await nats_server.check(self._program, str(self._front_file), self._places):
                 raise ChildFailed(errors)
             # The workers first: what nats-server adds needs them.
             if accounts == before[1]:
@@ -285,9 +293,9 @@ class Supervisor:
 
     def _write(self, settings: Settings) -> None:
         """Write the configurations; the folder is this user's alone."""
-        text = front_text(settings, self._links, self._accounts, pages_port=self._pages_port,
-                          pages_path=self._pages_path, port=self._port)
-        _write_whole(self._front_file, text.encode())
+        lines = front_lines(settings, self._links, self._accounts, pages_port=self._pages_port,
+                            pages_path=self._pages_path, port=self._port)
+        self._places = _write_lines(self._front_file, lines)
         for number, link in enumerate(self._links):
             _write_whole(self._worker_file(number), pickle.dumps(worker_settings(settings, link, self._accounts)))
 
@@ -345,9 +353,9 @@ async def configuration_errors(settings: Settings) -> str:
     with tempfile.TemporaryDirectory(prefix="jetblock-") as folder:
         path = Path(folder, "nats-server.conf")
         links = [Link("worker", 1, 1, "secret")]  # some of its blocks are valid only if JetStream can be reached
-        _write_whole(path, front_text(settings, links, linked_names(settings), pages_port=-1, pages_path="/",
-                                      port=settings.clients.port).encode())
-        return await nats_server.check(program, str(path))
+        places = _write_lines(path, front_lines(settings, links, linked_names(settings), pages_port=-1,
+                                                pages_path="/", port=settings.clients.port))
+        return await nats_server.check(program, str(path), places)
 
 
 class _Ports:
@@ -371,6 +379,12 @@ class _Ports:
     def close(self) -> None:
         while self._held:
             self._held.pop().close()
+
+
+def _write_lines(path: Path, lines: Sequence[tuple[str, str]]) -> list[str]:
+    """Write the lines to a file, and return their places."""
+    _write_whole(path, "".join(f"{text}\n" for text, _ in lines).encode())
+    return [place for _, place in lines]
 
 
 def _write_whole(path: Path, data: bytes) -> None:

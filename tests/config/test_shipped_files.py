@@ -290,7 +290,8 @@ def test_each_key_of_nats_server_is_dealt_with() -> None:
     assert len(fates) > 375
     assert fates["accounts.A.jetstream.cluster_traffic"][1].startswith("has no effect here")
     assert fates["ocsp"][1].startswith("is not supported")
-    assert fates["cluster.routes"] == ("cluster", "needs other servers, and this version of jetblock runs alone")
+    assert fates["cluster.routes"] == ("cluster", "needs other servers, and this version of jetblock runs alone, "
+                                                 "except with --workers")
     with pytest.raises(ValueError, match="unknown"):
         made["fate"]("jetstream.nonsense")
 

@@ -12,7 +12,7 @@ from broker.config.load import load
 from broker.config.settings import ConfigError, InvalidFile, Settings
 from broker.config.syntax import parse, plain
 from broker.front.accounts import linked_names
-from broker.front.configuration import Link, front_text, worker_settings
+from broker.front.configuration import Link, front_lines, worker_settings
 
 LINK = Link("n-w1", 7001, 7002, "secret")
 
@@ -26,7 +26,8 @@ def read(tmp_path: Path, text: str, *flags: str, environ: dict[str, str] | None 
 
 def front(settings: Settings) -> dict[str, Any]:
     """Return nats-server's configuration as values."""
-    text = front_text(settings, [LINK], linked_names(settings), pages_port=7003, pages_path="/pages", port=4222)
+    lines = front_lines(settings, [LINK], linked_names(settings), pages_port=7003, pages_path="/pages", port=4222)
+    text = "\n".join(line for line, _ in lines)
     made: dict[str, Any] = plain(parse(text))
     return made
 

@@ -259,6 +259,9 @@ class AcceptedLeaf(LeafConnection):
         self.remote_account, self.remote_domain = _text(fields, "remote_account"), _text(fields, "domain")
         self.group = _text(fields, "cluster")
         self.hub = not fields.get("is_hub")
+        if not self.hub:
+            # A hub that connects says nothing of its limits: those of this server, as its configuration has them.
+            self.peer_payload_max = self.account.settings.payload_bytes_max(self.server.settings.clients.max_payload)
         self.isolated = self.isolated or bool(fields.get("isolate"))
         self.parser.headers = bool(fields.get("headers")) and not self.server.settings.clients.no_header_support
         permissions = _permissions(login)

@@ -28,6 +28,7 @@ from broker.protocol.run import AnyRun, Msg, Run
 from broker.protocol.subject import is_literal, is_valid
 from broker.server.accounts.account import Account
 from broker.server.auth.permissions import PublishRules, SubscribeRules
+from broker.server.connection.connect_options import go_quoted
 from broker.server.connection.connection import Connection
 from broker.server.connection.host import Entrance, Host
 from broker.server.leaf.interest import AccountInterest, Key
@@ -159,6 +160,9 @@ class LeafConnection(Connection):
 
         self.group = ""
         self.isolated = False
+        self.peer_payload_max = 0
+        """The most bytes of a message that the other server takes, as far as is known; 0: unknown."""
+
         self._own_api = b"$JS.%b.API.>" % server.settings.jetstream.domain.encode()
 
     # Opening and closing
@@ -340,10 +344,24 @@ class LeafConnection(Connection):
             self.deliver(sub, run)
 
     def _deliver(self, msgs: Sequence[Msg], body_bytes: int, queues: Sequence[bytes], to: bytes) -> None:
+        if self.peer_payload_max and body_bytes > self.peer_payload_max:
+            msgs = self._without_oversized(msgs)
+            body_bytes = sum(len(msg[3]) for msg in msgs)
         if not self.parser.headers:
             msgs = [(subject, reply, 0, body[hlen:]) for subject, reply, hlen, body in msgs]
         buffers = leaf_encoder.encode(msgs, queues, to)
         self._queue(buffers, sum(map(len, buffers)), len(msgs), body_bytes)
+
+    def _without_oversized(self, msgs: Sequence[Msg]) -> list[Msg]:
+        """Return the messages that the other server takes: it would close the connection at any other."""
+        kept = []
+        for msg in msgs:
+            if len(msg[3]) <= self.peer_payload_max:
+                kept.append(msg)
+            else:
+                log.error("%s - A message of %d bytes to %s cannot be sent: max_payload of the other server is %d",
+                          self.label, len(msg[3]), go_quoted(msg[0].decode("utf-8", "replace")), self.peer_payload_max)
+        return kept
 
     def expire(self, sub: Subscription) -> None:
         """Do nothing: the other server ends its subscriptions itself."""

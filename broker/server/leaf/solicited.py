@@ -53,8 +53,8 @@ PROTOCOL: Final = 2
 """The version of the protocol between servers: from 3 on, traces of messages pass; they do not pass here."""
 
 _INFO_FIELDS: Final = (
-    "cluster", "domain", "export", "headers", "import", "info_on_connect", "jetstream", "leafnode_urls", "proto",
-    "remote_account", "server_id", "server_name")
+    "cluster", "domain", "export", "headers", "import", "info_on_connect", "jetstream", "leafnode_urls", "max_payload",
+    "proto", "remote_account", "server_id", "server_name")
 """The fields that later INFO lines may change. No others are kept: a hub could send new ones without end."""
 
 _STALE: Final = "Stale Leaf Node Connection - Closing"
@@ -147,6 +147,8 @@ class SolicitedLeaf(LeafConnection):
         self.remote_account = str(self.known_info.get("remote_account") or "")
         self.remote_domain = str(self.known_info.get("domain") or "")
         self.group = str(self.known_info.get("cluster") or "") if self.hub else ""
+        most = self.known_info.get("max_payload")
+        self.peer_payload_max = most if isinstance(most, int) and most > 0 else 0
         self.register(self._passage())
 
     def _passage(self) -> Passage:
