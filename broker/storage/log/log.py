@@ -120,6 +120,8 @@ class Log:
         self._lease = Lease(self.settings.lease_ns, clock, outside_ns if began_ns is None else began_ns)
         self._loop = asyncio.get_running_loop()
         if journal is not None:
+            if self.settings.lease_ns is not None:
+                raise ValueError("a log with a journal has no lease")  # ``_commit_due`` relies on it
             file = Journal(journal, epoch, nonce, state.position.number, self.fail)
             self._journaling = Journaling(file, self._leave_out, self.settings.codec)
         if (renew_at_ns := self._lease.renew_at_ns) is not None:

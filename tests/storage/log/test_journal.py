@@ -23,6 +23,7 @@ from broker.storage.format.store import JOURNAL_VERSION, StoreFormat
 from broker.storage.journal_reader import find_journaled
 from broker.storage.journal_replay import journal_place, replay_journal
 from broker.storage.log import journal
+from broker.storage.log.journal import JournalPlace
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
@@ -31,6 +32,7 @@ from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.unsynced import SyncFailed
 from broker.storage.paths import FORMAT
 from broker.storage.shard import Shard, ShardSettings
+from broker.storage.state.applied import ShardState
 from tests.manual_clock import ManualClock
 from tests.storage.power import InlineJournal, InlineStore
 from tests.storage.rig import PATHS, Stream, in_virtual_time, read_all
@@ -532,3 +534,12 @@ async def test_a_thread_flushes(tmp_path: Path) -> None:
     await file.close(remove=True)
     assert not failures
     assert await asyncio.to_thread(os.listdir, tmp_path) == []
+
+
+async def test_a_log_with_a_journal_has_no_lease(tmp_path: Path) -> None:
+    """A commit in the journal renews no lease, so a log never has both."""
+    state = ShardState()
+    state.position = Position(1, 0)
+    with pytest.raises(ValueError, match="has no lease"):
+        Log(InlineStore(tmp_path), PATHS.log, 1, bytes(16), state, ManualClock(), random.Random(0),
+            LogSettings(lease_ns=1), journal=JournalPlace(str(tmp_path / "journal"), sync=False))
