@@ -21,6 +21,11 @@ from broker.runtime.embedded import Broker
 from broker.storage.format.errors import VersionUnknown
 from broker.storage.format.records import opening
 from broker.storage.format.records.catalogue import Catalogue as CatalogueRecord
+from broker.storage.format.records.stream_create import StreamCreate
+from broker.storage.format.records.stream_delete import StreamDelete
+from broker.storage.format.records.stream_update import StreamUpdate
+from broker.storage.log.journaling import Journaling
+from broker.storage.log.open_segment import OpenSegment
 from tests.harness import BrokerProcess
 
 pytestmark = pytest.mark.shows("operation.shards")
@@ -253,6 +258,35 @@ async def test_creations_wait_for_the_catalogue_together(tmp_path: Path, monkeyp
             follow()
         await asyncio.gather(*creating)
         assert placed(broker) == {"A": 1, "B": 1, "C": 1}
+
+
+async def test_steps_are_not_in_the_journal_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a sync interval, the journal could survive a power cut that shard 0's entry does not survive."""
+    commit, journaled = Journaling.commit, []
+
+    def watched(self: Journaling, opened: OpenSegment, *args: Any) -> Any:
+        journaled.extend(record.kind for block in opened.blocks.values() for record in block.records)
+        return commit(self, opened, *args)
+
+    async with serving(tmp_path, 2, **{"storage.sync_interval_ns": 3_600_000_000_000}) as (_, js):
+        metadata = {"jetblock.shard": "1"}
+        await js.add_stream(name="BUSY", subjects=["busy"], metadata=metadata)
+        monkeypatch.setattr(Journaling, "commit", watched)
+
+        async def publish() -> None:
+            while True:
+                await js.publish("busy", b"x")
+
+        publishing = [asyncio.create_task(publish()) for _ in range(8)]
+        for number in range(10):
+            await js.add_stream(name=f"S{number}", subjects=[f"s{number}"], metadata=metadata)
+            await js.update_stream(name=f"S{number}", subjects=[f"t{number}"], metadata=metadata)
+            await js.delete_stream(f"S{number}")
+        for task in publishing:
+            task.cancel()
+        await asyncio.gather(*publishing, return_exceptions=True)
+        assert (await js.stream_info("BUSY")).state.messages
+    assert not {StreamCreate.KIND, StreamUpdate.KIND, StreamDelete.KIND}.intersection(journaled)
 
 
 async def test_reservations_count_while_they_are_stored(tmp_path: Path) -> None:
