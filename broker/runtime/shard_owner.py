@@ -237,6 +237,8 @@ class ShardOwner(LogListener):
                 shard.eraser.on_done = host.disk_cache.clear
             if keys is not None:
                 await keys.begin(taken.epoch, list(shard.state.streams.values()), host.retrying)
+                if keys.streams - shard.state.streams.keys():
+                    shard.eraser.forget_soon()
             if shard.log.lease_expired:
                 # Streams opened with an expired lease could not serve reads.
                 await shard.log.persisted()

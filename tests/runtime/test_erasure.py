@@ -22,7 +22,9 @@ from broker.cli import run
 from broker.erasure.report import FORMAT, sign
 from broker.erasure.request import Choice
 from broker.runtime.embedded import Broker
+from broker.storage.erasure.eraser import Eraser
 from broker.storage.keys.opening import decode_all
+from broker.storage.objectstore import Transient
 from tests.harness import BrokerProcess
 from tests.real.s3 import S3Server
 
@@ -361,6 +363,31 @@ def test_shredding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = files_with(store, [key])
     assert all("v1/keys/" in name for name in found), found
     assert erase(f"file://{store}", "--verify", str(report))[0] == 0
+
+
+async def test_a_key_is_destroyed_by_the_next_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that a broker that ends between the deletion of a stream and of its key leaves that to the next one."""
+    settings = SOON | {"storage.key": "the master key of these tests"}
+
+    def keys() -> tuple[int, int]:
+        found = decode_all([(str(path.relative_to(tmp_path)), path.read_bytes())
+                            for path in (tmp_path / "v1/keys").iterdir()])
+        return len({key.key_id for one in found for key in one.keys}), sum(len(one.destroyed) for one in found)
+
+    async def never(_: Eraser) -> None:
+        raise Transient("the broker ends here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Eraser, "forget_deleted", never)
+        async with Broker(tmp_path, settings=settings) as broker:
+            client = await nats.connect(broker.url)
+            await client.jetstream().add_stream(StreamConfig(name="S", subjects=["s"]))
+            await client.jetstream().publish("s", b"payload")
+            assert "error" in json.loads((await client.request("$JS.API.JETBLOCK.SHRED.S", timeout=30)).data)
+            await client.close()
+    assert keys() == (2, 0)
+    async with Broker(tmp_path, settings=settings):
+        await eventually(lambda: keys() == (1, 1))
 
 
 @pytest.mark.parametrize("more", [{"deny_delete": True, "deny_purge": True}, {"sealed": True}])

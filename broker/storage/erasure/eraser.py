@@ -101,6 +101,7 @@ class Eraser:
         self._streams: ErasingStreams | None = None
         self._waiting: set[tuple[int, str, SeqRanges]] = set()
         """Erasures whose objects will be deleted: stream, key, and sequences, because more may join."""
+        self._forget = False
         self._wake = asyncio.Event()
         self._working = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
@@ -115,6 +116,11 @@ class Eraser:
 
     def wake(self) -> None:
         """Begin a pass soon: messages were marked."""
+        self._wake.set()
+
+    def forget_soon(self) -> None:
+        """Do ``forget_deleted`` soon: the last owner may have ended while somebody waited for it."""
+        self._forget = True
         self._wake.set()
 
     async def stop(self) -> None:
@@ -137,7 +143,11 @@ class Eraser:
             await asyncio.sleep(self.settings.delay_ns / 1e9)
             self._wake.clear()
             try:
-                if await self.work():
+                complete = await self.work()
+                if self._forget:
+                    await self.forget_deleted()
+                    self._forget = False
+                if complete:
                     continue
                 why: object = "a stream is offline, or the clock is not trusted"
             except StoreError as error:
