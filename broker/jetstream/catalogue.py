@@ -71,8 +71,8 @@ class Catalogue:
         wanted = config.metadata.get(SHARD)
         if wanted is None or config.storage == "memory":
             return min(shards, key=lambda number: (shards[number].streams, number))
-        found = int(wanted) if wanted.isascii() and wanted.isdigit() and len(wanted) < 10 else -1
-        if found not in shards:
+        found = next((number for number in shards if str(number) == wanted), None)
+        if found is None:
             raise invalid_config(f"metadata {SHARD} is {wanted!r}, and the store has the shards "
                                  f"{', '.join(map(str, sorted(shards)))}")
         return found

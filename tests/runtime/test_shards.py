@@ -63,7 +63,7 @@ async def test_streams_are_placed_and_survive_restarts_with_more_shards(tmp_path
             await js.publish(f"s{number}", b"one")
         await js.add_stream(name="NAMED", subjects=["named"], metadata={"jetblock.shard": "2"})
         assert placed(broker) == {"S0": 0, "S1": 1, "S2": 2, "S3": 0, "S4": 1, "NAMED": 2}
-        for wrong in ("3", "-1", "x", ""):
+        for wrong in ("3", "-1", "x", "", "01", "\u0662", "9" * 5000):
             with pytest.raises(APIError, match=r"the store has the shards 0, 1, 2"):
                 await js.add_stream(name="WRONG", subjects=["wrong"], metadata={"jetblock.shard": wrong})
         with pytest.raises(APIError, match="cannot move to another shard"):
