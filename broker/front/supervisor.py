@@ -22,6 +22,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -136,9 +137,7 @@ class Supervisor:
             log.info("Using configuration file: %s (%s)", settings.file, settings.digest)
         for notice in (*settings.notices, *limit_notices(settings)):
             log.warning("%s", notice)
-        if len(self._links) > 1:
-            raise StartError(f"{len(self._links)} workers need as many shards, and a store has one shard in this "
-                             "version of jetblock: use --workers 1")
+        _refuse_several(settings)
         self._program = await nats_server.find(settings.front.nats_server)
         if self._port < 0:
             self._port = self._ports.reserve(settings.clients.host)
@@ -249,7 +248,8 @@ class Supervisor:
             self._write(old)
             for worker in self._workers:
                 if worker.ready.is_set():
-                    worker.send(signal.SIGHUP)
+                    with suppress(ChildFailed):
+                        await worker.reload()  # to the end: a later reload must not be taken for this one
             raise
         for apply in ready:
             apply()
@@ -347,8 +347,15 @@ class Supervisor:
             log.info("Server is ready")
 
 
+def _refuse_several(settings: Settings) -> None:
+    if settings.front.workers > 1:
+        raise StartError(f"{settings.front.workers} workers need a shard each, and one worker holds all shards in this "
+                         "version of jetblock: use --workers 1")
+
+
 async def configuration_errors(settings: Settings) -> str:
     """Return nats-server's errors about its configuration; "" if there are none. Raises: StartError."""
+    _refuse_several(settings)
     program = await nats_server.find(settings.front.nats_server)
     with tempfile.TemporaryDirectory(prefix="jetblock-") as folder:
         path = Path(folder, "nats-server.conf")

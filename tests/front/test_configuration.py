@@ -8,6 +8,7 @@ from pathlib import Path
 import nats
 import pytest
 
+from broker.base.errors import StartError
 from broker.config.flags import read_flags
 from broker.config.load import load
 from broker.config.settings import Settings
@@ -79,6 +80,12 @@ async def test_errors_name_the_file_of_the_operator(tmp_path: Path) -> None:
     # Their order is that of a map in Go.
     assert set((await configuration_errors(settings)).splitlines()) == {
         f'{tmp_path}/more.conf:3:3: unknown field "prot"', f'{tmp_path}/c.conf:5:13: unknown field "ruotes"'}
+
+
+async def test_several_workers_are_refused_by_the_check() -> None:
+    """``-t`` refuses what a start would refuse."""
+    with pytest.raises(StartError, match="use --workers 1"):
+        await configuration_errors(load(read_flags(["--workers", "2"]), {}))
 
 
 async def test_large_answers(tmp_path: Path) -> None:
