@@ -232,6 +232,10 @@ async def test_many_erasures_and_ranges(tmp_path: Path) -> None:
         many = json.dumps({"seqs": ",".join(map(str, range(1, 20_003, 2)))}).encode()
         refused = json.loads((await client.request("$JS.API.JETBLOCK.ERASE.S", many)).data)
         assert "at most 10000 ranges of sequences: erase in parts" in refused["error"]["description"]
+        for request, body, why in (("ERASURE", b'{"erasure": "none"}', "no erasure 'none' is known"),
+                                   ("ERASE", b'{"seqs": "1", "ids": ["x"]}', "name seqs, or any of subjects")):
+            refused = json.loads((await client.request(f"$JS.API.JETBLOCK.{request}.S", body)).data)
+            assert why in refused["error"]["description"]
         await client.close()
 
 

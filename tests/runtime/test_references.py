@@ -96,6 +96,10 @@ async def test_messages_of_blocks_grouped_by_subject(tmp_path: Path, request: py
                 assert block == (b"NATS/1.0\r\nNumber: 1\r\n\r\n" if len(payload) == 3000 else b"")
                 ranges.add((msg.headers or {}).get("Jetblock-Range"))
             assert len(ranges) > 2, "the parts of grouped frames have places of their own"
+        await js.add_consumer("S", ConsumerConfig(durable_name="H", ack_policy=AckPolicy.EXPLICIT, headers_only=True))
+        for msg in await pulled(client, "S.H", 5):
+            assert "Jetblock-Url" not in msg.headers
+            assert "Nats-Msg-Size" in msg.headers
         await client.close()
 
 

@@ -82,7 +82,8 @@ async def erasure(request: Request) -> dict[str, Any]:
     found = [(stream, one) for stream in request.account.streams.values()
              if (one := stream.erasures.get(asked.erasure)) is not None]
     if not found:
-        raise ApiError(ApiErrors.BAD_REQUEST)
+        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=f"no erasure {asked.erasure!r} is known, or its "
+                                                               f"report has expired")
     grace_ns = request.account.eraser_of(found[0][0]).expected_ns
     return {"erasure": asked.erasure, "due": format_time(min(one.at_ns for _, one in found) + grace_ns),
             "streams": [_shown(stream, one, asked.offset) for stream, one in found]}
@@ -114,7 +115,7 @@ def _wanted(asked: _EraseRequest) -> Wanted:
     """Return what a request names. Raises: ApiError."""
     others = asked.subjects or asked.headers or asked.ids
     if bool(asked.seqs) == bool(others):
-        raise ApiError(ApiErrors.BAD_REQUEST)
+        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="name seqs, or any of subjects, headers and ids")
     if asked.seqs:
         try:
             return Wanted(parse_seqs(asked.seqs))

@@ -445,6 +445,7 @@ class Consumer(Notified):
         if admission is None:
             send_statuses(self._bus, [(reply, status.PUSH_BASED)])
             return
+        by_reference = by_reference and not self.config.headers_only  # it does not give payloads away
         if by_reference and (refusal := self.stream.references.refusal):
             send_statuses(self._bus, [(reply, status.line(f"409 No References - {refusal}"))])
             return
