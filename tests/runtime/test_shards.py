@@ -289,6 +289,14 @@ async def test_steps_are_not_in_the_journal_alone(tmp_path: Path, monkeypatch: p
     assert not {StreamCreate.KIND, StreamUpdate.KIND, StreamDelete.KIND}.intersection(journaled)
 
 
+async def test_changes_of_the_catalogue_start_few_checkpoints(tmp_path: Path) -> None:
+    """Each checkpoint of shard 0 has the whole catalogue, so a change counts as a segment, not as an empty one."""
+    async with serving(tmp_path, 2) as (broker, js):
+        for number in range(30):
+            await js.add_stream(name=f"S{number}", subjects=[f"s{number}"], metadata={"jetblock.shard": "1"})
+        assert broker._app.shards.first.shard.checkpointer.rounds == 0
+
+
 async def test_reservations_count_while_they_are_stored(tmp_path: Path) -> None:
     """Accounts that create streams at the same time reserve no more than the server has."""
     config = tmp_path / "broker.conf"

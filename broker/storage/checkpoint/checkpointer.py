@@ -37,6 +37,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.header import Position
 from broker.storage.format.keyring import KEYS
 from broker.storage.format.page import Page, PageRef, encode_pages, object_size
+from broker.storage.format.records.catalogue import Catalogue
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
@@ -83,7 +84,7 @@ _PLACED_AT_ONCE = 4
 class CheckpointSettings:
     """The conditions for a round to start. One of these bounds must be reached since the last round began:
 
-        segments          segments with blocks of streams
+        segments          segments with blocks of streams, or with changes of the catalogue
         head_bytes        bytes of the heads of these segments
         interval_ns       time after the first of these segments
         empty_segments    segments without such blocks
@@ -323,7 +324,8 @@ class Checkpointer(LogListener):
 
     def segment_persisted(self, segment: Segment) -> None:
         """Count the segment towards the next round."""
-        if any(block.owner.stream_id for block in segment.sealed):
+        if any(block.owner.stream_id or any(record.kind == Catalogue.KIND for record in block.core.records)
+               for block in segment.sealed):
             self._segments += 1
             self._head_bytes += segment.head_bytes
             self._arm()
