@@ -376,7 +376,8 @@ class Account:
             to be erased, which is forgotten with the stream, and cannot be rewritten now.
         """
         name, subjects = stream.name, stream.config.subjects_bytes
-        if stream.erasures.unfinished and not await self.eraser_of(stream).rewrite(
+        eraser = self._host.shard_of(stream.account, name).eraser
+        if eraser is not None and stream.erasures.unfinished and not await eraser.rewrite(
                 stream.stream_id, lambda: stream.erasures.unfinished):
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         await in_turns(self._subscriptions.unsubscribe(stream))
