@@ -39,6 +39,12 @@ async def test_cost(tmp_path: Path) -> None:
         await someone.read("COST.md", page("COST.md"))
 
 
+async def test_references(tmp_path: Path) -> None:
+    """The functions can be defined; tests/runtime/test_references.py asks a bucket."""
+    async with reader(tmp_path / "checkout") as someone:
+        await someone.read("REFERENCES.md", page("REFERENCES.md"))
+
+
 async def test_the_first_page(tmp_path: Path) -> None:
     """`make run` starts a broker."""
     async with reader(tmp_path / "checkout") as someone:
