@@ -176,7 +176,12 @@ async def _over_time(session: Session, name: str) -> None:
     @guarded
     async def read() -> None:
         place.clear()
-        found = await session.streams.histogram(name)
+        with place:
+            waiting = ui.spinner(size="lg").props('role="status" aria-label="The times of messages are read"')
+        try:
+            found = await session.streams.histogram(name)
+        finally:
+            waiting.delete()
         with place:
             if found:
                 bars("Messages over time", found)
