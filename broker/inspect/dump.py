@@ -326,6 +326,8 @@ def _name(kinds: Any, value: int) -> str:
 
 def _readable(value: Any) -> Any:
     """Return a record's body by field name, without empty fields."""
+    if isinstance(value, list):
+        return [_readable(one) for one in value]
     if not is_dataclass(value):
         return value
     by_name = {field.name: _readable(getattr(value, field.name)) for field in fields(value)}

@@ -92,7 +92,7 @@ def plan(objects: ObjectClient, options: WriteOptions, *, brief: bool = False) -
 
 
 def _brief_target(objects: ObjectClient, options: WriteOptions) -> Target | None:
-    for shard in shards_of(objects):
+    for shard in _likely_shards(objects):
         try:
             found = run_steps(objects, shard, look_up(ShardPaths(shard), options.account, options.stream))
         except CutOff:
@@ -100,6 +100,12 @@ def _brief_target(objects: ObjectClient, options: WriteOptions) -> Target | None
         if found is not None:
             return _as_target(options, found.stream_id, shard)
     return None
+
+
+def _likely_shards(objects: ObjectClient) -> Iterator[int]:
+    """Yield 0, then the other shards, which are listed only then: most streams are in shard 0."""
+    yield 0
+    yield from shards_of(objects)[1:]
 
 
 def _as_target(options: WriteOptions, stream_id: int, shard: int) -> Target:

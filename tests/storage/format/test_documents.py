@@ -16,7 +16,7 @@ from broker.storage.format.document import decode_document, encode_document
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.header import FORMAT_VERSION, HEADER_BYTES, ObjectHeader, ObjectKind, Position
 from broker.storage.format.page import PageKind, PageRef
-from broker.storage.format.records.opening import Opening
+from broker.storage.format.records.opening import SHARDS_VERSION, Opening
 from broker.storage.format.store import JOURNAL_VERSION, StoreFormat
 from tests.storage.format.whole import AT, NONCE, decode_plain
 
@@ -115,7 +115,7 @@ def test_openings_read_back_and_keep_older_readers_out() -> None:
     """Shows the opening's body and its lowest reader version."""
     assert Opening.decode(OPENING.encode()) == OPENING
     with pytest.raises(VersionUnknown):
-        Opening.decode(replace(OPENING, reader_version=FORMAT_VERSION + 1).encode())
+        Opening.decode(replace(OPENING, reader_version=SHARDS_VERSION + 1).encode())
 
 
 @pytest.mark.parametrize("change", [{"owner": 1}, {"owner": ...}, {"ends": [[1]]}, {"ends": [[1, -1]]}, {"ends": None},
