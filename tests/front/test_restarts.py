@@ -191,7 +191,7 @@ async def test_the_check_of_a_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 async def test_reloads(tmp_path: Path) -> None:
-    """SIGHUP changes users at nats-server and limits at the worker; what nats-server refuses changes nothing."""
+    """SIGHUP changes users at nats-server and limits at the worker; a file that nats-server refuses has no effect."""
     config = tmp_path / "c.conf"
     text = ('accounts {{ A {{ jetstream {{ max_streams: {streams} }}, users: [ {{ user: a, password: {password} }} ] '
             '}}\n{more} }}\n{end}')

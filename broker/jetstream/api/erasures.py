@@ -1,5 +1,5 @@
-"""JETBLOCK.ERASE, ERASURE and SHRED of $JS.API: messages leave a stream and the store; what became of that; a stream
-and its key are destroyed.
+"""The requests about erasure below $JS.API.JETBLOCK: ERASE removes messages from a stream and from the store, ERASURE
+returns the state of such an erasure, and SHRED destroys a stream and its key.
 
 Additions of jetblock: nats-server has nothing like them.
 """
