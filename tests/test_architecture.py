@@ -204,7 +204,9 @@ MAY: dict[str, set[str]] = {
         "storage.objectstore", "storage.paths", "storage.read", "storage.staging"},
     "pipeline.spark": {
         "pipeline.errors", "pipeline.plan", "pipeline.read", "pipeline.store", "pipeline.write", "storage.format"},
-    "pipeline.jobs": {"base", "pipeline.errors", "pipeline.spark", "pipeline.write"},
+    "pipeline.jobs": {
+        "base", "client", "erasure", "pipeline.errors", "pipeline.spark", "pipeline.write", "storage.format",
+        "storage.objectstore", "storage.state"},
     "pipeline": {"base", "pipeline.errors", "pipeline.jobs", "pipeline.read", "pipeline.spark"},
     # The one place where the parts meet, and the programs that start it.
     "runtime.store_host": {

@@ -8,23 +8,20 @@ import json
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from broker.base.command import run_command
 from broker.base.output import count
 from broker.base.progress import Progress
 from broker.base.store_url import has_scheme
-from broker.client.connection import ApiRefusal, Connection, ConnectionFailed, Login, connect
+from broker.client.connection import ApiRefusal, ConnectionFailed, Login
 from broker.erasure import report as reports
+from broker.erasure.carrying_out import Target, carry_out, delete_versions, kept_by, look, versions_line
 from broker.erasure.report import BadReport
-from broker.erasure.request import Choice, Followed, follow, parse_ranges, request, request_all, shred
-from broker.erasure.verify import OldVersion, Verified, old_versions, verify_store
+from broker.erasure.request import Choice, parse_ranges
 from broker.storage.format.errors import FormatError, KeyMissing
-from broker.storage.keys.reading import use_keys_of_url
-from broker.storage.objectstore import ObjectStore, StoreError, open_store
+from broker.storage.objectstore import StoreError
 
 __all__ = ["main", "make_parser"]
 
@@ -39,13 +36,6 @@ The report is signed by the NKey seed in --sign or {reports.SEED_VARIABLE}, else
 command prints.
 status: 0 erased, or verified; 1 something holds erased messages, which is listed; 2 not carried out
 """
-_UNCOVERED: Final = (
-    "backups and copies of the store that were made before: name them with --backup, or run --verify on each",
-    "streams of other accounts and servers that copied the messages, and what clients keep",
-    "blocks of the disk or of the service below the store that were freed and not yet overwritten",
-)
-_VERSIONS: Final = ("{count} old versions of deleted objects are in the bucket, which keeps versions: delete them with "
-                    "--delete-versions, or let a lifecycle rule of the bucket expire noncurrent versions")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -119,8 +109,8 @@ def _run(options: argparse.Namespace, progress: Progress) -> int:
         text = Path(options.verify).read_text(encoding="utf-8")
         return asyncio.run(_verify(options, reports.read(text, options.verify, options.signed_by), progress))
     pair = reports.signer(options.sign)
-    choice = Choice() if options.shred else _choice(options)
-    report = reports.sign(asyncio.run(_erase(options, choice, progress)), pair)
+    choice = None if options.shred else _choice(options)
+    report = reports.sign(asyncio.run(carry_out(_target(options), choice, progress.show)), pair)
     progress.clear()
     if options.report:
         Path(options.report).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
@@ -135,12 +125,12 @@ def _run(options: argparse.Namespace, progress: Progress) -> int:
 
 
 async def _verify(options: argparse.Namespace, report: dict[str, Any], progress: Progress) -> int:
-    found = await _look(options.store, report, progress)
+    found = await look(options.store, report, progress.show)
     if options.delete_versions and found.versions:
-        await _delete_versions(options.store, found.versions)
+        await delete_versions(options.store, found.versions)
         found = found._replace(versions=[])
-    held = [*found.holding, *_versions_line(found.versions)]
-    held += [line for url in options.backup for line in _backup_lines(url, await _look(url, report, progress))]
+    held = [*found.holding, *versions_line(found.versions)]
+    held += [line for url in options.backup for line in kept_by(url, await look(url, report, progress.show))]
     progress.clear()
     if options.json:
         json.dump({"store": options.store, "erasure": report["erasure"], "objects": found.objects, "proved": not held,
@@ -152,49 +142,11 @@ async def _verify(options: argparse.Namespace, report: dict[str, Any], progress:
     return 1 if held else 0
 
 
-async def _erase(options: argparse.Namespace, choice: Choice, progress: Progress) -> dict[str, Any]:
-    """Erase, and return the report without its signature."""
-    async with AsyncExitStack() as stack:
-        connection, shown = await _connect(options, stack)
-        ids, messages = (await request_all(connection, options.stream) if options.shred else
-                         await request(connection, options.stream, choice))
-        done = await follow(connection, options.stream, ids, messages,
-                            lambda what, some, of: progress.show(f"{options.stream}: {what}", some, of))
-        key = str((await shred(connection, options.stream))["key"]) if options.shred else ""
-    report = _report(options, shown, choice, done, key)
-    keys = [one["key"] for one in report["deleted"]]
-    if options.store:
-        versions = await _versions(options.store, keys)
-        if options.delete_versions:
-            await _delete_versions(options.store, versions)
-            versions = []
-        report["not_erased"] += _versions_line(versions)
-        for url in options.backup:
-            report["not_erased"] += _backup_lines(url, await _look(url, report, progress))
-    else:
-        report["not_covered"].append("old versions of deleted objects, if the bucket keeps versions: run --verify with "
-                                     "the store")
-    return report
-
-
-async def _connect(options: argparse.Namespace, stack: AsyncExitStack) -> tuple[Connection, str]:
-    """Connect to the running broker, or to one on the store in this process. Raises: ConnectionFailed."""
-    if options.server:
-        login = Login(options.server, user=options.user, password=options.password, creds=options.creds,
-                      nkey=options.nkey, tls_ca=options.tls_ca)
-        connection = await connect(login, name="jetblock erase")
-        stack.push_async_callback(connection.close)
-        return connection, login.shown
-    from broker.runtime.inside import InsideBroker
-
-    inside = InsideBroker(options.store, (options.account,), "jetblock-erase", settings={
-        "storage.reader_grace_ns": int(options.grace * 1e9), "storage.erase_delay_ns": 0, "storage.compaction_cpu": 100,
-        "storage.compaction_bytes_per_second": 1 << 30}, remedy="let it erase, with --server URL, or stop it")
-    await inside.start()
-    stack.push_async_callback(inside.stop)
-    connection = await inside.connect(options.account)
-    stack.push_async_callback(connection.close)
-    return connection, options.store
+def _target(options: argparse.Namespace) -> Target:
+    login = Login(options.server, user=options.user, password=options.password, creds=options.creds,
+                  nkey=options.nkey, tls_ca=options.tls_ca) if options.server else None
+    return Target(options.stream, options.store, login, options.account, options.grace, options.delete_versions,
+                  options.backup)
 
 
 def _choice(options: argparse.Namespace) -> Choice:
@@ -208,15 +160,6 @@ def _choice(options: argparse.Namespace) -> Choice:
     return choice
 
 
-def _report(options: argparse.Namespace, shown: str, choice: Choice, done: Followed, key: str) -> dict[str, Any]:
-    return {"format": reports.FORMAT, "made": done.made, "store": shown, "account": options.account or "$G",
-            "stream": options.stream, "erasure": ",".join(done.erasures),
-            "chosen_by": "the whole stream, which was deleted" if options.shred else choice.kind, "key": key,
-            "messages": done.messages, "requested": done.requested, "due": done.due, "done": done.done,
-            "written": datetime.now(UTC).isoformat(timespec="seconds"), "streams": done.streams,
-            "deleted": done.deleted, "not_erased": [], "not_covered": list(_UNCOVERED)}
-
-
 def _lines(report: dict[str, Any]) -> list[str]:
     lines = [f"{count(report['messages'])} messages were removed, and {count(len(report['deleted']))} objects that "
              f"held them or quoted them are deleted; {count(len(report['made']))} have what was beside them"]
@@ -224,46 +167,3 @@ def _lines(report: dict[str, Any]) -> list[str]:
         lines.append(f"the key {report['key']} of the stream is destroyed")
     lines += [f"not erased: {one}" for one in report["not_erased"]]
     return [*lines, f"the report is signed by {report['signature']['by']}"]
-
-
-async def _look(url: str, report: dict[str, Any], progress: Progress) -> Verified:
-    """Look for erased messages in a store. Raises: StoreError; FormatError; BadReport; KeyMissing."""
-    store = await _open(url)
-    try:
-        return await verify_store(store, report, lambda objects: progress.show(url, objects, 0))
-    finally:
-        await store.close()
-
-
-async def _open(url: str) -> ObjectStore:
-    store = open_store(url, read_only=True)
-    await asyncio.to_thread(use_keys_of_url, url)
-    return store
-
-
-async def _versions(url: str, keys: list[str]) -> list[OldVersion]:
-    store = open_store(url, read_only=True)
-    try:
-        return await old_versions(store, keys)
-    finally:
-        await store.close()
-
-
-async def _delete_versions(url: str, versions: list[OldVersion]) -> None:
-    store = open_store(url)
-    try:
-        for one in versions:
-            await store.delete_version(one.key, one.version)
-    finally:
-        await store.close()
-
-
-def _versions_line(versions: list[OldVersion]) -> list[str]:
-    return [_VERSIONS.format(count=count(len(versions)))] if versions else []
-
-
-def _backup_lines(url: str, found: Verified) -> list[str]:
-    if not found.holding:
-        return []
-    return [f"{url}: this backup has erased messages, in {count(len(found.holding))} places: delete it, or restore it, "
-            f"erase there, and back it up again"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from broker.client.connection import Connection
+from broker.client.connection import ApiRefusal, Connection
 from broker.storage.state.seq_ranges import SeqRanges
 
-__all__ = ["Choice", "Followed", "follow", "parse_ranges", "request", "request_all", "shred"]
+__all__ = ["Choice", "Followed", "follow", "known_ones", "parse_ranges", "request", "request_all", "shred"]
 
 _SECONDS: Final = 3600.0
 """The longest time for the choice of messages: a header is looked for in every frame of the stream."""
@@ -84,17 +85,29 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
     return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
 
 
-async def request(connection: Connection, stream: str, choice: Choice) -> tuple[list[str], int]:
+async def request(connection: Connection, stream: str, choice: Choice,
+                  requested: Callable[[str], object] = lambda _: None) -> tuple[list[str], int]:
     """Erase messages; return the ids of the erasures and the number of messages that were in streams.
 
-    Raises: ApiRefusal; ConnectionFailed.
+    Args: ``requested`` receives each id at once. Raises: ApiRefusal; ConnectionFailed.
     """
     ids, messages = [], 0
     for body in choice.bodies():
         answer = await connection.api(f"JETBLOCK.ERASE.{stream}", body, seconds=_SECONDS)
         ids.append(str(answer["erasure"]))
+        requested(ids[-1])
         messages += int(answer["messages"])
     return ids, messages
+
+
+async def known_ones(connection: Connection, stream: str, ids: Sequence[str]) -> list[str]:
+    """Return those erasures whose reports the broker still has. Raises: ConnectionFailed."""
+    known = []
+    for one in ids:
+        with suppress(ApiRefusal):
+            await connection.api(f"JETBLOCK.ERASURE.{stream}", {"erasure": one})
+            known.append(one)
+    return known
 
 
 async def follow(connection: Connection, stream: str, ids: Sequence[str], messages: int,

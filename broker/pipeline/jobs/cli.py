@@ -184,6 +184,57 @@ def _of_import(done: Any) -> dict[str, Any]:
             "source": f"{done.source} ({done.format})", "stream": f"{done.account}/{done.stream}"}
 
 
+def _add_erase(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("to", metavar="TARGET", help="a local directory for the signed reports; another run with it "
+                                                     "finishes an interrupted one")
+    parser.add_argument("--subjects", metavar="PATTERNS", default="",
+                        help="NATS subjects, separated by commas: orders.*.created,alarm.>")
+    parser.add_argument("--where", metavar="SQL", default="",
+                        help="a condition over seq, subject, ts, headers, data, msg_id, …: "
+                             "\"ts < '2026-01-01' AND header(headers, 'Customer') = '4711'\"")
+    parser.add_argument("--header", action="append", default=[], metavar="NAME[:VALUE]",
+                        help="messages with this header; may be given several times")
+    parser.add_argument("--from", dest="source", metavar="SOURCE", default="",
+                        help="a table whose columns seq, msg_id or subject name messages")
+    parser.add_argument("--format", default="parquet",
+                        help="parquet (default), json, csv, … or another format of Spark's; table for a table's name")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", type=_setting,
+                        help="an option of Spark's reader; may be given several times")
+    parser.add_argument("--column", action="append", default=[], metavar="NAME=SQL", type=_setting,
+                        help="an expression for seq, msg_id or subject in SOURCE; may be given several times")
+    parser.add_argument("--server", default="", metavar="URL",
+                        help="the running broker that has the store; without it, no broker may run")
+    for name, what in (("creds", "credentials (JWT and seed) for --server"), ("nkey", "the seed of a user's nkey"),
+                       ("user", "user for --server"), ("password", "its password"),
+                       ("tls-ca", "the CA of the server's certificate")):
+        parser.add_argument(f"--{name}", default="", metavar="TEXT" if name in ("user", "password") else "FILE",
+                            help=what)
+    parser.add_argument("--sign", default="", metavar="FILE", help="the NKey seed that signs the report")
+    parser.add_argument("--grace", type=float, default=0.0, metavar="SECONDS",
+                        help="without --server: keep replaced objects for so long, for readers that run (default 0)")
+    parser.add_argument("--dry-run", action="store_true", help="count the messages, and erase nothing")
+
+
+def _erase(spark: SparkSession, options: argparse.Namespace, progress: Progress) -> Result:
+    from broker.pipeline.jobs.erasing import erase
+
+    login = {name: getattr(options, name) for name in ("user", "password", "creds", "nkey", "tls_ca")}
+    return erase(spark, store=options.store, stream=options.stream, to=options.to, account=options.account,
+                 subjects=options.subjects, where=options.where, headers=options.header, source=options.source,
+                 format=options.format, columns=dict(options.column), read_options=dict(options.option),
+                 server=options.server, login=login, sign=options.sign, grace=options.grace, dry_run=options.dry_run,
+                 report=progress.show)
+
+
+def _of_erase(done: Any) -> dict[str, Any]:
+    if not done.report:
+        return {"found": f"{count(done.chosen)} messages, nothing was erased"}
+    return {"erased": f"{count(done.messages)} messages, copies included, {done.seconds:.1f} s",
+            "objects": f"{count(done.deleted)} deleted, {count(done.made)} written with what was beside the messages",
+            "report": f"{done.report}, signed by {done.signed_by}", "page": done.page,
+            **({"not erased": "; ".join(done.not_erased)} if done.not_erased else {})}
+
+
 def _batches(number: int) -> str:
     return f"{count(number)} batch{'' if number == 1 else 'es'}"
 
@@ -199,4 +250,8 @@ _JOBS = (
         "Find gaps, repeated message IDs and clock steps of a stream, and count messages by size and time: as Parquet "
         "tables and as one HTML page.",
         _add_audit, _audit, _of_audit),
+    Job("erase", "erase the messages that a query finds, with a signed report",
+        "Find messages by subject, header, SQL or a table of sequences or message ids, and erase them from the store, "
+        "with a signed report. The broker at --server erases, or without one this command, if no broker runs.",
+        _add_erase, _erase, _of_erase),
 )

@@ -27,7 +27,7 @@ from broker.pipeline.jobs.target import Target
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["TABLE", "Imported", "import_messages"]
+__all__ = ["TABLE", "Imported", "import_messages", "load_rows"]
 
 TABLE: Final = "table"
 """The format of a source that is the name of a table."""
@@ -149,18 +149,19 @@ def _opened(spark: SparkSession, source: str, format: str, options: dict[str, st
     kept = spark.conf.get(_INFERENCE)
     spark.conf.set(_INFERENCE, "true")
     try:
-        return _loaded(spark.readStream, source, format, options, schema), True
+        return load_rows(spark.readStream, source, format, options, schema), True
     except Exception as error:  # Spark has several errors for a source that it cannot follow, without a common base.
         if not type(error).__module__.startswith(("pyspark.", "py4j.")):
             raise
         # If the source cannot be read at all, the error is raised here.
-        return _loaded(spark.read, source, format, options, schema), False
+        return load_rows(spark.read, source, format, options, schema), False
     finally:
         if kept is not None:
             spark.conf.set(_INFERENCE, kept)
 
 
-def _loaded(reader: Any, source: str, format: str, options: Mapping[str, str], schema: str | None) -> DataFrame:
+def load_rows(reader: Any, source: str, format: str, options: Mapping[str, str], schema: str | None) -> DataFrame:
+    """Return the rows of a table, or of what else ``format`` loads."""
     if schema is not None:
         reader = reader.schema(schema)
     if format == TABLE:
