@@ -29,6 +29,7 @@ from typing import Any, Final, Protocol
 from broker import NATS_SERVER_VERSION, __version__
 from broker.base.errors import StartError
 from broker.base.nkeys import SERVER, public_key
+from broker.base.reloads import Reloads
 from broker.config.settings import ConfigError, Settings, make_settings, settings_table
 from broker.front import nats_server
 from broker.front.accounts import limit_notices, linked_names
@@ -116,8 +117,7 @@ class Supervisor:
             self.parts["pages"] = self._pages.prepare
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
-        self._reloading = asyncio.Lock()
-        self._reloads: set[asyncio.Task[None]] = set()
+        self._reloads = Reloads(self._read_and_apply, ConfigError, ChildFailed, ValueError)
         self._failed = asyncio.Event()
         self._why = ""
 
@@ -163,9 +163,7 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End the workers, then nats-server."""
-        for reload in self._reloads:
-            reload.cancel()
-        await asyncio.gather(*self._reloads, return_exceptions=True)
+        await self._reloads.cancel()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -202,21 +200,7 @@ class Supervisor:
 
     def reload(self, done: Callable[[str], object]) -> None:
         """Read the settings again and apply them; ``done`` is called with the errors, or with ""."""
-        task = asyncio.get_running_loop().create_task(self._reload(done), name="reload")
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
-
-    async def _reload(self, done: Callable[[str], object]) -> None:
-        try:
-            async with self._reloading:
-                await self._read_and_apply()
-        except (ConfigError, ChildFailed, ValueError) as error:
-            done(str(error))
-        except Exception:
-            log.exception("The configuration could not be reloaded")
-            done("internal error")
-        else:
-            done("")
+        self._reloads.begin(done)
 
     async def _read_and_apply(self) -> None:
         """Raises: ConfigError, ChildFailed, ValueError: nothing has changed."""

@@ -25,6 +25,7 @@ from broker.base.descriptors import open_files_max, reserved
 from broker.base.errors import StartError
 from broker.base.gotime import format_duration
 from broker.base.nats_server_store import find_store_dir
+from broker.base.reloads import Reloads
 from broker.config.settings import ClientSettings, ConfigError, Settings
 from broker.runtime.first_use import load_first_used
 from broker.runtime.listening import or_start_error
@@ -93,8 +94,7 @@ class App:
         self._waiting: asyncio.Task[None] | None = None
         self._stepping_down: asyncio.Task[None] | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._reloads: set[asyncio.Task[None]] = set()
-        self._reloading = asyncio.Lock()
+        self._reloads = Reloads(self._read_and_apply, ReloadError)
         self._failed = asyncio.Event()
         self._why = ""
 
@@ -143,9 +143,7 @@ class App:
     async def stop(self) -> None:
         """Shut down cleanly: accept no connections, commit and acknowledge what was sequenced, then close clients."""
         self._serving = False
-        for reload in self._reloads:
-            reload.cancel()
-        await asyncio.gather(*self._reloads, return_exceptions=True)
+        await self._reloads.cancel()
         self.lag.stop()
         if self._loading is not None:
             self._loading.cancel()
@@ -190,21 +188,7 @@ class App:
 
         ``done`` is called at the end: with "", or with a line for each error; after an error nothing has changed.
         """
-        task = asyncio.get_running_loop().create_task(self._reload(done), name="reload")
-        self._reloads.add(task)
-        task.add_done_callback(self._reloads.discard)
-
-    async def _reload(self, done: Callable[[str], object]) -> None:
-        try:
-            async with self._reloading:
-                await self._read_and_apply()
-        except ReloadError as error:
-            done(str(error))
-        except Exception:
-            log.exception("The configuration could not be reloaded")
-            done("internal error")
-        else:
-            done("")
+        self._reloads.begin(done)
 
     async def _read_and_apply(self) -> None:
         """Apply the settings as they are read now. Raises: ReloadError; then nothing has changed."""
