@@ -12,7 +12,6 @@ error; every error raised here ends with the last of them.
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import os
 import re
@@ -25,17 +24,18 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from broker.compiled import PURE
 from tests.real.parts import nats_streaming_server
+from tests.template import ForkedProcess, ServerTemplate, die_with_parent
 
 __all__ = ["EACH_COMMIT_A_SEGMENT", "BrokerProcess", "NatsServerProcess", "NatsStreamingProcess",
            "ServerFailed", "ServerProcess", "free_port"]
 
 ROOT = Path(__file__).resolve().parent.parent
 STDERR_LINES = 5000
-_LIBC = ctypes.CDLL(None)
+_LINE_BYTES = 1 << 20
 
 EACH_COMMIT_A_SEGMENT = {"JETBLOCK_JOURNAL": "false"}
 """The environment of a broker whose segments a test must know: an acknowledged message is in an object of its own."""
@@ -84,7 +84,7 @@ class ServerProcess:
         self._monitor = monitor
         self._listen = listen
         self._cwd = cwd
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: asyncio.subprocess.Process | ForkedProcess | None = None
         self._reader: asyncio.Task[None] | None = None
         self._line = asyncio.Condition()
         self._directory = Path(tempfile.mkdtemp(prefix="jetblock-test-"))
@@ -112,10 +112,7 @@ class ServerProcess:
             flags[:0] = ["-m", str(self._http_port)]
         self.stderr.clear()
         self.returncode = None
-        self._process = await asyncio.create_subprocess_exec(
-            *self.command, *flags, env=self._environ, stdin=asyncio.subprocess.DEVNULL, cwd=self._cwd or ROOT,
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, limit=1 << 20,
-            preexec_fn=_die_with_parent)
+        self._process = await self._start(flags)
         self._reader = asyncio.create_task(self._read(self._process), name=f"stderr of {self._process.pid}")
         if ready:
             await self.wait_ready()
@@ -272,7 +269,13 @@ class ServerProcess:
         self._held.append(holder)
         return int(holder.getsockname()[1])
 
-    async def _read(self, process: asyncio.subprocess.Process) -> None:
+    async def _start(self, flags: list[str]) -> asyncio.subprocess.Process | ForkedProcess:
+        return await asyncio.create_subprocess_exec(
+            *self.command, *flags, env=self._environ, stdin=asyncio.subprocess.DEVNULL, cwd=self._cwd or ROOT,
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE, limit=_LINE_BYTES,
+            preexec_fn=die_with_parent)
+
+    async def _read(self, process: asyncio.subprocess.Process | ForkedProcess) -> None:
         assert process.stderr is not None
         while line := await process.stderr.readline():
             async with self._line:
@@ -284,9 +287,27 @@ class ServerProcess:
 
 
 class BrokerProcess(ServerProcess):
-    """jetblock, from this checkout."""
+    """jetblock, from this checkout, forked from a template (see there).
+
+    Args:
+        forked: False for a process of its own program.
+    """
 
     command = (sys.executable, "-m", "broker")
+    _template: ClassVar[ServerTemplate | None] = None
+
+    def __init__(self, *flags: str, forked: bool = True, **options: Any) -> None:
+        super().__init__(*flags, **options)
+        own = {name for name, value in self._environ.items() if os.environ.get(name) != value}
+        self._forked = forked and sys.platform == "linux" and PURE not in own and all(
+            name.startswith(("JETBLOCK_", "AWS_")) or name == "PYTHONPYCACHEPREFIX" for name in own)
+
+    async def _start(self, flags: list[str]) -> asyncio.subprocess.Process | ForkedProcess:
+        if not self._forked or self.command != BrokerProcess.command:
+            return await super()._start(flags)
+        if BrokerProcess._template is None:
+            BrokerProcess._template = ServerTemplate(self._environ)
+        return await BrokerProcess._template.start(flags, self._environ, self._cwd or ROOT, limit=_LINE_BYTES)
 
 
 class NatsServerProcess(ServerProcess):
@@ -305,12 +326,6 @@ class NatsStreamingProcess(ServerProcess):
     async def wait_ready(self, seconds: float | None = None) -> None:
         await self.wait_line("Streaming Server is ready", seconds or self.ready_seconds)
         self.ports = {"nats": [f"nats://127.0.0.1:{self.port}"], "monitoring": [f"http://127.0.0.1:{self.http_port}"]}
-
-
-def _die_with_parent() -> None:
-    """Let the process die with the test run, so that a killed run leaves no brokers behind (Linux)."""
-    with suppress(OSError, AttributeError):
-        _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 async def fetch(url: str, seconds: float = 30.0) -> tuple[int, bytes]:
