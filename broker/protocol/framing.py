@@ -118,8 +118,9 @@ class Framing:
     The caller sets ``headers`` once the client may send HPUB, and may change the limits with ``limit``.
     """
 
-    __slots__ = ("_chunks", "_have", "_large", "_line", "_need", "_rest", "_sizes", "_values", "begun", "headers",
-                 "held", "marks", "max_control_line", "max_payload", "payload_bytes", "reserved_replies", "traced")
+    __slots__ = ("_chunks", "_have", "_large", "_line", "_need", "_rest", "_sizes", "_values", "_whole", "begun",
+                 "headers", "held", "marks", "max_control_line", "max_payload", "payload_bytes", "reserved_replies",
+                 "traced")
 
     verbs: ClassVar[tuple[Verb, ...]]
     message_verbs: ClassVar[MessageVerbs]
@@ -138,9 +139,10 @@ class Framing:
         self._rest = b""
         # Chunks of an incomplete message, joined when it is complete. A large message's chunks do not include its line,
         # which is in ``_values``.
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | memoryview] = []
         self._have = 0
         self._need = 0
+        self._whole = 0  # ``_need`` may lack the last byte
         self._large = False
         # The last message's control line and its values, since publishers often repeat a line.
         self._line: bytes = b"\n\n"
@@ -161,8 +163,8 @@ class Framing:
 
     @property
     def missing(self) -> int:
-        """Number of bytes that the parser needs to continue the current message; 0 before its line is complete."""
-        return self._need - self._have if self._need else 0
+        """Number of bytes that complete the current message; 0 before its line is complete."""
+        return self._whole - self._have if self._need else 0
 
     def feed(self, data: bytes) -> list[Any]:
         """Parse the next bytes. Returns: all operations that are complete now. Raises: ProtocolError."""
@@ -212,6 +214,7 @@ class Framing:
                     raise _unknown()
                 if pos + 1 == end_of_data:
                     self._chunks, self._have, self._need = [large, b"\r"], size + 1, size + 2
+                    self._whole = size + 2
                 else:
                     append((subject, reply, hlen, large))
                     payload_bytes = size
@@ -298,8 +301,9 @@ class Framing:
                     self._large = size >= _LARGE_BYTES and not hlen
                     if self._large:
                         pos = start
-                    self._chunks = [data[pos:]]
+                    self._chunks = [memoryview(data)[pos:] if self._large else data[pos:]]
                     self._have = end_of_data - pos
+                    self._whole = end - pos + 2
                     # One byte after the payload suffices to refuse it.
                     self._need = end - pos + (1 if end >= end_of_data else 2)
                     break
@@ -323,12 +327,16 @@ class Framing:
 
     def _cut_large(self) -> tuple[bytes, bytes, int]:
         """Return a large message's payload, copied once; the bytes that contain its end; the position of the end."""
-        data, size = self._chunks[-1], self._values[3]
+        chunks, size = self._chunks, self._values[3]
+        data = bytes(chunks.pop())
         end = len(data) - (self._have - size)
         if end < 0:  # an earlier chunk ended with half of the line end
-            data, end = b"".join(self._chunks), size
-            return data[:end], data, end
-        return b"".join([*self._chunks[:-1], data[:end]]), data, end
+            last = chunks.pop()
+            if len(last) > 1:
+                chunks.append(last[:-1])
+            return b"".join(chunks), b"\r" + data, 0
+        chunks.append(memoryview(data)[:end])
+        return b"".join(chunks), data, end
 
     def _size(self, digits: bytes) -> int:
         """Parse and cache a payload size: few sizes occur, and a lookup is cheaper than checking digits."""

@@ -6,8 +6,9 @@
 
 Owns: the transport's reading, and the unserved bytes of a large read. Does not own: the meaning of the bytes.
 
-A slice is 32 KB, or the rest of the message in which it begins, since bytes of a payload cost little to serve. After
-256 KB other connections have their turn; otherwise uvloop would read a busy socket up to 32 times in a row.
+A slice is 32 KB, or the rest of the message in which it begins, since bytes of a payload cost little to serve. For the
+same reason, slices of large messages follow each other in one turn: then one commit has several of them. After 256 KB
+other connections have their turn; otherwise uvloop would read a busy socket up to 32 times in a row.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class ReadPacing:
     ``missing()`` returns the number of bytes that complete the message in which the bytes served so far end.
     """
 
-    __slots__ = ("_at", "_behind", "_closed", "_holds", "_later", "_loop", "_missing", "_rest", "_scheduled", "_serve",
-                 "_transport", "_turn_bytes")
+    __slots__ = ("_at", "_behind", "_closed", "_holds", "_later", "_loop", "_missing", "_receiving", "_rest",
+                 "_scheduled", "_serve", "_transport", "_turn_bytes")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.ReadTransport,
                  serve: Callable[[bytes], None], missing: Callable[[], int]) -> None:
@@ -58,6 +59,9 @@ class ReadPacing:
         self._behind = False
         """Flag: ``_rest`` or ``_later`` has work for a later turn. This counts as one hold."""
         self._scheduled = False
+        self._receiving = False
+        """Flag: reading stops at the end of ``receive``, if there is a hold then. Stopping and continuing for each
+        large message would cost two system calls and a turn of the loop."""
         self._turn_bytes = 0
 
     def upgrade(self, transport: asyncio.ReadTransport) -> None:
@@ -72,9 +76,12 @@ class ReadPacing:
             self._serve(data)
         elif not self._closed:
             self._later, self._at = data, 0
-            self._behind = True
+            self._behind = self._receiving = True
             self.hold()
             self._serve_more()
+            self._receiving = False
+            if self._holds and not self._closed:
+                self._transport.pause_reading()
 
     def receive_first(self, early: bytes) -> None:
         """Serve ``early``, the oldest unserved bytes, before the bytes that this object has buffered."""
@@ -105,7 +112,7 @@ class ReadPacing:
     def hold(self) -> None:
         """Stop reading until ``release``; holds nest."""
         self._holds += 1
-        if self._holds == 1 and not self._closed:
+        if self._holds == 1 and not self._closed and not self._receiving:
             self._transport.pause_reading()
 
     def release(self) -> None:
@@ -114,7 +121,8 @@ class ReadPacing:
         if self._closed:
             return
         if not self._holds:
-            self._transport.resume_reading()
+            if not self._receiving:
+                self._transport.resume_reading()
         elif self._behind:
             self._schedule()
 
@@ -146,11 +154,15 @@ class ReadPacing:
             rest, self._rest = self._rest, None
             rest()
         else:
-            data, start = self._later, self._at
-            self._at = end = start + max(_SLICE_BYTES, self._missing())
-            if end >= len(data):
-                self._later, self._at = b"", 0
-            self._serve(data[start:end])
+            large = True
+            while large and self._later and not self._closed and self._rest is None and self._holds == 1:
+                missing = self._missing()
+                data, start = self._later, self._at
+                self._at = end = start + max(_SLICE_BYTES, missing)
+                if end >= len(data):
+                    self._later, self._at = b"", 0
+                self._serve(data[start:end])
+                large = missing > _SLICE_BYTES or self._missing() > _SLICE_BYTES
         if self._closed:
             return
         if self._rest is None and not self._later:

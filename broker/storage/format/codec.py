@@ -10,14 +10,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 from zlib import crc32
 
 import msgpack
 import zstandard
 
-__all__ = ["SECTION_BYTES_MAX", "Compression", "Stored", "Undecodable", "Unpackable", "checksum", "compress",
-           "compress_all", "decompress", "has_content_size", "join_rows", "pack_value", "unpack_tuples", "unpack_value"]
+__all__ = ["SECTION_BYTES_MAX", "Compression", "Stored", "Undecodable", "Unpackable", "checksum", "checksum_joined",
+           "compress", "compress_all", "decompress", "has_content_size", "join_rows", "pack_array_header", "pack_value",
+           "unpack_tuples", "unpack_value"]
 
 SECTION_BYTES_MAX: Final = 1 << 28
 """The most bytes of a section before compression. Indexes, records, pages and frames stay far below, and a decoder
@@ -38,6 +40,8 @@ _SAMPLE_BYTES: Final = 1024
 """Samples of a frame with at least ``_SAMPLED`` bytes: so many pieces of such a size are compressed first. If these do
 not shrink, the frame is stored uncompressed. Trying to compress the whole frame took most of the time of storing it.
 Data that repeats only over kilobytes is stored uncompressed, too."""
+
+_CRC_POLYNOMIAL: Final = 0xEDB88320
 
 _GIL_RELEASE: Final = 5 * 1024
 """zlib.crc32 releases the GIL for more bytes than this."""
@@ -83,12 +87,29 @@ def compress(raw: bytes, *, dense: bool = False) -> bytes | None:
     return packed if len(packed) <= len(raw) - (len(raw) >> 4) else None
 
 
-def _may_shrink(raw: bytes) -> bool:
-    if len(raw) < _SAMPLED:
-        return True
+def _shrinking(frames: Sequence[bytes]) -> list[int]:
+    """Return the places of the frames that may shrink: large ones only if their samples do."""
+    places = [i for i, frame in enumerate(frames) if len(frame) >= _SMALL]
+    sampled = [i for i in places if len(frames[i]) >= _SAMPLED]
+    packed = _compress_each([_sample(frames[i]) for i in sampled])
+    bound = _SAMPLES * _SAMPLE_BYTES - (_SAMPLES * _SAMPLE_BYTES >> 4)
+    no = {i for i, segment in zip(sampled, packed, strict=True) if len(segment) > bound}
+    return [i for i in places if i not in no]
+
+
+def _sample(raw: bytes) -> bytes:
     step = len(raw) // _SAMPLES
-    sample = b"".join([raw[at:at + _SAMPLE_BYTES] for at in range(0, _SAMPLES * step, step)])
-    return len(_per_thread.compressor.compress(sample)) <= len(sample) - (len(sample) >> 4)
+    return b"".join([raw[at:at + _SAMPLE_BYTES] for at in range(0, _SAMPLES * step, step)])
+
+
+def _compress_each(raw: list[Any]) -> Any:
+    """Compress each of the bytes ``raw`` on its own, releasing the GIL once.
+
+    Returns: a sequence of results, which have a length and ``tobytes``.
+    """
+    if len(raw) < 2 or not hasattr(_per_thread.compressor, "multi_compress_to_buffer"):
+        return [memoryview(_per_thread.compressor.compress(one)) for one in raw]
+    return _per_thread.compressor.multi_compress_to_buffer(raw)
 
 
 def compress_all(frames: Sequence[bytes]) -> list[bytes | None]:
@@ -97,17 +118,11 @@ def compress_all(frames: Sequence[bytes]) -> list[bytes | None]:
     A busy loop thread gives the GIL back only after a switch interval, so each release costs the encoder one such wait:
     3 MiB took 14 ms beside a busy thread, and 40 ms with a release for each frame and each of its checksums.
     """
-    large = [i for i, frame in enumerate(frames) if len(frame) >= _SMALL and _may_shrink(frame)]
+    places = _shrinking(frames)
     out: list[bytes | None] = [None] * len(frames)
-    if len(large) < 2 or not hasattr(_per_thread.compressor, "multi_compress_to_buffer"):
-        for i in large:
-            out[i] = compress(frames[i])
-        return out
-    packed = _per_thread.compressor.multi_compress_to_buffer([frames[i] for i in large])
-    for n, i in enumerate(large):
-        raw, segment = frames[i], packed[n]
-        if len(segment) <= len(raw) - (len(raw) >> 4):
-            out[i] = segment.tobytes()
+    for i, packed in zip(places, _compress_each([frames[i] for i in places]), strict=True):
+        if len(packed) <= len(frames[i]) - (len(frames[i]) >> 4):
+            out[i] = packed.tobytes()
     return out
 
 
@@ -141,6 +156,44 @@ def checksum(data: bytes, crc: int = 0) -> int:
     for at in range(0, len(data), _GIL_RELEASE):
         crc = crc32(view[at:at + _GIL_RELEASE], crc)
     return crc
+
+
+def checksum_joined(crc: int, following: int, size: int) -> int:
+    """Return the checksum of two pieces from the checksum of each; ``size`` is the length of the second piece.
+
+    It takes 4 µs, so it pays for large pieces only. Source: zlib, crc32_combine.
+    """
+    return _product(_power(8 * size), crc) ^ following
+
+
+def _product(a: int, b: int) -> int:
+    """Multiply two polynomials modulo the polynomial of crc32; bit 31 of a number is the coefficient of 1."""
+    bit, product = 1 << 31, 0
+    while a:
+        if a & bit:
+            product ^= b
+            a ^= bit
+        bit >>= 1
+        b = b >> 1 ^ _CRC_POLYNOMIAL if b & 1 else b >> 1
+    return product
+
+
+@lru_cache(maxsize=256)
+def _power(exponent: int) -> int:
+    """Return x to the power of ``exponent``, modulo the polynomial of crc32."""
+    power, square = 1 << 31, 1 << 30
+    while exponent:
+        if exponent & 1:
+            power = _product(square, power)
+        square = _product(square, square)
+        exponent >>= 1
+    return power
+
+
+def pack_array_header(count: int) -> bytes:
+    """Return the beginning of an array of ``count`` values in msgpack."""
+    packed: bytes = _per_thread.packer.pack_array_header(count)
+    return packed
 
 
 def pack_value(value: object) -> bytes:

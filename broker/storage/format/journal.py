@@ -35,12 +35,20 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 from zlib import crc32
 
 from broker.storage.format.block import Outcome, Removed
-from broker.storage.format.codec import Undecodable, Unpackable, pack_value, unpack_value
+from broker.storage.format.codec import (
+    Undecodable,
+    Unpackable,
+    checksum,
+    checksum_joined,
+    pack_array_header,
+    pack_value,
+    unpack_value,
+)
 from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import NONCE_BYTES, Position
 from broker.storage.format.record import Record
@@ -54,14 +62,17 @@ from broker.storage.format.section import (
     unpack_header,
 )
 
-__all__ = ["AREA_BYTES_MAX", "AREA_HEADER_BYTES", "JOURNAL", "RECORD_HEADER_BYTES", "Area", "AreaHeader", "Commit",
-           "JournaledBlock", "JournaledSegment", "RecordPlace", "decode_area", "encode_commit",
-           "encode_message", "encode_record", "seal_commit", "segments_of"]
+__all__ = ["AREA_BYTES_MAX", "AREA_HEADER_BYTES", "JOURNAL", "LARGE_BODY_BYTES", "RECORD_HEADER_BYTES", "Area",
+           "AreaHeader", "Commit", "EncodedCommit", "JournaledBlock", "JournaledSegment", "RecordPlace", "decode_area",
+           "encode_commit", "encode_message", "encode_record", "seal_commit", "segments_of"]
 
 JOURNAL: Final = ".journal"
 """The name of the file in the folder of the log. No key can have this name."""
 
 AREA_BYTES_MAX: Final = 32 << 20
+LARGE_BODY_BYTES: Final = 16 * 1024
+"""A body from this size on is a part of its own in an encoded commit, so it is not copied."""
+
 AREA_HEADER_BYTES: Final = 64
 RECORD_HEADER_BYTES: Final = 8
 
@@ -72,8 +83,15 @@ _RECORD: Final = struct.Struct("<II")
 _NUMBERED: Final = struct.Struct("<II")
 _COMMIT: Final = struct.Struct("<BBQI")
 _MESSAGE: Final = struct.Struct("<BBQI QQQ QQQQq I".replace(" ", ""))
+_LARGE_BINARY: Final = struct.Struct(">BI")
+"""The beginning of a body in msgpack, as for any with more than 65 535 bytes."""
+
 _ONE_MESSAGE, _BLOCKS, _SEALED = 1, 2, 3
 _CLOSES: Final = 1
+_BODIES: Final = 5
+"""The place of the bodies in a row."""
+
+NO_CRCS: Final[Mapping[int, Mapping[int, int]]] = {}
 
 
 class AreaHeader(NamedTuple):
@@ -134,6 +152,21 @@ class Commit(NamedTuple):
     number: int
     closes: bool
     blocks: Sequence[JournaledBlock]
+
+
+class EncodedCommit(NamedTuple):
+    """The bytes of a commit.
+
+    Attributes: parts, which are written side by side; crcs: the checksums of large parts, by their places.
+    """
+
+    parts: list[bytes]
+    crcs: dict[int, int]
+
+    @property
+    def size(self) -> int:
+        """The number of all bytes."""
+        return sum(map(len, self.parts))
 
 
 class RecordPlace(NamedTuple):
@@ -206,35 +239,80 @@ class JournaledSegment:
 
 
 def encode_message(segment: int, number: int, stream_id: int, outcome: Outcome, run: tuple[int, int, int],
-                   subject: bytes, body: bytes) -> bytes:
-    """Return a commit of a single message without headers: a faster ``encode_commit``."""
-    return b"".join((_MESSAGE.pack(_ONE_MESSAGE, 0, segment, number, stream_id, run[0], run[2], *outcome,
-                                   len(subject)), subject, body))
+                   subject: bytes, body: bytes, crc: int | None = None) -> EncodedCommit:
+    """Return a commit of a single message without headers: a faster ``encode_commit``. ``crc``: a large body's."""
+    head = _MESSAGE.pack(_ONE_MESSAGE, 0, segment, number, stream_id, run[0], run[2], *outcome, len(subject))
+    if crc is None:
+        return EncodedCommit([b"".join((head, subject, body))], {})
+    return EncodedCommit([head + subject, body], {1: crc})
 
 
-def encode_commit(commit: Commit) -> bytes:
-    """Return the bytes of a commit."""
-    rows = [(block.stream_id, block.outcome, block.runs, block.subjects, block.hlens, block.bodies, block.removed,
-             _packed(block.records), _packed(block.listed)) for block in commit.blocks]
-    return _COMMIT.pack(_BLOCKS, _CLOSES if commit.closes else 0, commit.segment, commit.number) + pack_value(rows)
+def encode_commit(commit: Commit, crcs: Mapping[int, Mapping[int, int]] = NO_CRCS) -> EncodedCommit:
+    """Return the bytes of a commit.
+
+    Args: ``crcs``: for some rows, by their numbers, the checksums of large bodies, by their places in the row.
+    """
+    front = _COMMIT.pack(_BLOCKS, _CLOSES if commit.closes else 0, commit.segment, commit.number)
+    if not crcs:
+        return EncodedCommit([front + pack_value([_row(block) for block in commit.blocks])], {})
+    parts, of_parts = [front, pack_array_header(len(commit.blocks))], {}
+    for number, block in enumerate(commit.blocks):
+        row, of_bodies = _row(block), crcs.get(number)
+        if of_bodies is None:
+            parts.append(pack_value(row))
+            continue
+        parts += (pack_array_header(len(row)), *map(pack_value, row[:_BODIES]), pack_array_header(len(block.bodies)))
+        for place, body in enumerate(block.bodies):
+            if (crc := of_bodies.get(place)) is None:
+                parts.append(pack_value(body))
+            else:
+                parts.append(_LARGE_BINARY.pack(0xC6, len(body)))
+                of_parts[len(parts)] = crc
+                parts.append(body)
+        parts += map(pack_value, row[_BODIES + 1:])
+    return EncodedCommit(parts, of_parts)
 
 
-def seal_commit(commit: bytes, epoch: int, codec: SectionCodec) -> bytes:
+def _row(block: JournaledBlock) -> tuple[Any, ...]:
+    return (block.stream_id, block.outcome, block.runs, block.subjects, block.hlens, block.bodies, block.removed,
+            _packed(block.records), _packed(block.listed))
+
+
+def seal_commit(encoded: EncodedCommit, epoch: int, codec: SectionCodec) -> EncodedCommit:
     """Return an encoded commit as a section of ``codec``."""
+    commit = b"".join(encoded.parts)
     _, flags, segment, number = _COMMIT.unpack_from(commit)
     front = _COMMIT.pack(_SEALED, flags, segment, number)
     header, stored = codec.seal((commit, len(commit), 0), _position(epoch, segment, number), front)
-    return b"%b%b%b" % (front, pack_header(header), stored)
+    return EncodedCommit([b"%b%b%b" % (front, pack_header(header), stored)], {})
 
 
 def _position(epoch: int, segment: int, number: int) -> SectionPosition:
     return Position(epoch, segment), 0, 0, SectionKind.JOURNAL, number
 
 
-def encode_record(commit: bytes, number: int, seed: int) -> bytes:
-    """Return the record of an encoded commit, the ``number``-th of its area."""
-    length = len(commit)
-    return _RECORD.pack(length, crc32(commit, crc32(_NUMBERED.pack(length, number), seed))) + commit
+def encode_record(commit: EncodedCommit, number: int, seed: int) -> list[bytes]:
+    """Return the record of an encoded commit, the ``number``-th of its area, in parts."""
+    parts, crcs = commit
+    length = commit.size
+    crc = crc32(_NUMBERED.pack(length, number), seed)
+    if not crcs:
+        [data] = parts
+        return [_RECORD.pack(length, checksum(data, crc)) + data]
+    joined: list[bytes] = []
+    small: list[bytes] = [b""]
+    for place, part in enumerate(parts):
+        known = crcs.get(place)
+        if known is None:
+            small.append(part)
+            crc = checksum(part, crc)
+            continue
+        crc = checksum_joined(crc, known, len(part))
+        joined += (b"".join(small), part)
+        small = []
+    joined.append(b"".join(small))
+    joined[0] = _RECORD.pack(length, crc) + joined[0]
+    return joined
 
 
 def decode_area(data: bytes) -> Area | None:

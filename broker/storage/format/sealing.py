@@ -55,7 +55,8 @@ class SealingCodec(SectionCodec):
         self._randbytes = randbytes
         self._sessions: dict[int, _Session] = {}
 
-    def seal(self, section: Compressed, at: SectionPosition, fixed: bytes = b"") -> tuple[SectionHeader, bytes]:
+    def seal(self, section: Compressed, at: SectionPosition, fixed: bytes = b"", crc: int | None = None
+             ) -> tuple[SectionHeader, bytes]:
         data, raw_bytes, compression = section
         form = compression | self._cipher << 8
         session = self._sessions.get(at[2]) or self._begin(at[2])
@@ -93,9 +94,10 @@ class KnownKeysCodec(SealingCodec):
     def __init__(self) -> None:
         super().__init__(Cipher.AES, _known_key)
 
-    def seal(self, section: Compressed, at: SectionPosition, fixed: bytes = b"") -> tuple[SectionHeader, bytes]:
+    def seal(self, section: Compressed, at: SectionPosition, fixed: bytes = b"", crc: int | None = None
+             ) -> tuple[SectionHeader, bytes]:
         if KEYS.of_stream(at[2]) is None:
-            return SectionCodec.seal(self, section, at, fixed)
+            return SectionCodec.seal(self, section, at, fixed, crc)
         return super().seal(section, at, fixed)
 
 

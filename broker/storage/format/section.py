@@ -191,13 +191,17 @@ class SectionCodec:
         data, raw_bytes, compression = section
         return decompress(data, raw_bytes) if compression else data
 
-    def seal(self, section: Compressed, at: SectionPosition, fixed: bytes = b"") -> tuple[SectionHeader, bytes]:
+    def seal(self, section: Compressed, at: SectionPosition, fixed: bytes = b"", crc: int | None = None
+             ) -> tuple[SectionHeader, bytes]:
         """Return header and bytes of ``section``, to be stored ``at`` this position.
 
-        Args: ``fixed`` are the bytes in front of the header, which a cipher authenticates.
+        Args: ``fixed`` are the bytes in front of the header, which a cipher authenticates. ``crc`` is the checksum of
+            the bytes before compression; None: it is not known.
         """
         data, raw_bytes, compression = section
-        return (raw_bytes, len(data), checksum(data), compression), data
+        if crc is None or compression:
+            crc = checksum(data)
+        return (raw_bytes, len(data), crc, compression), data
 
     def open(self, header: SectionHeader, stored: Stored, at: SectionPosition, fixed: bytes = b"") -> bytes | Stored:
         """Return the raw bytes of the section that was read from position ``at``.

@@ -21,7 +21,7 @@ import errno
 import logging
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
@@ -31,6 +31,7 @@ from broker.storage.format.journal import (
     AREA_HEADER_BYTES,
     RECORD_HEADER_BYTES,
     AreaHeader,
+    EncodedCommit,
     encode_record,
 )
 from broker.storage.objectstore.disk import sync_directory
@@ -46,6 +47,9 @@ _FIRST_BYTES = 1 << 20
 """The size of an area at first. It doubles whenever both areas are in use, up to ``AREA_BYTES_MAX``."""
 
 _PIECE = 1 << 20
+
+_BUFFERS_MAX = 1024
+"""The most buffers of one write (IOV_MAX)."""
 
 _POLL_SECONDS = 0.01
 
@@ -97,7 +101,7 @@ class JournalPlace(NamedTuple):
 
 
 class _Write(NamedTuple):
-    data: bytes
+    data: Sequence[bytes]
     offset: int
     done: Callable[[], object]
 
@@ -152,17 +156,20 @@ class Journal:
             self._started = True
             self._thread.run(self._make_file, self._made)
 
-    def append(self, segment: int, commit: bytes, done: Callable[[], object]) -> bool:
+    def append(self, segment: int, commit: EncodedCommit, done: Callable[[], object]) -> bool:
         """Append an encoded commit of ``segment``.
 
         With ``sync``, ``done`` is called later, once it is safe. Otherwise it is safe when this returns.
 
         Returns: False if there is no room for it; then ``done`` is not called.
         """
-        size = RECORD_HEADER_BYTES + len(commit)
+        size = RECORD_HEADER_BYTES + commit.size
         if not self.ready or not self._make_room(size):
             return False
-        record = self._begin + encode_record(commit, self._count, self._seed)
+        record = encode_record(commit, self._count, self._seed)
+        if self._begin:
+            record.insert(0, self._begin)
+            size += len(self._begin)
         offset = self._area.number * AREA_BYTES_MAX + self._at
         if self.sync:
             self._waiting.append(_Write(record, offset, done))
@@ -176,7 +183,7 @@ class Journal:
                 self._give_up(error)
                 return False
         self._begin = b""
-        self._at += len(record)
+        self._at += size
         self._count += 1
         self._area.last_segment = segment
         return True
@@ -295,7 +302,7 @@ class Journal:
             for area in self._areas:
                 start = area.number * AREA_BYTES_MAX
                 for at in range(start, start + area.size, _PIECE):
-                    _write(self._fd, bytes(min(_PIECE, start + area.size - at)), at)
+                    _write(self._fd, [bytes(min(_PIECE, start + area.size - at))], at)
             os.fdatasync(self._fd)
         except OSError as error:
             return error
@@ -355,10 +362,13 @@ class Journal:
                 if isinstance(error, OSError) and error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                     raise
         for at in range(start, start + size, _PIECE):
-            _write(self._fd, bytes(min(_PIECE, start + size - at)), at)
+            _write(self._fd, [bytes(min(_PIECE, start + size - at))], at)
 
 
-def _write(fd: int, data: bytes, offset: int) -> None:
+def _write(fd: int, data: Sequence[bytes], offset: int) -> None:
     """Write all of ``data``. Raises: OSError."""
-    if os.pwrite(fd, data, offset) != len(data):
+    if len(data) > _BUFFERS_MAX:
+        data = [b"".join(data)]
+    written = os.pwrite(fd, data[0], offset) if len(data) == 1 else os.pwritev(fd, data, offset)
+    if written != sum(map(len, data)):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

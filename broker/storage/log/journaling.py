@@ -17,7 +17,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from broker.storage.format.block import Outcome
-from broker.storage.format.journal import Commit, JournaledBlock, encode_commit, encode_message, seal_commit
+from broker.storage.format.codec import checksum
+from broker.storage.format.journal import (
+    LARGE_BODY_BYTES,
+    Commit,
+    EncodedCommit,
+    JournaledBlock,
+    encode_commit,
+    encode_message,
+    seal_commit,
+)
 from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.log.journal import Journal
 from broker.storage.log.open_block import OpenBlock
@@ -104,7 +113,8 @@ class Journaling:
                     self._add(block, blocks, rows)
         marks = [_Mark(block.count, len(block.runs), len(block.removed), len(block.records), block.outcome)
                  for block in blocks]
-        if not rows or not self.journal.append(segment, self._sealed(self._encode(segment, rows)), done):
+        if not rows or not self.journal.append(
+                segment, self._sealed(self._encode(opened, segment, rows, blocks)), done):
             for block in blocks:
                 block.touch()
             return None
@@ -123,12 +133,15 @@ class Journaling:
         journaled = False
         if self.ready and self._fits(opened):
             rows = []
+            grown = []
             for block in blocks:
                 mark = self._marks.get(block.stream_id, _NOTHING)
                 row = _growth(block, mark, ())
                 if block.outcome != mark.outcome or row.runs or row.removed or row.records:
                     rows.append(row)
-            commit = self._sealed(encode_commit(Commit(segment, self.commits, True, rows)))
+                    grown.append(block)
+            crcs = self._crcs(opened, rows, grown)
+            commit = self._sealed(encode_commit(Commit(segment, self.commits, True, rows), crcs))
             journaled = self.journal.append(segment, commit, done)
         if not journaled:
             self.gaps += 1
@@ -152,16 +165,34 @@ class Journaling:
             blocks.append(block)
             rows.append(_growth(block, mark, listed))
 
-    def _sealed(self, commit: bytes) -> bytes:
+    def _sealed(self, commit: EncodedCommit) -> EncodedCommit:
         return seal_commit(commit, self.journal.epoch, self._codec) if self._codec.sealing else commit
 
-    def _encode(self, segment: int, rows: list[JournaledBlock]) -> bytes:
-        row = rows[0]
+    def _crcs(self, opened: OpenSegment, rows: Sequence[JournaledBlock], blocks: Sequence[OpenBlock[Any]]
+              ) -> dict[int, dict[int, int]]:
+        """Return the checksums of large bodies by row and place; each row is the growth of its block.
+
+        The block keeps them for its segment, which stores most large bodies as they are.
+        """
+        found: dict[int, dict[int, int]] = {}
+        if opened.tally.bytes - self._tally_bytes < LARGE_BODY_BYTES or self._codec.sealing:
+            return found
+        for number, (row, block) in enumerate(zip(rows, blocks, strict=True)):
+            crcs = {place: checksum(body) for place, body in enumerate(row.bodies) if len(body) >= LARGE_BODY_BYTES}
+            if crcs:
+                found[number] = crcs
+                first = block.count - len(row.bodies)
+                block.add_crcs({first + place: crc for place, crc in crcs.items()})
+        return found
+
+    def _encode(self, opened: OpenSegment, segment: int, rows: list[JournaledBlock],
+                blocks: list[OpenBlock[Any]]) -> EncodedCommit:
+        row, crcs = rows[0], self._crcs(opened, rows, blocks)
         if (len(rows) == 1 == len(row.bodies) and not (row.removed or row.records or row.listed)
                 and (row.hlens is None or not row.hlens[0])):
             return encode_message(segment, self.commits, row.stream_id, row.outcome, row.runs[0], row.subjects[0],
-                                  row.bodies[0])
-        return encode_commit(Commit(segment, self.commits, False, rows))
+                                  row.bodies[0], crcs[0][0] if crcs else None)
+        return encode_commit(Commit(segment, self.commits, False, rows), crcs)
 
 
 def _grown(blocks: Sequence[OpenBlock[Any]]) -> list[Grown]:

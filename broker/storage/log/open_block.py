@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, repeat
 from operator import itemgetter
 from typing import Any, Final, Generic, TypeVar
@@ -33,6 +33,7 @@ them."""
 Owner = TypeVar("Owner")
 
 _NO_OUTCOME: Final = Outcome()
+_NO_CRCS: Final[dict[int, int]] = {}
 
 
 class Tally:
@@ -57,7 +58,7 @@ class OpenBlock(Generic[Owner]):
     Each addition also counts in ``tally``. ``grown`` is True if the block is in the list of that name.
     """
 
-    __slots__ = ("_hlens", "_starts", "bodies", "count", "first_seq", "grown", "last_seq", "outcome", "owner",
+    __slots__ = ("_hlens", "_starts", "bodies", "count", "crcs", "first_seq", "grown", "last_seq", "outcome", "owner",
                  "raw_bytes", "records", "removed", "runs", "stream_id", "subjects", "tally")
 
     def __init__(self, stream_id: int, owner: Owner, tally: Tally | None = None) -> None:
@@ -75,6 +76,8 @@ class OpenBlock(Generic[Owner]):
         # Most blocks have neither, and each list would be one more object for the garbage collector to scan.
         self.records: list[Record] | tuple[()] = ()
         self.removed: list[Removed] | tuple[()] = ()
+        self.crcs: dict[int, int] = _NO_CRCS
+        """The checksums of some large bodies, by ordinal: the journal has computed them."""
         self.runs: list[tuple[int, int, int]] = []
         """Runs of messages with one time each: first_seq, number of messages, time_ns."""
         self._starts: list[int] | tuple[()] = ()
@@ -218,6 +221,12 @@ class OpenBlock(Generic[Owner]):
         tally.bytes += size
         tally.count += 1
         self.last_seq = seq
+
+    def add_crcs(self, crcs: Mapping[int, int]) -> None:
+        """Keep checksums of bodies, by ordinal, for the segment."""
+        if self.crcs is _NO_CRCS:
+            self.crcs = {}
+        self.crcs.update(crcs)
 
     def add(self, body: RecordBody) -> None:
         """Add a record that applies after the messages appended so far. It is packed at once."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Any, Final, Generic
@@ -84,7 +84,7 @@ class SealedBlock(Generic[Owner]):
     block, core, head and chunks are made on first use: if a thousand streams share a segment, most are never used.
     """
 
-    __slots__ = ("_chunks", "_core", "_head", "_ref", "compression", "frame", "frames", "ids", "kept", "opened",
+    __slots__ = ("_chunks", "_core", "_head", "_ref", "compression", "crcs", "frame", "frames", "ids", "kept", "opened",
                  "owner", "packed", "position")
 
     def __init__(self, owner: Owner, core: BlockCore | None, head: Head | None, chunks: Sequence[Chunk],
@@ -93,6 +93,8 @@ class SealedBlock(Generic[Owner]):
         self.position = position
         self.frames = frames
         """The raw frames, or parts of frames; dropped once they are encoded."""
+        self.crcs: Mapping[int, int] = {}
+        """The known checksums of raw frames, by their numbers."""
         self.packed: PackedRef | None = None
         """The block's place in the store; None for a block without messages, or before ``encode_segment``."""
         self.opened: OpenBlock[Owner] | None = None
@@ -224,7 +226,11 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
         chunks, frames = _one_frame(block, raw_bytes, head, names, stored)
     else:
         chunks, frames = _frames(block, lens, head, names, stored)
-    return SealedBlock(block.owner, core, head, chunks, frames, position)
+    sealed = SealedBlock(block.owner, core, head, chunks, frames, position)
+    if block.crcs:
+        sealed.crcs = {number: block.crcs[frame.start] for number, frame in enumerate(head.frames)
+                       if frame.messages == 1 and frame.start in block.crcs}
+    return sealed
 
 
 def _head(block: OpenBlock[Any], lens: list[int], position: Position,
@@ -460,7 +466,7 @@ def _encode(block: SealedBlock[Any], codec: SectionCodec, compressed: Sequence[C
         sealed: list[tuple[SectionHeader, bytes]] = []
         for number, section in enumerate(compressed):
             at = core.position, core.object_id, core.stream_id, SectionKind.FRAME, number
-            sealed.append(codec.seal(section, at))
+            sealed.append(codec.seal(section, at, b"", block.crcs.get(number)))
         head.frames, frames_bytes = _stored_table(head.frames, [header for header, _ in sealed])
         frames += [stored for _, stored in sealed]
         index = encode_index(head, staged=core.staged, codec=codec)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker.storage.format.block import CORE_FIXED_BYTES, BlockPlace, BlockRef, decode_core
-from broker.storage.format.codec import Undecodable, compress, compress_all, decompress
+from broker.storage.format.codec import Undecodable, checksum_joined, compress, compress_all, decompress
 from broker.storage.format.columns import Column, Misfit, read_column
 from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
 from broker.storage.format.frames import decode_frame
@@ -264,3 +264,11 @@ def test_block_references_compare_by_their_values() -> None:
     assert (other == REF, hash(other) == hash(REF)) == (True, True)
     other.position = Position(3, 7)
     assert other != REF
+
+
+@given(st.binary(), st.binary())
+def test_checksums_are_joined(first: bytes, second: bytes) -> None:
+    """Shows that the checksum of two pieces follows from those of each; and of very long pieces, by parts."""
+    assert checksum_joined(crc32(first), crc32(second), len(second)) == crc32(first + second)
+    zeros = bytes(1 << 20)
+    assert checksum_joined(crc32(first), crc32(zeros), len(zeros)) == crc32(zeros, crc32(first))

@@ -17,6 +17,7 @@ from broker.storage.format.journal import (
     Area,
     AreaHeader,
     Commit,
+    EncodedCommit,
     JournaledBlock,
     decode_area,
     encode_commit,
@@ -32,9 +33,10 @@ LATER = HEADER._replace(serial=4)
 OUTCOME = Outcome(1, 9, 9, 387, 1000)
 
 
-def area_of(commits: Sequence[bytes], header: AreaHeader = HEADER) -> bytes:
+def area_of(commits: Sequence[EncodedCommit], header: AreaHeader = HEADER) -> bytes:
     """Return the bytes of an area with these encoded commits."""
-    return header.encode() + b"".join(encode_record(commit, at, header.seed) for at, commit in enumerate(commits))
+    return header.encode() + b"".join(b"".join(encode_record(commit, at, header.seed))
+                                      for at, commit in enumerate(commits))
 
 
 def plain(segment: int, number: int, closes: bool = False) -> Commit:
@@ -84,6 +86,28 @@ def test_the_fast_form_of_a_message_is_read_back(stream_id: int, seq: int, time_
     assert one == other
 
 
+@given(st.lists(commits, max_size=3), st.data())
+def test_large_bodies_are_written_where_they_are(written: list[Commit], data: st.DataObject) -> None:
+    """Shows that a commit with known checksums of some bodies has these bodies as parts, and is read back."""
+    encoded = []
+    for commit in written:
+        crcs = {number: {place: crc32(body) for place, body in enumerate(block.bodies) if data.draw(st.booleans())}
+                for number, block in enumerate(commit.blocks)}
+        known = {number: places for number, places in crcs.items() if places}
+        encoded.append(encode_commit(commit, known))
+        bodies = [commit.blocks[number].bodies[place] for number, places in known.items() for place in places]
+        assert [encoded[-1].parts[place] for place in encoded[-1].crcs] == bodies
+    assert commits_in(area_of(encoded)) == written
+
+
+@given(st.binary(), st.binary(min_size=1))
+def test_a_large_body_changes_no_byte_of_a_message(subject: bytes, body: bytes) -> None:
+    """Shows that a record has the same bytes, and so the same checksum, if the checksum of the body is known."""
+    plain, large = (encode_message(4, 2, 5, OUTCOME, (9, 1, 1000), subject, body, crc) for crc in (None, crc32(body)))
+    assert large.parts[1] is body
+    assert b"".join(encode_record(large, 3, 77)) == b"".join(encode_record(plain, 3, 77))
+
+
 def test_the_bytes_are_as_documented() -> None:
     """Shows the layout: a change of it needs a new version."""
     message = encode_message(4, 2, 5, OUTCOME, (9, 1, 1000), b"s.a", b"hello")
@@ -113,10 +137,10 @@ def test_a_torn_record_ends_the_area(data: st.DataObject) -> None:
 @given(st.integers(0, 1 << 40), st.integers(1, 1 << 31), st.integers(0, 3))
 def test_a_record_of_an_earlier_lap_is_never_valid(serial: int, later: int, at: int) -> None:
     """Shows that a record is refused in the same place of an area with any later serial."""
-    old = encode_record(encode_commit(plain(1, at)), at, AreaHeader(7, NONCE, serial).seed)
+    old = b"".join(encode_record(encode_commit(plain(1, at)), at, AreaHeader(7, NONCE, serial).seed))
     header = AreaHeader(7, NONCE, serial + later)
-    new = [encode_record(encode_commit(plain(9, number)), number, header.seed) for number in range(at)]
-    assert len(commits_in(header.encode() + b"".join(new) + old)) == at
+    new = area_of([encode_commit(plain(9, number)) for number in range(at)], header)
+    assert len(commits_in(new + old)) == at
 
 
 @given(st.binary(max_size=200))
@@ -140,10 +164,10 @@ def test_a_newer_version_is_not_skipped() -> None:
 def test_an_intact_commit_that_cannot_be_used(commit: bytes) -> None:
     """Shows that it is Corrupt, and not the end of the journal; a commit without bytes is the end."""
     if not commit:
-        assert commits_in(area_of([commit])) == []
+        assert commits_in(area_of([EncodedCommit([commit], {})])) == []
         return
     with pytest.raises(Corrupt):
-        commits_in(area_of([commit]))
+        commits_in(area_of([EncodedCommit([commit], {})]))
 
 
 def shape(areas: Sequence[Area], first: int) -> list[tuple[int, int, bool]]:

@@ -16,13 +16,15 @@ import pytest
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take_shard
 from broker.storage import journal_reader
+from broker.storage.format import codec, section
+from broker.storage.format import journal as format_journal
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import FORMAT_VERSION, Position
-from broker.storage.format.journal import AREA_BYTES_MAX, JOURNAL
+from broker.storage.format.journal import AREA_BYTES_MAX, JOURNAL, EncodedCommit
 from broker.storage.format.store import JOURNAL_VERSION, StoreFormat
 from broker.storage.journal_reader import find_journaled
 from broker.storage.journal_replay import journal_place, replay_journal
-from broker.storage.log import journal
+from broker.storage.log import journal, journaling
 from broker.storage.log.journal import JournalPlace
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
@@ -370,6 +372,40 @@ def test_a_large_commit_is_a_segment(world: World) -> None:
     play(world, main)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_large_message_has_one_checksum(world: World, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Shows that the segment uses the checksum that the journal has computed, and that both can be read."""
+    bodies = [random.Random(at).randbytes(100_000) for at in range(count)]
+    summed: list[int] = []
+    real = codec.checksum
+
+    def counted(data: bytes, crc: int = 0) -> int:
+        if len(data) == 100_000:
+            summed.append(real(data))
+        return real(data, crc)
+
+    for module in (journaling, section, format_journal):
+        monkeypatch.setattr(module, "checksum", counted)
+
+    async def main(world: World, clock: ManualClock) -> None:
+        await ready(world, clock)
+        for body in bodies:
+            world.stream.publish(1, body)
+        world.log.wait_safe(world.made.append, world.stream.last_seq)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert all(body in world.file.read_bytes() for body in bodies)
+        await world.log.persisted()
+        assert len(summed) == count
+        await world.publish(1, bodies[0])
+        await world.kill()
+        await world.open(clock)
+        await world.kill()
+
+    play(world, main)
+    assert list(world.stored().values())[-count - 1:] == [*bodies, bodies[0]]
+
+
 def test_a_disk_without_room_for_a_journal(world: World, monkeypatch: pytest.MonkeyPatch,
                                            caplog: pytest.LogCaptureFixture) -> None:
     """Shows that each commit is a segment then, and that the log says so."""
@@ -391,7 +427,9 @@ def test_a_disk_without_room_for_a_journal(world: World, monkeypatch: pytest.Mon
     assert list(world.stored()) == [1, 2, 3, 4]
 
 
-def test_a_write_that_fails_ends_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("call", "body"), [("pwrite", b"hello"), ("pwritev", bytes(100_000))])
+def test_a_write_that_fails_ends_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str,
+                                             body: bytes) -> None:
     """Shows that without flushes, commits become segments from a failed write on, and nothing is lost."""
     world = World(tmp_path / "store", 3_600_000_000_000)
 
@@ -399,8 +437,8 @@ def test_a_write_that_fails_ends_the_journal(tmp_path: Path, monkeypatch: pytest
         await ready(world, clock)
         await world.publish(2)
         with monkeypatch.context() as patch:
-            patch.setattr(os, "pwrite", lambda fd, data, offset: 10)
-            await world.publish(2)
+            patch.setattr(os, call, lambda fd, data, offset: 10)
+            await world.publish(2, body)
         await world.log.persisted()
         assert world.made == [1, 2, 3, 4, 5]
         await world.publish(2)
@@ -526,8 +564,8 @@ async def test_a_thread_flushes(tmp_path: Path) -> None:
     await made.wait()
     done, last = [], asyncio.Event()
     for number in range(100):
-        assert file.append(1, b"commit", lambda number=number: done.append(number))  # type: ignore[misc]
-    assert file.append(1, b"last", last.set)
+        assert file.append(1, EncodedCommit([b"commit"], {}), lambda number=number: done.append(number))  # type: ignore[misc]
+    assert file.append(1, EncodedCommit([b"last"], {}), last.set)
     assert not done
     await last.wait()
     assert done == list(range(100))
