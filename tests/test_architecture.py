@@ -136,15 +136,20 @@ MAY: dict[str, set[str]] = {
     "jetstream.catalogue": {
         "jetstream.account", "jetstream.config", "jetstream.shard_streams", "jetstream.stream", "jetstream.wire",
         "storage.format", "storage.log", "storage.state"},
+    "jetstream.peers": {"jetstream.bus", "jetstream.stream.upstream", "jetstream.wire"},
+    "jetstream.shared_catalogue": {
+        "jetstream.account", "jetstream.bus", "jetstream.catalogue", "jetstream.config", "jetstream.peers",
+        "jetstream.shard_streams", "jetstream.stream", "jetstream.wire", "storage.format", "storage.log",
+        "storage.objectstore", "storage.put", "storage.state"},
     "jetstream.shard_streams": {
         "base", "jetstream.account", "jetstream.inbox", "jetstream.stream", "storage.erasure", "storage.format",
         "storage.log", "storage.paths", "storage.read", "storage.state"},
     "jetstream.engine": {
         "access", "base", "config.settings", "jetstream.account", "jetstream.api", "jetstream.bus",
         "jetstream.catalogue", "jetstream.config", "jetstream.consumer.delivery", "jetstream.inbox",
-        "jetstream.inflight", "jetstream.shard_streams", "jetstream.stream", "jetstream.stream.shared",
-        "jetstream.stream.upstream", "jetstream.usage", "jetstream.wire", "storage.erasure", "storage.format",
-        "storage.log", "storage.read", "storage.staging", "storage.state"},
+        "jetstream.inflight", "jetstream.peers", "jetstream.shard_streams", "jetstream.shared_catalogue",
+        "jetstream.stream", "jetstream.stream.shared", "jetstream.stream.upstream", "jetstream.usage", "jetstream.wire",
+        "storage.erasure", "storage.format", "storage.log", "storage.read", "storage.staging", "storage.state"},
     "jetstream.overview": {"base", "jetstream.account", "jetstream.consumer", "jetstream.stream"},
     # NATS Streaming.
     "streaming": {
@@ -219,6 +224,9 @@ MAY: dict[str, set[str]] = {
     "runtime.shard_set": {
         "base", "jetstream.catalogue", "maintenance.scrub", "runtime.shard_owner", "runtime.store_host",
         "storage.objectstore", "storage.shard"},
+    "runtime.own_shards": {
+        "base", "maintenance.scrub", "runtime.shard_owner", "runtime.store_host", "storage.format",
+        "storage.objectstore", "storage.paths", "storage.put", "storage.shard"},
     "runtime.adopt": {
         "access", "base", "config.settings", "jetstream.engine", "jetstream.inbox", "jetstream.wire",
         "runtime.shard_set", "runtime.store_host", "server.accounts", "server.routing", "storage.objectstore",
@@ -226,10 +234,12 @@ MAY: dict[str, set[str]] = {
     "front": {"access", "base", "config.settings", "jwt", "monitor", "server.accounts", "version"},
     "runtime": {
         "access", "base", "config", "config.kinds", "config.settings", "front", "jetstream.account", "jetstream.engine",
-        "jetstream.inbox", "jetstream.overview", "jetstream.wire", "maintenance.scrub", "monitor", "runtime.adopt",
-        "runtime.shard_owner", "runtime.shard_set", "runtime.store_host", "server", "server.accounts", "server.auth",
-        "server.listeners", "server.operator", "server.routing", "server.system", "storage.log",
-        "storage.objectstore", "storage.paths", "storage.put", "storage.shard", "streaming", "upstreams", "version"},
+        "jetstream.inbox", "jetstream.overview", "jetstream.peers", "jetstream.wire", "maintenance.scrub", "monitor",
+        "runtime.adopt", "runtime.own_shards", "runtime.shard_owner", "runtime.shard_set", "runtime.store_host",
+        "server", "server.accounts", "server.auth", "server.listeners", "server.operator", "server.routing",
+        "server.system", "storage.log",
+        "storage.objectstore", "storage.paths", "storage.put", "storage.read", "storage.shard", "streaming",
+        "upstreams", "version"},
     "runtime.embedded": {"base", "config", "config.settings", "runtime"},
     "runtime.broker_thread": {"runtime.embedded"},
     "runtime.inside": {

@@ -57,27 +57,44 @@ def _nothing() -> None:
     pass
 
 
-async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable[[], object] = _nothing) -> StoreLock:
-    """Return the shard's lock as soon as no other process holds it. Raises: StoreRefused if locks do not work here."""
+async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable[[], object] = _nothing, *,
+                        clock: Clock | None = None, patience_ns: int = 0) -> StoreLock:
+    """Return the shard's lock as soon as no other process holds it. Raises: StoreRefused if locks do not work here.
+
+    Args: ``patience_ns``: the time for which the lock must have been free by ``clock``, whenever it is tried.
+    """
     assert store.try_lock is not None
     folder = paths.prefix.rstrip("/")
     waiting = False
-    while (lock := store.try_lock(folder)) is None:
+    free_since_ns: int | None = None
+    while True:
+        lock = store.try_lock(folder)
+        if lock is None:
+            free_since_ns = None
+        elif not patience_ns or clock is None:
+            return lock
+        else:
+            now_ns = clock.monotonic_ns()
+            free_since_ns = now_ns if free_since_ns is None else free_since_ns
+            if now_ns - free_since_ns >= patience_ns:
+                return lock
+            lock.release()
         if not waiting:
             waiting = True
             on_wait()
-            _log.info("standby: another broker holds the lock of %s%s", store.url, f"/{folder}")
+            _log.info("standby: another broker holds the lock of %s%s" if lock is None
+                      else "standby: another broker is to hold the lock of %s%s", store.url, f"/{folder}")
         await asyncio.sleep(LOCK_POLL_NS / 1e9)
-    return lock
 
 
 async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
                          lease_ns: int = LEASE_NS, on_wait: Callable[[], object] = _nothing, *,
-                         silence_ns: int | None = None) -> Watched:
+                         silence_ns: int | None = None, patient: bool = False) -> Watched:
     """Return when taking the shard may be tried: its log has not grown for ``silence_ns``, or one of the short cuts
     holds.
 
-    Args: lease_ns is T, which sets the interval of polls; silence_ns is T by default, and longer after failed attempts.
+    Args: lease_ns is T, which sets the interval of polls; silence_ns is T by default, and longer after failed attempts;
+        patient: the short cuts are for another broker.
     Raises: Corrupt, StoreRefused. After a Transient error the wait continues: a store that fails cannot be taken.
     """
     watch = _Watch(store, paths, me, StoreRetry(store, clock, rng))
@@ -90,7 +107,7 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
         since_ns, last_ns = began_ns - last_ns, began_ns
         try:
             grew = await watch.poll()
-            if watch.free:
+            if watch.free and not patient:
                 return watch.seen(silent=False)
             if not grew and began_ns - seen_at_ns >= silence_ns:
                 # The awaited number may have been swept since the last poll: then there is a checkpoint beyond it.

@@ -15,7 +15,8 @@ from broker.base.gotime import format_duration, parse_duration
 
 __all__ = ["DEFAULT_MAX_CONSUMERS", "SYNC_INTERVAL_NS", "Kind", "boolean", "bound", "choice", "consumers",
            "duration_ns", "fingerprints", "handshake_first", "header_fields", "http_url", "integer", "limit", "name",
-           "names", "networks", "origins", "parse_duration_ns", "parse_size", "port", "size", "sync_interval", "text"]
+           "names", "networks", "origins", "parse_duration_ns", "parse_size", "port", "shard_numbers", "size",
+           "sync_interval", "text"]
 
 MASK = "[REDACTED]"
 """The text that replaces a secret wherever settings are shown. It is refused as a value: everybody would know it."""
@@ -174,6 +175,19 @@ def choice(*words: str) -> Kind:
             raise ValueError("must be one of " + ", ".join(words))
         return word
     return parse
+
+
+def shard_numbers(value: Any) -> tuple[int, ...] | None:
+    """A list of numbers of shards, or one text in which commas (or spaces) separate them; "" and null for all."""
+    if value is None or value == "":
+        return None
+    items = re.split(r"[,\s]+", value.strip()) if isinstance(value, str) else value
+    if isinstance(items, int) and not isinstance(items, bool):
+        items = [items]
+    if not isinstance(items, list | tuple):
+        raise ValueError("must be a list of shard numbers, such as [0, 3]")
+    number = integer(0, 255)
+    return tuple(sorted({number(item) for item in items}))
 
 
 def names(value: Any) -> tuple[str, ...]:

@@ -297,6 +297,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
     yield from _accounts_contradictions(settings)
     yield from _domain_contradictions(settings)
     yield from _connection_contradictions(settings)
+    yield from _owner_contradictions(settings)
     if storage.tail_bytes_max < 2 * storage.segment_bytes:
         yield (("storage.tail_bytes_max", "storage.segment_bytes"),
                "tail_bytes_max must be at least twice segment_bytes")
@@ -310,6 +311,39 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
                f"commit_interval ({format_duration(storage.commit_interval_ns or 0)}) and put_timeout "
                f"({format_duration(storage.put_timeout_ns)}) together must be lower than lease "
                f"({format_duration(storage.lease_ns)}), or one slow request loses the store")
+
+
+def _owner_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Check the settings of brokers that share the shards of a store: those with ``own``, and several workers."""
+    storage, workers = settings.storage, settings.front.workers
+    if storage.own is not None:
+        here, shown = "storage.own", "own"
+        if workers:
+            yield (here, "front.workers"), "--workers deals the shards out: leave own out"
+        if not storage.shards:
+            yield (here,), ("own needs the number of the store's shards: set jetblock { shards }, the same for all "
+                            "brokers")
+        elif any(number >= storage.shards for number in storage.own):
+            yield (here, "storage.shards"), (f"own names shard {storage.own[-1]}, and the store has the shards 0 to "
+                                             f"{storage.shards - 1}")
+    elif workers > 1:
+        here, shown = "front.workers", f"--workers {workers}"
+        if 0 < storage.shards < workers:
+            yield (here, "storage.shards"), (f"{workers} workers need a shard each, and shards is {storage.shards}: "
+                                             "raise it, or leave it out")
+    else:
+        return
+    if settings.accounts.no_system:
+        yield (here,), f"{shown} needs the system account, in which the brokers of a store ask each other"
+    if storage.key:
+        yield (here, "storage.key"), f"{shown}: an encrypted store has one broker in this version"
+    if storage.sync_interval_ns is not None:
+        yield (here, "storage.sync_interval_ns"), (f"{shown}: messages are synced before PubAcks if several brokers "
+                                                   "own a store: leave sync_interval out")
+    if storage.url.startswith("memory:"):
+        yield (here, "storage.url"), f"{shown}: other processes cannot reach a store in memory"
+    if settings.streaming.enabled:
+        yield (here, "streaming.enabled"), f"{shown}: NATS Streaming needs all shards of its store in one broker"
 
 
 def _callout_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:

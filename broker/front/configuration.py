@@ -103,9 +103,18 @@ def front_lines(settings: Settings, links: Collection[Link], accounts: Collectio
     return list(_lines(top))
 
 
-def worker_settings(settings: Settings, link: Link, accounts: Collection[str]) -> Settings:
-    """Return the settings of a worker: those of the broker without ports, users and what accounts share."""
-    users = tuple(User(str(number), link.secret, account=name) for number, name in enumerate(accounts))
+def own_shards(settings: Settings, number: int) -> dict[str, Any]:
+    """Return the settings about the shards of worker ``number``, from 0: the shards are dealt out in turn."""
+    workers = settings.front.workers
+    if workers <= 1:
+        return {}
+    shards = settings.storage.shards or workers
+    return {"shards": shards, "own": tuple(range(number, shards, workers))}
+
+
+def worker_settings(settings: Settings, link: Link, accounts: Collection[str], number: int = 0) -> Settings:
+    """Return the settings of worker ``number``: those of the broker without ports, users and what accounts share."""
+    users = tuple(User(str(user), link.secret, account=name) for user, name in enumerate(accounts))
     return make_settings({
         "server_name": link.name,
         "clients.host": _LOOPBACK, "clients.listen": False, "clients.port": 0, "clients.proxy_protocol": False,
@@ -117,6 +126,7 @@ def worker_settings(settings: Settings, link: Link, accounts: Collection[str]) -
         "monitoring": MonitoringSettings(port=link.pages_port, host=_LOOPBACK, user="supervisor",
                                          password=link.secret, protect_health=True),
         "logging": settings.logging.replace(file="", format="text", times=False),
+        "storage": settings.storage.replace(**own_shards(settings, number)),
         "process": ProcessSettings(), "front": type(settings.front)(), "notices": (), "file": "",
     }, settings)
 

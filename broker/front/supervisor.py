@@ -137,7 +137,6 @@ class Supervisor:
             log.info("Using configuration file: %s (%s)", settings.file, settings.digest)
         for notice in (*settings.notices, *limit_notices(settings)):
             log.warning("%s", notice)
-        _refuse_several(settings)
         self._program = await nats_server.find(settings.front.nats_server)
         if self._port < 0:
             self._port = self._ports.reserve(settings.clients.host)
@@ -281,7 +280,8 @@ class Supervisor:
                             pages_path=self._pages_path, port=self._port)
         self._places = _write_lines(self._front_file, lines)
         for number, link in enumerate(self._links):
-            _write_whole(self._worker_file(number), pickle.dumps(worker_settings(settings, link, self._accounts)))
+            _write_whole(self._worker_file(number), pickle.dumps(
+                worker_settings(settings, link, self._accounts, number)))
 
     # ---- the children
 
@@ -297,7 +297,7 @@ class Supervisor:
             self._changed.set()
         elif not text:
             informed.clear()
-        elif text.endswith("waiting as a standby") or _OTHER_OWNER.match(text):
+        elif len(self._workers) == 1 and (text.endswith("waiting as a standby") or _OTHER_OWNER.match(text)):
             self._workers[number].ready.clear()
             informed.clear()
             self._changed.set()
@@ -331,15 +331,8 @@ class Supervisor:
             log.info("Server is ready")
 
 
-def _refuse_several(settings: Settings) -> None:
-    if settings.front.workers > 1:
-        raise StartError(f"{settings.front.workers} workers need a shard each, and one worker holds all shards in this "
-                         "version of jetblock: use --workers 1")
-
-
 async def configuration_errors(settings: Settings) -> str:
     """Return nats-server's errors about its configuration; "" if there are none. Raises: StartError."""
-    _refuse_several(settings)
     program = await nats_server.find(settings.front.nats_server)
     with tempfile.TemporaryDirectory(prefix="jetblock-") as folder:
         path = Path(folder, "nats-server.conf")

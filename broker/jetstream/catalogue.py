@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from broker.storage.log.log import Log
     from broker.storage.log.stream_log import StreamLog
 
-__all__ = ["SHARD", "Catalogue", "settle"]
+__all__ = ["SHARD", "Catalogue", "settle", "settle_stream"]
 
 _log = logging.getLogger(__name__)
 
@@ -100,15 +101,43 @@ class Catalogue:
             return None
         entry = CatalogueEntry(stream.stream_id, shard.number, record.account, record.name, record.config,
                                record.created_ns)
-        return self._then(entry, stream, record)
+        return self._then(entry, stream, lambda: record)
 
-    def update(self, stream: Stream, record: StreamUpdate) -> asyncio.Future[None] | None:
-        """Store an update record of a stream; returns as ``create`` does."""
+    def update(self, stream: Stream, config: StreamConfig) -> asyncio.Future[None] | None:
+        """Store an update of a stream to ``config``; returns as ``create`` does."""
         entry = self.entries.get(stream.stream_id)
         if entry is None:
-            _record(stream, record)
+            _record(stream, stream.enforcement.update_record(config))
             return None
-        return self._then(replace(entry, config=record.config), stream, record)
+        # The record is made when it is added: it says how many messages a subject has until then.
+        return self._then(replace(entry, config=config.to_json()), stream,
+                          lambda: stream.enforcement.update_record(config))
+
+    @asynccontextmanager
+    async def deleting(self, stream: Stream) -> AsyncIterator[None]:
+        """Enter the body, which deletes the stream, once the stream may be disconnected. Raises: ApiError."""
+        yield
+
+    def is_elsewhere(self, shard: int) -> bool:
+        """Return whether another broker owns a shard."""
+        return False
+
+    def create_elsewhere(self, account: str, config: StreamConfig, shard: int, now_ns: int,
+                         ) -> tuple[CatalogueEntry, asyncio.Future[None]]:
+        """Let another broker create a stream. Returns: its entry, and a future that is done once it is persisted."""
+        raise NotImplementedError("this broker owns all shards")
+
+    async def shown(self, entry: CatalogueEntry) -> dict[str, Any]:
+        """Return the info of a stream in another broker's shard, once it serves. Raises: ApiError."""
+        raise NotImplementedError("this broker owns all shards")
+
+    async def infos(self, account: str, names: Iterable[tuple[str, int]]) -> dict[str, dict[str, Any]]:
+        """Return the infos of streams in other brokers' shards that come in time, by name."""
+        return {}
+
+    async def usages(self, account: str) -> list[dict[str, int]]:
+        """Return what an account uses in the shards of other brokers."""
+        return []
 
     def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
         """Call ``delete``, which adds the delete record of a stream to its ``log``.
@@ -138,11 +167,12 @@ class Catalogue:
         self._change([replace(entry, deleting=True)], then=follow)
         return done
 
-    def _then(self, entry: CatalogueEntry, stream: Stream, record: StreamCreate | StreamUpdate) -> asyncio.Future[None]:
+    def _then(self, entry: CatalogueEntry, stream: Stream,
+              record: Callable[[], StreamCreate | StreamUpdate]) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def follow() -> None:
-            _record(stream, record)
+            _record(stream, record())
             stream.log.barrier()
             resolve(done)
 
@@ -182,22 +212,10 @@ async def settle(logs: Mapping[int, Log]) -> None:
     gone: list[int] = []
     changed: set[int] = set()
     for entry in logs[0].state.catalogue.values():
-        log = logs[entry.shard]
-        state = log.state.streams.get(entry.stream_id)
         if entry.deleting:
             gone.append(entry.stream_id)
-            if state is None:
-                continue
-            UnusedStream(state).delete(log)
-        elif state is None:
-            state = StreamState(entry.stream_id, entry.account, entry.name, entry.config, entry.created_ns)
-            log.block(_Created(state)).add(
-                StreamCreate(entry.account, entry.name, entry.config, entry.created_ns))
-        elif state.config != entry.config and state.offline is None:
-            log.block(UnusedStream(state)).add(StreamUpdate(entry.config, {PER_SUBJECT: None}))
-        else:
-            continue
-        changed.add(entry.shard)
+        if settle_stream(entry, logs[entry.shard]):
+            changed.add(entry.shard)
     strays = _strays(logs, changed)
     for number in changed:
         logs[number].urgent()
@@ -207,6 +225,26 @@ async def settle(logs: Mapping[int, Log]) -> None:
         logs[0].block(logs[0].shard).add(CatalogueRecord(strays, gone))
         logs[0].urgent()
         await logs[0].persisted()
+
+
+def settle_stream(entry: CatalogueEntry, log: Log) -> bool:
+    """Record in the stream's shard what its entry says and the shard does not have; return whether that was anything.
+
+    Call it while the stream does not serve.
+    """
+    state = log.state.streams.get(entry.stream_id)
+    if entry.deleting:
+        if state is None:
+            return False
+        UnusedStream(state).delete(log)
+    elif state is None:
+        state = StreamState(entry.stream_id, entry.account, entry.name, entry.config, entry.created_ns)
+        log.block(_Created(state)).add(StreamCreate(entry.account, entry.name, entry.config, entry.created_ns))
+    elif state.config != entry.config and state.offline is None:
+        log.block(UnusedStream(state)).add(StreamUpdate(entry.config, {PER_SUBJECT: None}))
+    else:
+        return False
+    return True
 
 
 def _strays(logs: Mapping[int, Log], changed: set[int]) -> list[CatalogueEntry]:

@@ -46,16 +46,19 @@ from broker.storage.log.memory_log import MemoryLog
 if TYPE_CHECKING:
     from broker.jetstream.account.leafs import Leafs
     from broker.jetstream.api.disabled import DisabledApi
-    from broker.jetstream.bus import Bus, Msg, Source
+    from broker.jetstream.bus import Bus, Msg, Source, Subscription
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.consumer.delivery.receiver import Receiver
+    from broker.jetstream.peers import Peers
+    from broker.jetstream.shared_catalogue import Shard, SharedCatalogue
     from broker.jetstream.stream.shared.listeners import Listener
     from broker.jetstream.stream.stream import Stream
     from broker.jetstream.stream.upstream.link import Remote
     from broker.storage.erasure.eraser import Eraser
     from broker.storage.format.request import Version
     from broker.storage.log.log import Log
+    from broker.storage.log.stream_log import StreamLog
     from broker.storage.read.reader import BlockReader
     from broker.storage.staging.answers import Answer
     from broker.storage.state.stream import StreamState
@@ -104,6 +107,8 @@ class JetStream:
         self._system_events: SystemEvents | None = None
         self.shards: dict[int, ShardStreams] = {}
         self.catalogue = Catalogue(self.shards)
+        self.shared: SharedCatalogue | None = None
+        """The catalogue if other brokers own shards of the store, too; None if this broker owns all."""
         self._complete = False
         """True once all shards are open."""
         self._listening = False
@@ -122,6 +127,23 @@ class JetStream:
     def available(self) -> bool:
         """True if all shards of this broker are open, and the proof of owning them is fresh."""
         return self._complete and all(shard.available for shard in self.shards.values())
+
+    def serves(self, stream: Stream | None) -> bool:
+        """Return whether requests about a stream may be answered, or, for None, those about an account."""
+        if self.shared is None:
+            return self.available
+        if stream is None:
+            return self.shared.leads and self.shards[0].available
+        return all(shard.available for shard in self.shards.values() if shard.log is stream.log)
+
+    @property
+    def subscribe_api(self) -> Callable[[str], Callable[[str], list[Subscription]]] | None:
+        """See ``Host.subscribe_api``."""
+        return None if self.shared is None else self._subscriber_of
+
+    def _subscriber_of(self, account: str) -> Callable[[str], list[Subscription]]:
+        api = self.apis.get(account)
+        return api.subscribe_stream if isinstance(api, Api) else lambda _: []
 
     @property
     def stuck(self) -> bool:
@@ -164,6 +186,26 @@ class JetStream:
             if shard.log is stream.log:
                 shard.failed_streams[stream.stream_id] = reason
 
+    def share(self, peers: Peers, count: int, read: Callable[[int], Shard], *, idle_seconds: float) -> SharedCatalogue:
+        """Own some of the ``count`` shards of a store, beside other brokers. Call it before accounts are added."""
+        from broker.jetstream.api.request import Request
+        from broker.jetstream.api.streams import stream_info
+        from broker.jetstream.shared_catalogue import SharedCatalogue
+
+        async def show(account: Account, stream: Stream) -> dict[str, Any]:
+            api = self.apis[account.name]
+            assert isinstance(api, Api)
+            return await stream_info(Request(account, api.transfers, [], b"", b""), stream, dynamic=True, domain=False)
+
+        async def flushed(account: str) -> None:
+            if (leafs := self.leafs) is not None:
+                await leafs.flushed(account)
+
+        self.catalogue = self.shared = SharedCatalogue(
+            self.shards, self.accounts, peers, count, read, self.rng, idle_seconds=idle_seconds, flushed=flushed,
+            show=show)
+        return self.shared
+
     def _first_shard(self) -> ShardStreams:
         if not self.shards:
             raise RuntimeError("JetStream is not open")
@@ -189,11 +231,13 @@ class JetStream:
         else:
             self._check_limits(name, limits)
             account = self.accounts[name] = Account(self, name, bus, self.clock, self.rng, self.settings, limits)
-            api = Api(account, self.rng, self._waiting, self._show)
+            api = Api(account, self.rng, self._waiting, self._show, self.shared)
+            if self.shared is not None:
+                self.shared.account_added(account)
             if self.shards:
                 restored = self._start(self._restore_later(account), "restore account")
         self.apis[name] = api
-        if self._listening:
+        if self._listening and (self.shared is None or 0 in self.shards):
             api.start()
         return restored
 
@@ -290,6 +334,8 @@ class JetStream:
                 self.catalogue.delete(state.stream_id, shard.log, partial(UnusedStream(state).delete, shard.log))
                 if account is not None:
                     account.offline.pop(state.name, None)
+        if self.shared is not None:
+            await self.shared.purge(name)
         for shard in shards:
             shard.log.urgent()
         _log.info("Purge of account %s: %d streams, and %d that were not in use", name, len(live), len(unused))
@@ -349,8 +395,9 @@ class JetStream:
     def listen(self) -> None:
         """Start answering the API, with 10008 until ``open``."""
         self._listening = True
-        for api in self._all_apis():
-            api.start()
+        if self.shared is None:
+            for api in self._all_apis():
+                api.start()
 
     async def open(self, shard: int, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0,
                    inbox: InboxSettings | None = None,
@@ -376,6 +423,11 @@ class JetStream:
                          "there is no such account here with JetStream", count, name)
         openings = [opening for account in self.accounts.values() for opening in self._restore(account, (opened,))]
         self._complete = not more
+        if self.shared is not None:
+            self.shared.opened(shard)
+            if not shard:
+                for api in self._all_apis():
+                    api.start()
         if openings:
             await asyncio.wait(openings, timeout=wait_seconds)
         settings, writing = inbox or InboxSettings(poll_ns=None), self._inflight.writing
@@ -384,6 +436,31 @@ class JetStream:
         if eraser is not None:
             opened.start_erasing(eraser)
 
+    async def close_shard(self, number: int) -> None:
+        """Drop the streams and consumers of one shard, which was lost, at once; write nothing, and notify no client."""
+        shard = self.shards.get(number)
+        if shard is None or self.shared is None:
+            return
+        logs: list[StreamLog] = [shard.log]
+        if not number:
+            for api in self._all_apis():
+                await api.stop()
+            if self._memory_log is not None:
+                logs.append(self._memory_log)
+        await shard.stop_inbox()
+        for name, account in list(self.accounts.items()):
+            for log in logs:
+                names = [stream.name for stream in account.streams.values() if stream.log is log]
+                api = self.apis[name]
+                if names and isinstance(api, Api):
+                    await api.drop_streams(names)
+                await account.release_streams(log)
+            account.release_offline(state.name for state in shard.log.state.streams.values()
+                                    if state.account == name)
+        self.shards.pop(number, None)
+        self.shared.closed(number)
+        self.external.wake_all()
+
     async def close(self, *, notify: bool = False) -> None:
         """Drop all streams and consumers at once.
 
@@ -391,6 +468,8 @@ class JetStream:
             which is persisted when the log is drained, after this. Otherwise nothing is written and no client is
             notified.
         """
+        if self.shared is not None:
+            await self.shared.stop()
         for shard in self.shards.values():
             await shard.stop_inbox()
         if notify:
@@ -431,7 +510,7 @@ class JetStream:
         """Return the total max_bytes of all accounts' streams of a storage kind, except one stream; streams that are
         being created count."""
         return sum(reserved(account.streams, storage, except_stream=except_stream) + account.coming_bytes[storage]
-                   for account in self.accounts.values())
+                   + account.reserved_elsewhere(storage) for account in self.accounts.values())
 
     def stream(self, account: str, name: str) -> Stream:
         """Return the live stream of an account. Raises: ApiError, as that account's API answers."""
@@ -460,11 +539,12 @@ class JetStream:
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None,
                     created_ns: int | None = None, *, listeners: Mapping[str, Listener], usage: Usage,
-                    shard: int = 0) -> Stream:
+                    shard: int = 0, stream_id: int | None = None) -> Stream:
         """Make a live stream: a new one, or one restored from its persisted state.
 
         Args: ``created_ns`` is a new stream's time of creation, None for now; ``listeners`` are its consumers by name;
-            ``usage`` counts its bytes; ``shard`` is the number of a new stream's shard.
+            ``usage`` counts its bytes; ``shard`` is the number of a new stream's shard, ``stream_id`` its incarnation,
+            None for a random one.
         """
         from broker.jetstream.stream.stream import Stream
 
@@ -477,7 +557,8 @@ class JetStream:
             created_ns = self.clock.now_ns()
         stream = Stream(
             config, state, account=account,
-            stream_id=of.new_stream_id(self.rng) if state is None else state.stream_id, created_ns=created_ns,
+            stream_id=state.stream_id if state is not None else stream_id or of.new_stream_id(self.rng),
+            created_ns=created_ns,
             log=self._memory_log if memory else of.log, reader=of.reader, bus=bus, clock=self.clock, rng=self.rng,
             domain=self.settings.domain, usage=usage, inflight=self._inflight, listeners=listeners)
         stream.on_loaded = self._budget.changed

@@ -41,10 +41,12 @@ if TYPE_CHECKING:
     from broker.monitor.views import Views
     from broker.runtime.jetstream_accounts import JetStreamAccounts
     from broker.runtime.otel import OtelTracer
+    from broker.runtime.own_shards import OwnShards
     from broker.runtime.pages import Pages
     from broker.runtime.shard_owner import ShardOwner
     from broker.runtime.shard_set import ShardSet
     from broker.runtime.store_host import StoreHost
+    from broker.storage.shard import Shard
     from broker.streaming.gateway import Gateway
     from broker.streaming.pages import StreamingPages
     from broker.upstreams.upstreams import Upstreams
@@ -52,6 +54,9 @@ if TYPE_CHECKING:
 __all__ = ["App", "StartError"]
 
 log = logging.getLogger(__name__)
+
+_CATALOGUE_SECONDS = 1.0
+"""On a directory, the interval at which the catalogue is read if another broker owns it and sends no hint."""
 
 _QUIET_START_SECONDS = 2.0
 """A start that takes longer than this serves the monitoring pages before it has ended."""
@@ -85,7 +90,7 @@ class App:
         self.upstreams: Upstreams | None = None
         """The other NATS systems whose streams are copied; None if none are configured."""
         self.store_host: StoreHost | None = None
-        self.shards: ShardSet | None = None
+        self.shards: ShardSet | OwnShards | None = None
         self._accounts: JetStreamAccounts | None = None
         self.pages: Pages | None = None
         self._serving = False
@@ -156,6 +161,8 @@ class App:
             await self.gateway.close()
         if self.upstreams is not None:
             await self.upstreams.stop()
+        if self.shards is not None:
+            await self.shards.stop_taking()
         if self.jetstream is not None:
             await self.jetstream.close(notify=True)
         if self.shards is not None:
@@ -249,8 +256,14 @@ class App:
             prepare_directory(directory := settings.storage.url.removeprefix("file://"))
             refuse_nats_server(directory)
         self.store_host = StoreHost(settings.storage, settings.server_name, self.clock)
-        self.shards = ShardSet(self.store_host, self._lost, waits=self._begin_to_wait,
-                               before_claim=self._bind_for_clients, damaged=self._report_damage)
+        if settings.storage.own is None:
+            self.shards = ShardSet(self.store_host, self._lost, waits=self._begin_to_wait,
+                                   before_claim=self._bind_for_clients, damaged=self._report_damage)
+        else:
+            from broker.runtime.own_shards import OwnShards
+
+            self.shards = OwnShards(self.store_host, self._serve_shard, self._close_shard, self._fail,
+                                    damaged=self._report_damage)
         url = self.store_host.store.url
         limits = settings.jetstream.server
         log.info("Starting JetStream")
@@ -274,9 +287,54 @@ class App:
             self.upstreams = Upstreams(settings.jetstream.upstreams, self.rng, self.jetstream.external.wake_all)
             self.jetstream.upstreams = self.upstreams.remote
         self.jetstream.leaf_nodes = lambda: self.server.leafs
+        if settings.storage.own is not None:
+            self._share_store(self.jetstream, self.store_host)
         self._accounts = JetStreamAccounts(self.jetstream, self.server)
         await self._accounts.start()
         self.jetstream.listen()
+
+    def _share_store(self, jetstream: JetStream, host: StoreHost) -> None:
+        """Let JetStream own some shards of the store, beside other brokers."""
+        from broker.jetstream.peers import Peers
+        from broker.storage.read.followed import FollowedShard
+
+        system, storage = self.server.accounts.system, self.settings.storage
+        assert system is not None
+        peers = Peers(system.router, host.store_id.hex())
+
+        def read(number: int) -> FollowedShard:
+            wanted = None if number else lambda account, name: False
+            return FollowedShard(host.store, number, self.clock, host.rng, wanted)
+
+        idle_seconds = storage.lease_ns / 3e9
+        if host.store.try_lock is not None:
+            idle_seconds = min(idle_seconds, _CATALOGUE_SECONDS)
+        jetstream.share(peers, storage.shards, read, idle_seconds=idle_seconds).start()
+
+    async def _serve_shard(self, owner: ShardOwner) -> None:
+        """Settle a shard that was taken, and open its streams. Raises: Fenced, StoreError, FormatError, CutOff."""
+        assert self.jetstream is not None
+        assert self.jetstream.shared is not None
+        if (shard := owner.shard) is not None:
+            await self.jetstream.shared.settle(shard.log, shard.number)
+            await self._open_shard(owner, shard)
+
+    async def _close_shard(self, number: int) -> None:
+        assert self.jetstream is not None
+        await self.jetstream.close_shard(number)
+
+    async def _open_shard(self, owner: ShardOwner, shard: Shard, *, more: bool = False) -> None:
+        """Open the streams of a shard; ``more``: other shards follow before any is served."""
+        from broker.jetstream.inbox.inbox import InboxSettings
+
+        assert self.jetstream is not None
+        assert self._accounts is not None
+        storage = self.settings.storage
+        await self._accounts.resolve({state.account for state in shard.state.streams.values()})
+        inbox = InboxSettings(poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns,
+                              max_payload=self._max_payload)
+        await self.jetstream.open(shard.number, shard.log, owner.reader, release_runs=shard.sweeper.release_runs,
+                                  inbox=inbox, eraser=shard.eraser, more=more)
 
     def _report_damage(self, finding: Finding) -> None:
         """Send an advisory for each stream that a damaged object affects."""
@@ -288,11 +346,15 @@ class App:
 
     async def _serve(self) -> None:
         """Take the shard and listen for clients, again if the shard is lost meanwhile. Raises: StartError."""
+        from broker.runtime.shard_set import ShardSet
+
         self._acquiring = True
         while True:
             shards = self.shards
-            if shards is not None:
+            if isinstance(shards, ShardSet):
                 await self._take_over(shards)
+            elif shards is not None:
+                await self._take_own(shards)
             if shards is None or not shards.failed:
                 await self._listen()
                 await self._check_partition()
@@ -309,14 +371,25 @@ class App:
             except ValueError as error:
                 raise StartError(f"Can't start NATS Streaming: {error}") from None
 
+    async def _take_own(self, shards: OwnShards) -> None:
+        """Begin to take the shards. Raises: StartError."""
+        starting = asyncio.create_task(shards.start(), name="take the shards")
+        failing = asyncio.create_task(self._failed.wait(), name="wait for a failure")
+        try:
+            await asyncio.wait((starting, failing), return_when=asyncio.FIRST_COMPLETED)
+            if self._failed.is_set():
+                raise StartError(self._why)
+            await starting
+        finally:
+            failing.cancel()
+            starting.cancel()
+            await asyncio.gather(starting, failing, return_exceptions=True)
+
     async def _take_over(self, shards: ShardSet) -> None:
         """Acquire the shards and open their streams. Raises: StartError."""
-        from broker.jetstream.inbox.inbox import InboxSettings
         from broker.jetstream.wire.errors import ApiError
         from broker.storage.put import Fenced
 
-        assert self.jetstream is not None
-        assert self._accounts is not None
         try:
             taken = await shards.acquire(wait=self._standby)
         except Fenced:
@@ -333,16 +406,10 @@ class App:
         if shard.log.store.put_unsynced is not None:
             log.info("Syncs: every %s; a power cut may take what was acknowledged since the last one",
                      format_duration(self.settings.storage.sync_interval_ns or 0))
-        await self._accounts.resolve({state.account for shard in taken for state in shard.state.streams.values()})
-        storage = self.settings.storage
-        inbox = InboxSettings(poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns,
-                              max_payload=self._max_payload)
         for owner in shards:
             if (shard_taken := owner.shard) is None or shard_taken.log.failure is not None:
                 return
-            await self.jetstream.open(
-                shard_taken.number, shard_taken.log, owner.reader, release_runs=shard_taken.sweeper.release_runs,
-                inbox=inbox, eraser=shard_taken.eraser, more=shard_taken is not taken[-1])
+            await self._open_shard(owner, shard_taken, more=shard_taken is not taken[-1])
         if self.gateway is not None:
             try:
                 await self.gateway.open()

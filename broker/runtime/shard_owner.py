@@ -82,13 +82,14 @@ class ShardOwner(LogListener):
 
     def __init__(self, host: StoreHost, number: int, lost: Callable[[BaseException], object], *,
                  waits: Callable[[], object] = lambda: None, before_claim: Callable[[], Awaitable[object]] = do_nothing,
-                 damaged: Callable[[Finding], object] = lambda _: None) -> None:
+                 damaged: Callable[[Finding], object] = lambda _: None, patient: bool = False) -> None:
         """Args:
         number: the shard's number in the store.
         lost: called once each time ownership is lost; the callee must call ``abandon``.
         waits: called each time that a wait for another broker, or for the store, begins.
         before_claim: awaited when the shard may be taken, before it is touched; ``acquire`` passes its StartError on.
         damaged: called once for each damaged object that scrubbing finds.
+        patient: another broker is to own the shard; this one takes it once nobody has owned it for a lease.
         """
         self.shard: Shard | None = None
         self.standby = False
@@ -104,6 +105,8 @@ class ShardOwner(LogListener):
         self._waits = waits
         self._before_claim = before_claim
         self._damaged = damaged
+        self._patient = patient
+        self.number = number
         self._in_use = asyncio.Event()
         """Set when the wait for another broker began."""
         self._served = False
@@ -190,10 +193,12 @@ class ShardOwner(LogListener):
         """
         host = self._host
         if host.store.try_lock is not None:
-            self._lock = await wait_for_lock(host.store, self._paths, self._wait_for_owner)
+            self._lock = await wait_for_lock(host.store, self._paths, self._wait_for_owner, clock=host.clock,
+                                             patience_ns=silence_ns if self._patient else 0)
             return None
         return await wait_for_lease(host.store, self._paths, host.identity, host.clock, host.rng,
-                                    self._settings.lease_ns, self._wait_for_owner, silence_ns=silence_ns)
+                                    self._settings.lease_ns, self._wait_for_owner, silence_ns=silence_ns,
+                                    patient=self._patient)
 
     async def _take_and_recover(self, watched: Watched | None) -> Shard:
         """Take the shard and recover it. Raises: Overtaken; Fenced, with ``by``; StoreError; FormatError; CutOff."""

@@ -56,6 +56,11 @@ class ShardSet:
         yield from self._others
 
     @property
+    def standby(self) -> bool:
+        """True if this process waits for a shard."""
+        return any(owner.standby for owner in self)
+
+    @property
     def failed(self) -> bool:
         """True if a shard is not ours, or no longer."""
         return any(owner.shard is None or owner.shard.log.failure is not None for owner in self)
@@ -100,6 +105,9 @@ class ShardSet:
         with suppress(StoreError):
             return max(self._host.settings.shards, await self._host.shard_count())
         return max(self._host.settings.shards, 1)
+
+    async def stop_taking(self) -> None:
+        """Do nothing: a set takes shards only while ``acquire`` runs."""
 
     async def give_back(self) -> None:
         """Release all shards cleanly, shard 0 first: the others may wait for its records."""

@@ -24,6 +24,7 @@ from broker.server.server import Server
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
+    from broker.runtime.own_shards import OwnShards
     from broker.runtime.shard_set import ShardSet
     from broker.runtime.store_host import StoreHost
     from broker.streaming.gateway import Gateway
@@ -45,7 +46,7 @@ class Parts(Protocol):
     lag: LoopLag
     jetstream: JetStream | None
     store_host: StoreHost | None
-    shards: ShardSet | None
+    shards: ShardSet | OwnShards | None
     gateway: Gateway | None
     streaming_pages: StreamingPages | None
     upstreams: Upstreams | None
@@ -140,7 +141,7 @@ class Sources:
             figures["cache"] = host.cache.figures()
             if host.disk_cache is not None:
                 figures["cache"]["directory"] = host.disk_cache.figures()
-            figures["standby"] = any(one.standby for one in shards)
+            figures["standby"] = shards.standby
             if owner.scrubber is not None:
                 figures["scrub"] = owner.scrubber.figures()
             if owner.shard is not None:
@@ -163,7 +164,7 @@ class Sources:
     def _health(self) -> Health:
         host, shards = self._parts.store_host, self._parts.shards
         owners = () if shards is None else tuple(shards)
-        if any(owner.standby for owner in owners):
+        if shards is not None and shards.standby:
             return Health("standby", "another broker owns the store", serving=False)
         if not self._parts.serving:
             return Health("unavailable", "starting, or stopping", serving=False)

@@ -90,6 +90,8 @@ class StoreHost:
         self.scrubs = bool(settings.scrub_interval_ns) and not url.startswith("memory:")
         self.encoders: Executor = ThreadPoolExecutor(settings.puts_in_flight, thread_name_prefix="encode")
         self.unpacking = ThreadPoolExecutor(_UNPACKING_THREADS, thread_name_prefix="unpack")
+        self.store_id = b""
+        """The store's id, known after ``check``."""
         self._logs: set[Log] = set()
         """The logs of the shards that this process owns."""
         self._watching: asyncio.Task[None] | None = None
@@ -128,10 +130,10 @@ class StoreHost:
         try:
             if must_exist and not await self.retrying.list(ROOT, limit=1):
                 raise StartError(f"{self.store.url}: there is no jetblock store: check the path or prefix")
-            StoreFormat.decode(await probe(
+            self.store_id = StoreFormat.decode(await probe(
                 self.retrying, FORMAT, [fresh.encode()], unfinished=COPYING,
                 race=partial(expect_one_winner, self.retrying, PROBE, random.Random(fresh.store_id), self.clock)
-                if self.store.puts_cost else None))
+                if self.store.puts_cost else None)).store_id
         except FormatError as error:
             # The error is about the store's format object; its key has no shard's number.
             raise StartError(explain(error, ShardPaths(0), self.store.url)) from None

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from tests.harness import BrokerProcess
 
@@ -14,10 +15,10 @@ __all__ = ["FrontedProcess", "until"]
 
 
 class FrontedProcess(BrokerProcess):
-    """``jetblock --workers 1``."""
+    """``jetblock --workers 1``, or as many as ``workers`` says."""
 
-    def __init__(self, *flags: str, **options: object) -> None:
-        super().__init__("--workers", "1", *flags, **options)
+    def __init__(self, *flags: str, workers: int = 1, **options: Any) -> None:
+        super().__init__("--workers", str(workers), *flags, **options)
 
     def child(self, name: str) -> int:
         """Return the newest process id of ``nats-server`` or ``worker 1``, as the log names it."""

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
 import nats
 import pytest
 
-from broker.base.errors import StartError
 from broker.config.flags import read_flags
 from broker.config.load import load
-from broker.config.settings import Settings
+from broker.config.settings import ConfigError, Settings
 from broker.config.syntax import Value, parse
 from broker.front.accounts import limit_notices, linked_names
 from broker.front.configuration import Link, front_lines, worker_settings
@@ -82,10 +82,33 @@ async def test_errors_name_the_file_of_the_operator(tmp_path: Path) -> None:
         f'{tmp_path}/more.conf:3:3: unknown field "prot"', f'{tmp_path}/c.conf:5:13: unknown field "ruotes"'}
 
 
-async def test_several_workers_are_refused_by_the_check() -> None:
-    """``-t`` refuses what a start would refuse."""
-    with pytest.raises(StartError, match="use --workers 1"):
-        await configuration_errors(load(read_flags(["--workers", "2"]), {}))
+@pytest.mark.parametrize(("text", "words"), [
+    ("jetblock { own: [0, 1] }", "set jetblock { shards }"),
+    ("jetblock { shards: 2, own: [0, 2] }", "own names shard 2, and the store has the shards 0 to 1"),
+    ("jetblock { shards: 2, own: 0, workers: 2 }", "leave own out"),
+    ("jetblock { shards: 2, workers: 3 }", "3 workers need a shard each, and shards is 2"),
+    ("jetblock { workers: 2 }, no_system_account: true", "needs the system account"),
+    ("jetblock { workers: 2 }, jetstream { sync_interval: 2m }", "leave sync_interval out"),
+    ("jetblock { workers: 2 }, jetstream { key: abc }", "an encrypted store has one broker"),
+    ("jetblock { shards: 2, own: 1, store: 'memory://' }", "cannot reach a store in memory"),
+    ("jetblock { shards: 2, own: 1 }, streaming { id: x }", "NATS Streaming needs all shards"),
+])
+def test_settings_that_several_owners_refuse(text: str, words: str) -> None:
+    """A setting that only the one owner of a store can have is refused, and the error says what to do."""
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load(read_flags(["-js", "-c", "c.conf"]), {}, lambda _: text)
+
+
+def test_workers_deal_out_the_shards() -> None:
+    """Each shard is one worker's own, and one worker owns all as a broker alone does."""
+    settings = load(read_flags(["--workers", "3", "-js"]), {"JETBLOCK_SHARDS": "8"})
+    links = [Link(f"w{number}", 1, 1, "secret") for number in range(3)]
+    made = [worker_settings(settings, link, ["$G"], number).storage for number, link in enumerate(links)]
+    assert [one.own for one in made] == [(0, 3, 6), (1, 4, 7), (2, 5)]
+    assert {one.shards for one in made} == {8}
+    settings = load(read_flags(["--workers", "1", "-js"]), {"JETBLOCK_SHARDS": "8"})
+    assert worker_settings(settings, links[0], ["$G"]).storage.own is None
+
 
 
 async def test_large_answers(tmp_path: Path) -> None:

@@ -160,7 +160,6 @@ async def test_lame_duck(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("flags", "error"), [
-    (("--workers", "2"), "use --workers 1"),
     (("--workers", "1", "--nats_server_path", "/nowhere/nats-server"), "cannot run /nowhere/nats-server"),
     (("--workers", "1", "--nats_server_path", "/bin/true"), "/bin/true is no nats-server"),
 ])

@@ -29,6 +29,7 @@ from broker.base.turns import in_turns
 from broker.config.settings import JetStreamSettings
 from broker.jetstream.account.consumers import Consumers
 from broker.jetstream.account.double_storage import DoubleStorage
+from broker.jetstream.account.elsewhere import ElsewhereStream, config_of
 from broker.jetstream.account.external import locate
 from broker.jetstream.account.incoming import Incoming, Parts
 from broker.jetstream.account.long_work import LONG, Steps, at_once, in_thread_if_long
@@ -43,6 +44,7 @@ from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.records.catalogue import CatalogueEntry
 from broker.storage.format.records.stream_delete import StreamDelete
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ class Account:
     Attributes:
         ``streams``: the live streams by name.
         ``offline``: the streams that cannot be used, by name, with the reason.
+        ``elsewhere``: the streams in shards of other brokers, by name, if this broker owns shard 0.
         ``consumers``: the consumers of the live streams.
         ``incoming``: the streams that are being restored from an archive.
         ``upstreams``: the mirrors and sources.
@@ -88,6 +91,9 @@ class Account:
         self.bus = bus
         self.streams: dict[str, Stream] = {}
         self.offline: dict[str, OfflineStream] = {}
+        self.elsewhere: dict[str, ElsewhereStream] = {}
+        self._given_up: dict[str, set[bytes]] = {}
+        """Subjects of streams elsewhere that their configurations do not have, and that are not free yet."""
         self.api_total = 0
         self.api_errors = 0
         self.settings = settings
@@ -116,17 +122,23 @@ class Account:
         self.consumers = Consumers(self.streams, bus, clock, rng, settings, self._quota, self._subscriptions,
                                    self.events, host.receiver_of)
         incoming: dict[str, Stream] = {}
-        self._neighbours = Neighbours(self.streams, incoming, self.offline)
+        self._neighbours = Neighbours(self.streams, incoming, self.offline, self.elsewhere)
         self.incoming = Incoming(self, incoming, Parts(self._neighbours, self._check_new, self._quota.check_consumer,
                                                        self._make_stream, self.consumers.remove_stream,
                                                        self._add_restored, self.consumers.attach))
         self._quota.incoming = incoming
+        self._quota.elsewhere = self.elsewhere
         self._double_storage = DoubleStorage(name, bus, lambda: host.leafs)
 
     @property
     def available(self) -> bool:
-        """True if requests may be served: the streams are restored, and the proof of owning the shard is fresh."""
+        """True if the streams of this broker are restored, and the proof of owning all its shards is fresh."""
         return self._restored and self._host.available
+
+    def serves(self, name: str) -> bool:
+        """Return whether requests about a stream may be answered, or, if there is none of that name, about the
+        account: the streams are restored, and the proof of owning the shard is fresh."""
+        return self._restored and self._host.serves(self.streams.get(name))
 
     @property
     def stuck(self) -> bool:
@@ -146,6 +158,10 @@ class Account:
         """The reservations of streams that are being created or updated, by storage kind."""
         return self._quota.coming_bytes
 
+    def reserved_elsewhere(self, storage: str) -> int:
+        """Return the reservations of streams of other brokers."""
+        return self._quota.reserved_elsewhere(storage)
+
     @property
     def limits(self) -> AccountLimits:
         """The account's limits."""
@@ -164,6 +180,8 @@ class Account:
         if stream is None:
             gone = self.offline.get(name)
             if gone is None:
+                if (other := self.elsewhere.get(name)) is not None and not other.entry.deleting:
+                    raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
             raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=gone.reason)
         return stream
@@ -189,7 +207,24 @@ class Account:
 
     def info(self) -> dict[str, Any]:
         """Return the members of account_info_response: usage, reservations and limits."""
-        shown = self._quota.info(len(self.streams) + len(self.offline), self.consumers.count)
+        return self._info(self._quota.info(len(self.streams) + len(self.offline), self.consumers.count))
+
+    async def whole_info(self) -> dict[str, Any]:
+        """Return the same, with the streams of other brokers, as far as these answer in time."""
+        if not self.elsewhere:
+            return self.info()
+        others = await self._host.catalogue.usages(self.name)
+        return self._info(self._quota.info(
+            len(self.streams) + len(self.offline) + len(self.elsewhere),
+            self.consumers.count + sum(one["consumers"] for one in others), sum(one["storage"] for one in others)))
+
+    def usage_of(self, log: StreamLog) -> dict[str, int]:
+        """Return the bytes and the number of consumers of the streams with this log."""
+        streams = [stream for stream in self.streams.values() if stream.log is log]
+        return {"storage": sum(stream.size_bytes for stream in streams),
+                "consumers": sum(len(self.consumers.of(stream)) for stream in streams)}
+
+    def _info(self, shown: dict[str, Any]) -> dict[str, Any]:
         if self.domain:
             shown["domain"] = self.domain
         shown["api"] = {"level": JETSTREAM_API_LEVEL, "total": self.api_total, "errors": self.api_errors}
@@ -198,7 +233,7 @@ class Account:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def restore(self, states: Iterable[StreamState]) -> list[asyncio.Task[None]]:
-        """Restore the streams from their persisted state; requests are served from now on.
+        """Restore the streams from their persisted state; requests are served from now on. More shards may follow.
 
         Returns: the openings of their consumers, each done once its consumer serves.
         """
@@ -247,6 +282,129 @@ class Account:
         self.streams.clear()
         self.consumers.clear()
         self.offline.clear()
+        self.elsewhere.clear()
+        self._given_up.clear()
+
+    async def release_streams(self, log: StreamLog) -> None:
+        """Drop the streams with this log and write nothing: their shard is lost."""
+        gone = [stream for stream in self.streams.values() if stream.log is log]
+        await self.consumers.openings.cancel_of([one for stream in gone for one in self.consumers.of(stream).values()])
+        for stream in gone:
+            if self.streams.get(stream.name) is stream:
+                self._disconnect(stream)
+                self.consumers.stop(stream)
+                self.consumers.remove_stream(stream)
+                stream.close()
+                stream.live.free_blocks()
+                del self.streams[stream.name]
+                self.upstreams.changed(stream.name)
+        for name, stream in list(self.incoming.streams.items()):
+            if stream.log is log:
+                del self.incoming.streams[name]
+                self.incoming.names.discard(name)
+                self.consumers.remove_stream(stream)
+                stream.close()
+
+    def release_offline(self, names: Iterable[str]) -> None:
+        """Forget streams that cannot be used: their shard is lost."""
+        for name in names:
+            self.offline.pop(name, None)
+
+    def _disconnect(self, stream: Stream) -> None:
+        """Stop routing anything to a stream, at once, and free its subjects."""
+        self._subscriptions.unsubscribe_api(stream)
+        at_once(self._subscriptions.unsubscribe(stream))
+        at_once(self._subscriptions.give_back(stream.name, stream.config.subjects_bytes))
+        at_once(self.upstreams.stop(stream.name))
+
+    # --- streams of other brokers, for the owner of shard 0 -----------------------------------------------------------
+
+    def keep_elsewhere(self, entry: CatalogueEntry) -> None:
+        """Take the name and the subjects of a stream in another broker's shard."""
+        known = self.elsewhere.get(entry.name)
+        if entry.name in self.streams or (known is not None and known.entry.stream_id != entry.stream_id):
+            return  # a later incarnation has the name; the deletion of this one is being finished
+        self.elsewhere[entry.name] = one = ElsewhereStream(entry, config_of(entry))
+        self._subscriptions.claim_anyway(entry.name, one.config.subjects_bytes)
+
+    def claim_elsewhere(self, name: str, subjects: Iterable[str]) -> None:
+        """Take subjects, too, that the broker of a stream may serve yet."""
+        kept = [subject.encode() for subject in subjects]
+        self._given_up.setdefault(name, set()).update(kept)
+        self._subscriptions.claim_anyway(name, kept)
+
+    def forget_elsewhere(self, name: str) -> None:
+        """Free the name and the subjects of a stream that another broker had."""
+        if (one := self.elsewhere.pop(name, None)) is not None:
+            subjects = [*one.config.subjects_bytes, *self._given_up.pop(name, ())]
+            at_once(self._subscriptions.give_back(name, subjects))
+
+    def free_subjects_elsewhere(self, name: str) -> None:
+        """Free what ``claim_elsewhere`` took, and the subjects that updates gave up."""
+        if (one := self.elsewhere.get(name)) is not None:
+            free = self._given_up.pop(name, set()) - set(one.config.subjects_bytes)
+            at_once(self._subscriptions.give_back(name, list(free)))
+
+    def forget_all_elsewhere(self) -> None:
+        """Forget the streams of other brokers: shard 0 is lost."""
+        self.elsewhere.clear()
+        self._given_up.clear()
+        self._subscriptions.claim_only(self.streams.values())
+
+    @asynccontextmanager
+    async def updating_elsewhere(self, entry: CatalogueEntry) -> AsyncIterator[None]:
+        """Check an update of another broker's stream to the configuration in ``entry``, and take its new subjects.
+
+        The body stores it. Subjects that it gives up stay taken. Raises: ApiError.
+        """
+        before, config = self.elsewhere[entry.name].config, config_of(entry)
+        added = _without(config.subjects, before.subjects)
+        async with self._changing(entry.name), self._claimed(config, added):
+            self._quota.check_update_elsewhere(before, config)
+            with self._quota.coming(config, before):
+                yield
+            if entry.name in self.elsewhere:
+                given_up = _without(before.subjects, config.subjects)
+                self._given_up.setdefault(entry.name, set()).update(subject.encode() for subject in given_up)
+                self.elsewhere[entry.name] = ElsewhereStream(entry, config)
+
+    # --- streams of this broker, for the catalogue --------------------------------------------------------------------
+
+    async def create_for_catalogue(self, entry: CatalogueEntry) -> None:
+        """Create a stream that the owner of shard 0 has placed in a shard of this broker."""
+        async with self._changing(entry.name):
+            if entry.name in self.streams:
+                return
+            stream = self._make_stream(config_of(entry), None, entry.created_ns, entry.shard, entry.stream_id)
+            self._subscriptions.claim_anyway(stream.name, stream.config.subjects_bytes)
+            stream.log.block(stream).add(stream.enforcement.create_record())
+            stream.log.barrier()
+            stream.log.urgent()
+            await in_turns(self._add(stream))
+        self.events.stream("create", stream.name, stream.log)
+
+    async def update_for_catalogue(self, stream: Stream, entry: CatalogueEntry) -> None:
+        """Apply an update whose request was given up before it reached this broker's shard."""
+        async with self._changing(entry.name):
+            if self.streams.get(entry.name) is not stream:
+                return
+            config = config_of(entry)
+            if stream.config.to_json() == entry.config:
+                return
+            stream.log.block(stream).add(stream.enforcement.update_record(config))
+            stream.log.barrier()
+            stream.log.urgent()
+            await self._apply_update(stream, config)
+
+    async def delete_for_catalogue(self, stream: Stream) -> None:
+        """Delete a stream of this broker; the request for that was given up before it reached its shard."""
+        await in_turns(self._subscriptions.unsubscribe(stream))
+        await in_turns(self.upstreams.stop(stream.name))
+        deleted = await self.consumers.delete_all(stream)
+        async with self._changing(stream.name):
+            self._delete(stream, deleted)
+            stream.log.barrier()
+            await in_turns(self._subscriptions.give_back(stream.name, stream.config.subjects_bytes))
 
     # --- streams ------------------------------------------------------------------------------------------------------
 
@@ -258,8 +416,19 @@ class Account:
                                                         self.settings.server, pedantic=pedantic))
 
     async def create_stream(self, given: StreamConfig, *, pedantic: bool = False) -> Stream:
+        """Create a stream in this broker, or return the existing one with the same configuration.
+
+        Raises: as ``create_anywhere``; ApiError 10008 if it is in another broker's shard.
+        """
+        made = await self.create_anywhere(given, pedantic=pedantic)
+        if isinstance(made, CatalogueEntry):
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        return made
+
+    async def create_anywhere(self, given: StreamConfig, *, pedantic: bool = False) -> Stream | CatalogueEntry:
         """Create a stream, or return the existing one with the same configuration.
 
+        Returns: the stream; its entry if it is in another broker's shard, whether it serves yet or not.
         Raises: ApiError: 10058 if the existing one differs, 10065, 10027, 10047, 10028, or the rule that the
             configuration breaks.
         """
@@ -283,23 +452,48 @@ class Account:
             if await in_thread_if_long(config.elements, partial(same_config, config, existing.config)):
                 return existing
             raise ApiError(ApiErrors.STREAM_NAME_EXIST)
+        if (elsewhere := self.elsewhere.get(config.name)) is not None:
+            if await in_thread_if_long(config.elements, partial(same_config, config, elsewhere.config)):
+                return elsewhere.entry
+            raise ApiError(ApiErrors.STREAM_NAME_EXIST)
         self._check_room(config)
+        catalogue = self._host.catalogue
         async with self._changing(config.name):
             with ExitStack() as counted:
                 async with self._claimed(config, config.subjects):
                     # The claim may have taken several turns of the loop.
                     self._check_room(config)
                     self._check_links(links, config)
-                    stream = self._make_stream(config, shard=self._host.catalogue.place(config))
+                    made: Stream | CatalogueEntry
+                    shard = catalogue.place(config)
+                    change: asyncio.Future[None] | None
+                    if catalogue.is_elsewhere(shard):
+                        made, change = catalogue.create_elsewhere(self.name, config, shard, self.clock.now_ns())
+                    else:
+                        made = self._make_stream(config, shard=shard)
+                        change = catalogue.create(made, made.enforcement.create_record())
                     counted.enter_context(self._quota.coming(config))
-                    change = self._host.catalogue.create(stream, stream.enforcement.create_record())
                     if config.follows:  # the next check of links must find it
                         await _done(change)
                 await _done(change)
+            if isinstance(made, CatalogueEntry):
+                self.keep_elsewhere(made)
+                self._links += config.follows
+                return made
+            stream = made
             await in_turns(self._add(stream))
         self.events.stream("create", stream.name, stream.log)
         self._double_storage.check(stream.name, config.subjects)
         return stream
+
+    async def infos_elsewhere(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Return the infos of streams in other brokers' shards that come in time, by name."""
+        wanted = [(name, self.elsewhere[name].entry.shard) for name in names if name in self.elsewhere]
+        return await self._host.catalogue.infos(self.name, wanted) if wanted else {}
+
+    async def shown_elsewhere(self, entry: CatalogueEntry) -> dict[str, Any]:
+        """Return the info of a stream in another broker's shard, once it serves. Raises: ApiError."""
+        return await self._host.catalogue.shown(entry)
 
     async def update_stream(self, stream: Stream, given: StreamConfig, *, pedantic: bool = False) -> None:
         """Update a stream's configuration; return after removing the messages that exceed the new limits.
@@ -324,9 +518,15 @@ class Account:
             self._quota.check_update(stream, config)
             self._check_links(links, config)
             with self._quota.coming(config, before):
-                await _done(self._host.catalogue.update(stream, stream.enforcement.update_record(config)))
+                await _done(self._host.catalogue.update(stream, config))
             if self.stream(stream.name) is not stream:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
+        await self._apply_update(stream, config)
+
+    async def _apply_update(self, stream: Stream, config: StreamConfig) -> None:
+        """Let a stream have a configuration whose record is sequenced. Raises: as ``update_stream``."""
+        before = stream.config
+        added = _without(config.subjects, before.subjects)
         to_interest = config.retention == "interest" != before.retention
         limits_applied = stream.update(config)
         self._links += config.follows
@@ -375,6 +575,10 @@ class Account:
         Raises: ApiError 10059, 10194 if the stream was deleted or went offline meanwhile; 10008 if messages of it are
             to be erased, which is forgotten with the stream, and cannot be rewritten now.
         """
+        async with self._host.catalogue.deleting(stream):
+            await self._disconnect_and_delete(stream)
+
+    async def _disconnect_and_delete(self, stream: Stream) -> None:
         name, subjects = stream.name, stream.config.subjects_bytes
         eraser = self._host.shard_of(stream.account, name).eraser
         if eraser is not None and stream.erasures.unfinished and not await eraser.rewrite(
@@ -405,6 +609,7 @@ class Account:
             self.events.consumer("delete", name, consumer, stream.log)
         self.events.stream("delete", name, stream.log)
         del self.streams[name]
+        self._subscriptions.unsubscribe_api(stream)
         stream.close()
         stream.live.free_blocks()
         self.upstreams.changed(name)
@@ -440,9 +645,7 @@ class Account:
         self.offline[stream.name] = OfflineStream(reason, list(stream.config.subjects))
         self.consumers.shutdown(stream)
         self.consumers.remove_stream(stream)
-        at_once(self._subscriptions.unsubscribe(stream))
-        at_once(self._subscriptions.give_back(stream.name, stream.config.subjects_bytes))
-        at_once(self.upstreams.stop(stream.name))
+        self._disconnect(stream)
         self.upstreams.changed(stream.name)
 
     async def _checked(self, given: StreamConfig, check: Callable[[], StreamConfig]) -> tuple[StreamConfig, int]:
@@ -477,7 +680,7 @@ class Account:
 
     def _check_room(self, config: StreamConfig) -> None:
         """Check that the name of a new stream is free, and that the limits allow it. Raises: ApiError."""
-        if config.name in self.incoming.names or config.name in self.streams:
+        if config.name in self.incoming.names or config.name in self.streams or config.name in self.elsewhere:
             raise ApiError(ApiErrors.STREAM_NAME_EXIST)
         # A stream without a limit still needs room for something.
         self._quota.check_create(config, config.max_bytes if config.max_bytes >= 0 else 1)
@@ -494,17 +697,19 @@ class Account:
                 raise ApiError(ApiErrors.STREAM_SUBJECT_OVERLAP)
 
     def _make_stream(self, config: StreamConfig, state: StreamState | None = None,
-                     created_ns: int | None = None, shard: int = 0) -> Stream:
+                     created_ns: int | None = None, shard: int = 0, stream_id: int | None = None) -> Stream:
         """Make a live stream (see ``Host.make_stream``) with room for its consumers."""
         consumers: dict[str, Consumer] = {}
         stream = self._host.make_stream(self.name, self.bus, config, state, created_ns, listeners=consumers,
-                                        usage=self._quota.usage(config.storage), shard=shard)
+                                        usage=self._quota.usage(config.storage), shard=shard, stream_id=stream_id)
         self.consumers.add_stream(stream, consumers)
         return stream
 
     def _add(self, stream: Stream) -> Steps:
         """Add a stream, whose subjects are claimed, to the account. The first step adds it; the others connect it."""
         self.streams[stream.name] = stream
+        if (subscribe_api := self._host.subscribe_api) is not None:
+            self._subscriptions.subscribe_api(stream, subscribe_api(self.name))
         stream.on_failed = self._drop_failed
         self._links += stream.config.follows
         yield from self._connect(stream)
@@ -524,9 +729,19 @@ class Account:
     def _origin(self, given: StreamSource, mirror: bool) -> Stream | Remote:
         """Return the stream that a mirror or source in this account names, or the way to it. Raises: ApiError."""
         if given.external is None or (self.domain and given.external.api == f"$JS.{self.domain}.API"):
+            if given.name not in self.streams and self._host.subscribe_api is not None:
+                return self._origin_elsewhere(given.name, mirror=mirror)
             return self.stream(given.name)
         found = locate(given, self.name, self.bus, self._host.upstream, self._host.leafs, mirror=mirror)
         return found if isinstance(found, Remote) else self._host.stream(found, given.name)
+
+
+    def _origin_elsewhere(self, name: str, *, mirror: bool) -> Remote:
+        """Return the way to a stream that another broker may have. Raises: ApiError 10059."""
+        api = f"$JS.{self.domain}.API" if self.domain else "$JS.API"
+        if not self.bus.interest(f"{api}.STREAM.INFO.{name}".encode()):
+            raise ApiError(ApiErrors.STREAM_NOT_FOUND)
+        return Remote(self.bus, api, "$JS.M" if mirror else "$JS.S")
 
 
 async def _done(change: asyncio.Future[None] | None) -> None:

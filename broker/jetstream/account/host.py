@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.account.external import ExternalFollowers
@@ -12,15 +13,15 @@ from broker.jetstream.stream.stream import Stream
 
 if TYPE_CHECKING:
     from broker.jetstream.account.leafs import Leafs
-    from broker.jetstream.bus import Bus
+    from broker.jetstream.bus import Bus, Subscription
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.consumer.delivery.receiver import Receiver
     from broker.jetstream.stream.upstream.link import Remote
     from broker.jetstream.usage import ServerUsage, Usage
     from broker.storage.erasure.eraser import Eraser
+    from broker.storage.format.records.catalogue import CatalogueEntry
     from broker.storage.format.records.stream_create import StreamCreate
-    from broker.storage.format.records.stream_update import StreamUpdate
     from broker.storage.format.request import Version
     from broker.storage.log.stream_log import StreamLog
     from broker.storage.staging.answers import Answer
@@ -54,8 +55,27 @@ class Catalogue(Protocol):
     def create(self, stream: Stream, record: StreamCreate) -> asyncio.Future[None] | None:
         """Store the first record of a new stream."""
 
-    def update(self, stream: Stream, record: StreamUpdate) -> asyncio.Future[None] | None:
-        """Store an update record of a stream."""
+    def update(self, stream: Stream, config: StreamConfig) -> asyncio.Future[None] | None:
+        """Store an update of a stream to ``config``."""
+
+    def deleting(self, stream: Stream) -> AbstractAsyncContextManager[None]:
+        """Enter the body, which deletes the stream, once the stream may be disconnected. Raises: ApiError."""
+
+    def is_elsewhere(self, shard: int) -> bool:
+        """Return whether another broker owns a shard."""
+
+    def create_elsewhere(self, account: str, config: StreamConfig, shard: int, now_ns: int,
+                         ) -> tuple[CatalogueEntry, asyncio.Future[None]]:
+        """Let another broker create a stream. Returns: its entry, and a future that is done once it is persisted."""
+
+    async def shown(self, entry: CatalogueEntry) -> dict[str, Any]:
+        """Return the info of a stream in another broker's shard, once it serves. Raises: ApiError."""
+
+    async def infos(self, account: str, names: Iterable[tuple[str, int]]) -> dict[str, dict[str, Any]]:
+        """Return the infos of streams in other brokers' shards that come in time, by name."""
+
+    async def usages(self, account: str) -> list[dict[str, int]]:
+        """Return what an account uses in the shards of other brokers."""
 
     def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
         """Call ``delete``, which adds the delete record of a stream to its ``log``."""
@@ -71,6 +91,14 @@ class Host(Protocol):
     @property
     def available(self) -> bool:
         """True if this broker owns a shard and the proof of it is fresh."""
+
+    def serves(self, stream: Stream | None) -> bool:
+        """Return whether requests about a stream may be answered, or, for None, those about the account."""
+
+    @property
+    def subscribe_api(self) -> Callable[[str], Callable[[str], list[Subscription]]] | None:
+        """Return, for an account's name, the function that subscribes to the requests about one stream; None: this
+        broker owns all shards, and gets all requests."""
 
     @property
     def stuck(self) -> bool:
@@ -124,6 +152,6 @@ class Host(Protocol):
 
     def make_stream(self, account: str, bus: Bus, config: StreamConfig, state: StreamState | None = None,
                     created_ns: int | None = None, *, listeners: Mapping[str, Listener], usage: Usage,
-                    shard: int = 0) -> Stream:
+                    shard: int = 0, stream_id: int | None = None) -> Stream:
         """Make a live stream: a new one in ``shard``, created at ``created_ns`` or now, or one restored from its
-        persisted state."""
+        persisted state. ``stream_id`` is a new stream's incarnation; None: a random one."""

@@ -19,6 +19,7 @@ from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
 if TYPE_CHECKING:
+    from broker.jetstream.account.elsewhere import ElsewhereStream
     from broker.jetstream.account.host import Host
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
@@ -53,6 +54,7 @@ class Quota:
         self._server = server
         self._usages: dict[str, Usage] = {}
         self.incoming: Mapping[str, Stream] = {}
+        self.elsewhere: Mapping[str, ElsewhereStream] = {}
         self._coming_streams = 0
         self.coming_bytes = dict.fromkeys(STORAGES, 0)
         """The reservations of streams that are being created or updated, by storage kind."""
@@ -76,10 +78,13 @@ class Quota:
         """Return the ``Usage`` in which streams of that storage kind count their bytes."""
         return self._usages[storage]
 
-    def info(self, streams: int, consumers: int) -> dict[str, Any]:
+    def info(self, streams: int, consumers: int, more_bytes: int = 0) -> dict[str, Any]:
         """Return usage and limits as members of account info. Source: nats-server, server/jetstream.go
-        JetStreamUsage."""
+        JetStreamUsage.
+
+        Args: ``more_bytes``: the bytes of other brokers' streams."""
         used = {**self.figures(), "streams": streams, "consumers": consumers}
+        used["storage"] += more_bytes
         if not self.limits.tiers:
             return {**used, "limits": self.limits.to_json()}
         unused, unset = dict.fromkeys(used, 0), {name: type(value)(0) for name, value in self.limits.to_json().items()}
@@ -93,7 +98,7 @@ class Quota:
         for stream in self._streams.values():
             shown["memory" if stream.config.storage == "memory" else "storage"] += stream.size_bytes
         return {**shown, "reserved_memory": reserved(self._streams, "memory"),
-                "reserved_storage": reserved(self._streams, "file")}
+                "reserved_storage": reserved(self._streams, "file") + self.reserved_elsewhere("file")}
 
     @contextmanager
     def coming(self, config: StreamConfig, before: StreamConfig | None = None) -> Iterator[None]:
@@ -114,7 +119,8 @@ class Quota:
         Raises: ApiError 10027, 10026, 10028, 10047.
         """
         existing = self._streams.get(config.name)
-        streams = len(self._streams) + len(self.incoming) + self._coming_streams - (existing is not None)
+        streams = (len(self._streams) + len(self.incoming) + len(self.elsewhere) + self._coming_streams
+                   - (existing is not None))
         if 0 < self.limits.max_streams <= streams:
             raise ApiError(ApiErrors.MAXIMUM_STREAMS_LIMIT)
         self._check_max_consumers(config)
@@ -133,9 +139,22 @@ class Quota:
         self._check_bytes(storage, lambda: self._reserved(storage, stream) + wanted,
                           lambda: self._host.reserved(storage) + more)
 
+    def check_update_elsewhere(self, before: StreamConfig, config: StreamConfig) -> None:
+        """Do as ``check_update`` for a stream of another broker."""
+        self._check_max_consumers(config)
+        storage = config.storage
+        more = max(max(config.max_bytes, 0) - max(before.max_bytes, 0), 0)
+        self._check_bytes(storage, lambda: self._reserved(storage, None) + more,
+                          lambda: self._host.reserved(storage) + more)
+
     def _reserved(self, storage: str, except_stream: Stream | None) -> int:
         return (reserved(self._streams, storage, except_stream=except_stream) + reserved(self.incoming, storage)
-                + self.coming_bytes[storage])
+                + self.coming_bytes[storage] + self.reserved_elsewhere(storage))
+
+    def reserved_elsewhere(self, storage: str) -> int:
+        """Return the total ``max_bytes`` of the streams of other brokers."""
+        return sum(one.config.max_bytes for one in self.elsewhere.values()
+                   if one.config.storage == storage and one.config.max_bytes > 0)
 
     def _check_max_consumers(self, config: StreamConfig) -> None:
         if config.max_consumers > 0 and 0 < self.limits.max_consumers < config.max_consumers:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 from broker.base.backoff import Backoff
@@ -70,18 +71,22 @@ class Openings:
     """The restored consumers of one account that are being opened, each by a task."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Consumer] = {}
 
     def start(self, consumer: Consumer) -> asyncio.Task[None]:
         """Open a consumer. Returns: a task that is done once the consumer serves."""
         task = asyncio.get_running_loop().create_task(_open(consumer), name="open consumer")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = consumer
+        task.add_done_callback(lambda _: self._tasks.pop(task, None))
         return task
 
     async def cancel(self) -> None:
         """Cancel all running tasks."""
-        tasks = list(self._tasks)
+        await self.cancel_of(list(self._tasks.values()))
+
+    async def cancel_of(self, consumers: Collection[Consumer]) -> None:
+        """Cancel the tasks that open these consumers."""
+        tasks = [task for task, consumer in self._tasks.items() if consumer in consumers]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

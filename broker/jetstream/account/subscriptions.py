@@ -9,7 +9,7 @@ at a time, so of two streams with a subject in common the first is created and t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -38,6 +38,7 @@ class Subscriptions:
         """The subjects of all streams, by the streams' names."""
         self._acks: dict[Consumer, list[Subscription]] = {}
         self._pulled: dict[bytes, Consumer] = {}
+        self._api: dict[Stream, list[Subscription]] = {}
 
     # --- subjects -----------------------------------------------------------------------------------------------------
 
@@ -113,10 +114,18 @@ class Subscriptions:
                 if self._subjects.get(stream) is not subscriptions:
                     return
 
+    def claim_only(self, streams: Iterable[Stream]) -> None:
+        """Let the subjects of these streams be all that is claimed."""
+        self._claims = SubjectTree()
+        for stream in streams:
+            self.claim_anyway(stream.name, stream.config.subjects_bytes)
+
     def release(self) -> None:
         """Stop routing publishes to all streams, and drop their claims."""
         for stream in list(self._subjects):
             at_once(self.unsubscribe(stream))
+        for stream in list(self._api):
+            self.unsubscribe_api(stream)
         self._claims = SubjectTree()
 
     def unsubscribe(self, stream: Stream) -> Steps:
@@ -132,6 +141,17 @@ class Subscriptions:
         finally:
             for subscription in subscriptions.values():
                 self._bus.unsubscribe(subscription)
+
+    # --- the API of a broker that owns some of the shards -------------------------------------------------------------
+
+    def subscribe_api(self, stream: Stream, subscribe: Callable[[str], list[Subscription]]) -> None:
+        """Route the API requests about a stream to this broker: ``subscribe(name)`` subscribes to them."""
+        self._api[stream] = subscribe(stream.name)
+
+    def unsubscribe_api(self, stream: Stream) -> None:
+        """Undo ``subscribe_api``."""
+        for subscription in self._api.pop(stream, ()):
+            self._bus.unsubscribe(subscription)
 
     # --- acks and pull requests ---------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.api.pace import HEAVY, Pace
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
@@ -32,10 +32,15 @@ from broker.jetstream.api.routes import (
     API_PREFIX,
     DIRECT_GET,
     MSG_NEXT,
+    OF_CLUSTERS,
     TYPE_PREFIX,
+    UNLIKE,
     lane_of,
+    led_subjects,
+    literal_subjects,
     route_of,
     subscribe_api,
+    wildcard_subjects,
 )
 from broker.jetstream.api.waiting import Waiting, is_info_request
 from broker.jetstream.settings import level_refused
@@ -66,14 +71,32 @@ _WEIGHT_BYTES = 1024
 _DIRECT_GETS = API_PREFIX + DIRECT_GET
 
 
+class Reach(Protocol):
+    """The other brokers of the store."""
+
+    def is_owned(self, shard: int) -> bool:
+        """Return whether some broker in reach answers for a shard."""
+
+
+class Shared(Protocol):
+    """The part of a shared catalogue that this module uses."""
+
+    @property
+    def peers(self) -> Reach: ...
+
+
 class Api:
     """The API of one account. ``start`` subscribes, ``stop`` unsubscribes and cancels requests in progress.
 
-    Args: ``show(request, source)`` is called with each JSON request.
+    Args: ``show(request, source)`` is called with each JSON request; ``shared`` if other brokers have streams of the
+        account, too. Then ``start`` and ``stop`` are for the owner of shard 0, and ``subscribe_stream`` for the owner
+        of a stream.
     """
 
-    def __init__(self, account: Account, rng: random.Random, waiting: Waiting, show: Show) -> None:
+    def __init__(self, account: Account, rng: random.Random, waiting: Waiting, show: Show,
+                 shared: Shared | None = None) -> None:
         self.account = account
+        self._shared = shared
         self._show = show
         self.bus = account.bus
         self._directs: DirectGets | None = None
@@ -83,13 +106,24 @@ class Api:
         self._waiting = waiting
         self._pace = Pace()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._serving: dict[str, asyncio.Task[Any]] = {}
+        """The tasks that serve a lane, by its key."""
         self._idle: list[asyncio.Future[tuple[str, deque[Request]]]] = []
         """Futures on which tasks without a lane wait for one: starting a task costs more than a small request."""
         self._subscriptions: list[Subscription] = []
 
     def start(self) -> None:
         """Subscribe to the API."""
-        self._subscriptions += subscribe_api(self.bus, self.account.domain, self.on_requests)
+        if self._shared is None:
+            self._subscriptions += subscribe_api(self.bus, self.account.domain, self.on_requests)
+        else:
+            self._subscriptions += subscribe_api(self.bus, self.account.domain, self._on_led_requests, led_subjects())
+
+    def subscribe_stream(self, name: str) -> list[Subscription]:
+        """Subscribe to the requests about a stream of this broker."""
+        bus, domain = self.bus, self.account.domain
+        return [*subscribe_api(bus, domain, self._on_stream_requests, wildcard_subjects(name)),
+                *subscribe_api(bus, domain, self.on_requests, literal_subjects(name))]
 
     def stop_listening(self) -> None:
         """Unsubscribe. Requests that have arrived are served."""
@@ -117,6 +151,20 @@ class Api:
             await self._transfers.drop()
         if self._directs is not None:
             await self._directs.drop()
+
+    async def drop_streams(self, names: Collection[str]) -> None:
+        """Drop the waiting and running requests about these streams unanswered."""
+        tasks = []
+        for name in names:
+            if (lane := self._lanes.pop(name, None)) is not None:
+                for request in lane:
+                    self._waiting.done(is_info_request(request.tokens))
+                lane.clear()
+            if (task := self._serving.get(name)) is not None:
+                tasks.append(task)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def transfers(self) -> Transfers:
         """Return the backups and restores. They are imported at the first call: few brokers need them at all."""
@@ -166,10 +214,40 @@ class Api:
             self._admit(rest, op, source)
         return unserved
 
+    def _on_stream_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None,
+                            now_ns: int) -> None:
+        """Handle requests that may be about a stream of this broker."""
+        for op in ops[start:end]:
+            rest = op[0][len(API_PREFIX):]
+            if not rest.startswith(UNLIKE) and self._name_in(rest) in self.account.streams:
+                self._admit(rest, op, source)
+
+    def _on_led_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        """Handle requests as the owner of shard 0: those that no owner of a stream answers."""
+        for op in ops[start:end]:
+            rest = op[0][len(API_PREFIX):]
+            name = self._name_in(rest)
+            if not name or rest.startswith(OF_CLUSTERS):
+                self._admit(rest, op, source)
+            elif name in self.account.streams:
+                continue  # the subscriptions of ``subscribe_stream`` have the request
+            elif (other := self.account.elsewhere.get(name)) is None or other.entry.deleting or name in self._lanes:
+                self._admit(rest, op, source)
+            elif self._shared is not None and not self._shared.peers.is_owned(other.entry.shard):
+                self._admit(rest, op, source, refused=True)
+
+    @staticmethod
+    def _name_in(rest: bytes) -> str:
+        """Return the stream that a request is about; "" for none."""
+        return lane_of(rest.decode("utf-8", "replace").split("."))
+
     # --- JSON requests ------------------------------------------------------------------------------------------------
 
-    def _admit(self, rest: bytes, op: Msg, source: Source | None) -> None:
-        """Refuse a JSON request, or put it into its lane; drop it if it is unknown or too many wait."""
+    def _admit(self, rest: bytes, op: Msg, source: Source | None, *, refused: bool = False) -> None:
+        """Refuse a JSON request, or put it into its lane; drop it if it is unknown or too many wait.
+
+        Args: ``refused``: the owner of the request's stream cannot be reached.
+        """
         self._show(op, source)
         tokens = rest.decode("utf-8", "replace").split(".")
         route = route_of(tokens)
@@ -179,7 +257,7 @@ class Api:
         account = self.account
         request = Request(account, self.transfers, tokens, reply, body[hlen:], source=source, headers=body[:hlen])
         # Without the shard there is no log whose state could be read.
-        if not account.available or account.stuck:
+        if refused or not account.serves(lane_of(tokens)) or account.stuck:
             # Answers wait for commits too: they must not pile up while the store is unavailable.
             self._refuse(request, route, ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         elif hlen and level_refused(body[:hlen]):
@@ -216,6 +294,9 @@ class Api:
             key, lane = await following
 
     async def _serve(self, key: str, lane: deque[Request]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving[key] = task
         try:
             while lane:
                 await self._pace.begin(_weight(lane[0]))
@@ -225,6 +306,8 @@ class Api:
                 finally:
                     self._waiting.done(is_info_request(request.tokens))
         finally:
+            if self._serving.get(key) is task:
+                del self._serving[key]
             # There was no await since the lane was found empty, so no request was added meanwhile.
             if self._lanes.get(key) is lane:
                 del self._lanes[key]

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from broker.jetstream.api.request import Route
     from broker.jetstream.bus import BatchHandler, Bus, Msg, Source, Subscription
 
-__all__ = ["API_PREFIX", "DIRECT_GET", "MSG_NEXT", "TYPE_PREFIX", "lane_of", "route_of", "routes", "subscribe_api"]
+__all__ = ["API_PREFIX", "DIRECT_GET", "MSG_NEXT", "OF_CLUSTERS", "TYPE_PREFIX", "UNLIKE", "lane_of", "led_subjects",
+           "literal_subjects", "route_of", "routes", "subscribe_api", "wildcard_subjects"]
 
 TYPE_PREFIX = "io.nats.jetstream.api.v1."
 API_PREFIX = b"$JS.API."
@@ -33,9 +34,13 @@ def routes() -> dict[tuple[str, ...], Route]:
             **erasures.ROUTES}
 
 
-def subscribe_api(bus: Bus, domain: str, handler: BatchHandler) -> list[Subscription]:
-    """Subscribe ``handler`` to $JS.API, and to $JS.<domain>.API with its subjects rewritten to $JS.API."""
-    subscriptions = [bus.subscribe(API_PREFIX + b">", handler)]
+def subscribe_api(bus: Bus, domain: str, handler: BatchHandler,
+                  rest: Collection[bytes] = (b">",)) -> list[Subscription]:
+    """Subscribe ``handler`` to $JS.API, and to $JS.<domain>.API with its subjects rewritten to $JS.API.
+
+    Args: ``rest``: the subjects below $JS.API.
+    """
+    subscriptions = [bus.subscribe(API_PREFIX + one, handler) for one in rest]
     if domain:
         prefix = b"$JS.%b.API." % domain.encode()
         cut = len(prefix)
@@ -45,8 +50,36 @@ def subscribe_api(bus: Bus, domain: str, handler: BatchHandler) -> list[Subscrip
             renamed = [(API_PREFIX + subject[cut:], reply, hlen, body) for subject, reply, hlen, body in ops[start:end]]
             return [start + i for i in handler(renamed, 0, len(renamed), source, now_ns) or ()]
 
-        subscriptions.append(bus.subscribe(prefix + b">", on_domain_requests))
+        subscriptions += [bus.subscribe(prefix + one, on_domain_requests) for one in rest]
     return subscriptions
+
+
+@cache
+def led_subjects() -> tuple[bytes, ...]:
+    """Return the subjects that the owner of shard 0 subscribes to: all but pull requests and direct gets, which only
+    the owner of their stream gets."""
+    consumers = sorted({words[1] for words in routes() if words[0] == "CONSUMER"})
+    return (b"INFO", b"STREAM.>", b"JETBLOCK.>", *(f"CONSUMER.{verb}.>".encode() for verb in consumers))
+
+
+def wildcard_subjects(stream: str) -> list[bytes]:
+    """Return the subjects of requests about a stream that may also match requests about others."""
+    name = stream.encode()
+    return [b"STREAM.*." + name, b"CONSUMER.*." + name, b"CONSUMER.*.%b.>" % name, b"JETBLOCK.*." + name]
+
+
+def literal_subjects(stream: str) -> list[bytes]:
+    """Return the subjects of all other requests about a stream."""
+    name = stream.encode()
+    return [b"STREAM.MSG.*." + name, b"CONSUMER.DURABLE.CREATE.%b.>" % name, MSG_NEXT + name + b".>",
+            DIRECT_GET + name, DIRECT_GET + name + b".>"]
+
+
+OF_CLUSTERS = (b"CONSUMER.LEADER.", b"STREAM.CANCEL_MOVE.", b"STREAM.LEADER.", b"STREAM.PEER.")
+"""The beginnings of requests about Raft peers, which the owner of shard 0 refuses for all streams."""
+
+UNLIKE = (b"CONSUMER.DURABLE.", b"CONSUMER.LEADER.", b"CONSUMER.MSG.", b"STREAM.CANCEL_MOVE.")
+"""The beginnings of requests that match one of ``wildcard_subjects`` and are none of those requests."""
 
 
 def route_of(tokens: list[str]) -> Route | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from broker.base.gotime import format_time
@@ -24,6 +24,7 @@ from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import collide
+from broker.storage.format.records.catalogue import CatalogueEntry
 from broker.storage.state.seq_ranges import SeqRanges
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class _PurgeRequest:
 
 async def account_info(request: Request) -> dict[str, Any]:
     """Return the account's usage and limits."""
-    return request.account.info()
+    return await request.account.whole_info()
 
 
 async def create(request: Request) -> dict[str, Any]:
@@ -71,7 +72,9 @@ async def create(request: Request) -> dict[str, Any]:
         raise invalid_config("stream configuration for create can not be sealed")
     if given.mirror_direct and given.mirror is None:
         raise invalid_config("stream has no mirror but does have mirror direct")
-    stream = await request.account.create_stream(given.config(), pedantic=given.pedantic)
+    stream = await request.account.create_anywhere(given.config(), pedantic=given.pedantic)
+    if isinstance(stream, CatalogueEntry):
+        return await request.account.shown_elsewhere(stream) | {"did_create": True}
     request.about = stream
     return await stream_info(request, stream, dynamic=True, domain=False) | {"did_create": True}
 
@@ -120,7 +123,7 @@ async def info(request: Request) -> dict[str, Any]:
 async def names(request: Request) -> dict[str, Any]:
     """Return one page of stream names, in order; null rather than an empty list, as in nats-server."""
     asked = await request.optional_body(_PagedRequest, "JSApiStreamNamesRequest")
-    found = [stream.name for stream in await _matching(request, asked.subject)]
+    found = [name for name, _ in await _matching(request, asked.subject)]
     offset = min(max(asked.offset, 0), len(found))
     return {"total": len(found), "offset": offset, "limit": NAMES_PAGE,
             "streams": found[offset:offset + NAMES_PAGE] or None}
@@ -131,15 +134,24 @@ async def list_streams(request: Request) -> dict[str, Any]:
     asked = await request.optional_body(_PagedRequest, "JSApiStreamListRequest")
     found = await _matching(request, asked.subject)
     offset = min(max(asked.offset, 0), len(found))
-    infos = []
-    for stream in found[offset:offset + LIST_PAGE]:
-        infos.append(await stream_info(request, stream, dynamic=False))
+    page = found[offset:offset + LIST_PAGE]
+    others = await request.account.infos_elsewhere([name for name, stream in page if stream is None])
+    infos, missing = [], []
+    for name, stream in page:
+        if stream is not None:
+            infos.append(await stream_info(request, stream, dynamic=False))
+        elif name in others:
+            infos.append(others[name])
+        else:
+            missing.append(name)
         if not len(infos) % _AT_ONCE:
             await asyncio.sleep(0)
     answer: dict[str, Any] = {"total": len(found), "offset": offset, "limit": LIST_PAGE, "streams": infos}
     offline = {name: gone.reason for name, gone in sorted(request.account.offline.items())}
+    if offline or missing:
+        answer["missing"] = [*offline, *missing]
     if offline:
-        answer |= {"missing": list(offline), "offline": offline}
+        answer["offline"] = offline
     return answer
 
 
@@ -172,18 +184,23 @@ async def clustered_only(request: Request) -> dict[str, Any]:
     raise ApiError(ApiErrors.CLUSTER_REQUIRED)
 
 
-async def _matching(request: Request, subject_filter: str) -> list[Stream]:
-    """Return the account's streams whose subjects could overlap the filter, in order of name."""
-    streams = sorted(request.account.streams.values(), key=attrgetter("name"))
+async def _matching(request: Request, subject_filter: str) -> list[tuple[str, Stream | None]]:
+    """Return the account's streams whose subjects could overlap the filter, in order of name; None: another broker has
+    the stream."""
+    account = request.account
+    streams: list[tuple[str, Stream | None]] = [*account.streams.items()]
+    if account.elsewhere:
+        streams += [(name, None) for name, one in account.elsewhere.items() if not one.entry.deleting]
+    streams.sort(key=itemgetter(0))
     if not subject_filter:
         return streams
     wanted, found, compared = subject_filter.encode(), [], 0
-    for stream in streams:
-        subjects = stream.config.subjects
+    for name, stream in streams:
+        subjects = account.elsewhere[name].config.subjects if stream is None else stream.config.subjects
         for at in range(0, len(subjects), _COMPARED_AT_ONCE):
             some = subjects[at:at + _COMPARED_AT_ONCE]
             if any(collide(wanted, subject.encode()) for subject in some):
-                found.append(stream)
+                found.append((name, stream))
                 break
             compared += len(some)
             if compared >= _COMPARED_AT_ONCE:

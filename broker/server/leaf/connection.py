@@ -145,10 +145,10 @@ class LeafConnection(Connection):
         self._early: list[Interest] | None = None
         """The other server's interest that waits until it knows this server's; None: it does not wait."""
 
-        self._pongs_due = 0
-        """The number of PONGs until the other server has processed what ``confirm`` waits for; 0 or less: nothing."""
+        self._confirmations: list[tuple[int, Callable[[], None]]] = []
+        """The calls of ``confirm``, each with the number of PONGs until the other server has processed what it waits
+        for."""
 
-        self._confirmed: Callable[[], None] = lambda: None
         self.remote_name = ""
         """The other server's name."""
 
@@ -200,14 +200,17 @@ class LeafConnection(Connection):
 
     def confirm(self, done: Callable[[], None]) -> None:
         """Call ``done`` once the other server has processed all that was sent until now."""
-        self._pongs_due, self._confirmed = self._keepalive.unanswered + 1, done
+        self._confirmations.append((self._keepalive.unanswered + len(self._confirmations) + 1, done))
         self.send_line(encoder.PING)
 
     def _receive_pong(self) -> None:
         self._keepalive.pong()
-        self._pongs_due -= 1
-        if not self._pongs_due:
-            self._confirmed()
+        if self._confirmations:
+            due = [(pongs - 1, done) for pongs, done in self._confirmations]
+            self._confirmations = [one for one in due if one[0] > 0]
+            for pongs, done in due:
+                if not pongs:
+                    done()
 
     def change_passage(self, passage: Passage) -> None:
         """Apply other permissions to a connection that is in use."""

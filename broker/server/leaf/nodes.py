@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any, Final
 
 from broker.base.gotime import format_duration, format_time
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _READY_SECONDS: Final = 5.0
 """Time that a start waits until each remote has connected, or has failed to connect for the first time."""
+_FLUSH_SECONDS: Final = 1.0
 
 
 class LeafNodes:
@@ -228,6 +230,17 @@ class LeafNodes:
                      if isinstance(leaf, SolicitedLeaf) and leaf.account.name == account and name in leaf.plain_names),
                     None)
 
+    async def flushed(self, account: str) -> None:
+        """Return once the servers that are connected to an account have processed all that was sent to them."""
+        loop = asyncio.get_running_loop()
+        waiting = []
+        for leaf in self.connections.values():
+            if leaf.account.name == account and not leaf.closed:
+                waiting.append(processed := loop.create_future())
+                leaf.confirm(partial(_resolve, processed))
+        if waiting:
+            await asyncio.wait(waiting, timeout=_FLUSH_SECONDS)
+
     # For monitoring
 
     def rows(self, account: str = "", subscriptions: bool = False) -> list[dict[str, Any]]:
@@ -270,6 +283,11 @@ class LeafNodes:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s failed", task.get_name(), exc_info=error)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _remote_row(remote: LeafRemote) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class Remote(NamedTuple):
 
 
 async def ask(link: Link, subject: bytes, body: bytes = b"", block: bytes = b"", *, inbox: str = "_INBOX",
-              ) -> tuple[dict[str, Any], bytes]:
+              seconds: float = ANSWER_SECONDS) -> tuple[dict[str, Any], bytes]:
     """Send an API request with the header ``block``; return the answer and its headers. Raises: NoAnswer."""
     answered: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
 
@@ -65,10 +65,10 @@ async def ask(link: Link, subject: bytes, body: bytes = b"", block: bytes = b"",
     try:
         if not link.publish(subject, reply, len(block), block + body):
             raise NoAnswer(f"nobody receives {subject.decode()}")
-        async with asyncio.timeout(ANSWER_SECONDS):
+        async with asyncio.timeout(seconds):
             _, _, hlen, data = await answered
     except TimeoutError:
-        raise NoAnswer(f"no answer to {subject.decode()} within {ANSWER_SECONDS:g} s") from None
+        raise NoAnswer(f"no answer to {subject.decode()} within {seconds:g} s") from None
     finally:
         link.unsubscribe(subscription)
     if data.startswith(_NO_RESPONDERS):

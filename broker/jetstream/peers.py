@@ -1,0 +1,111 @@
+"""Messages between the brokers of one store: questions, and hints that something in the store has changed.
+
+    $JETBLOCK.<store>.SHARD.<k>     the owner of shard k: its interest shows that there is one, and it answers questions
+    $JETBLOCK.<store>.CATALOGUE     a hint to all: the catalogue has changed
+    $JETBLOCK.<store>.APPLIED.<k>   a hint to shard 0's owner: shard k has stored what the catalogue asked for
+
+They are in the system account, which no client of another account reaches. A message saves a wait and nothing depends
+on it for safety: whoever gets one reads the store before it acts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.stream.upstream.link import NoAnswer, ask
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Bus, Msg, Source, Subscription
+
+__all__ = ["Peers"]
+
+_log = logging.getLogger(__name__)
+
+Handler = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+
+_AT_ONCE = 4096
+"""Questions that are being answered; more are dropped unanswered."""
+
+
+class Peers:
+    """The other brokers of a store, reached by the system account's ``bus``. ``store`` is the store's id."""
+
+    def __init__(self, bus: Bus, store: str) -> None:
+        self._bus = bus
+        self._prefix = f"$JETBLOCK.{store}."
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def is_owned(self, shard: int) -> bool:
+        """Return whether some broker in reach, or this one, answers for a shard."""
+        return self._bus.interest(self._subject(f"SHARD.{shard}"))
+
+    def answer(self, shard: int, handler: Handler) -> Subscription:
+        """Answer the questions to the owner of a shard."""
+        def on_questions(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+            for _, reply, hlen, body in ops[start:end]:
+                if reply and len(self._tasks) < _AT_ONCE:
+                    task = asyncio.get_running_loop().create_task(self._answer(handler, reply, body[hlen:]),
+                                                                  name="answer another broker")
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+
+        return self._bus.subscribe(self._subject(f"SHARD.{shard}"), on_questions)
+
+    def listen(self, hint: str, handler: Callable[[], object]) -> Subscription:
+        """Call ``handler`` for each hint of that name."""
+        def on_hints(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+            handler()
+
+        return self._bus.subscribe(self._subject(hint), on_hints)
+
+    def end(self, subscription: Subscription) -> None:
+        """End a subscription of ``answer`` or ``listen``."""
+        self._bus.unsubscribe(subscription)
+
+    def hint(self, hint: str) -> None:
+        """Send a hint to all brokers, this one included."""
+        self._bus.publish(self._subject(hint), b"", 0, b"{}")
+
+    async def ask(self, shard: int, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer of a shard's owner. Raises: ApiError: what it answers, or 10008 if nobody does."""
+        subject = self._subject(f"SHARD.{shard}")
+        try:
+            answer, _ = await ask(self._bus, subject, json.dumps(question).encode(), seconds=seconds)
+        except NoAnswer as silent:
+            _log.debug("shard %d: %s", shard, silent)
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
+        if (error := answer.get("error")) is not None:
+            raise ApiError.of(error["err_code"], error["description"])
+        return answer
+
+    async def stop(self) -> None:
+        """Answer nothing more."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer(self, handler: Handler, reply: bytes, body: bytes) -> None:
+        try:
+            question = json.loads(body)
+            if not isinstance(question, dict):
+                return
+            answer = await handler(question)
+        except ApiError as error:
+            answer = {"error": error.to_json()}
+        except (KeyError, TypeError, ValueError):
+            _log.warning("another broker's question is not understood: %r", body[:200])
+            return
+        except Exception:
+            _log.exception("another broker's question could not be answered")
+            answer = {"error": ApiError(ApiErrors.CLUSTER_NOT_AVAIL).to_json()}
+        self._bus.publish(reply, b"", 0, json.dumps(answer).encode())
+
+    def _subject(self, rest: str) -> bytes:
+        return (self._prefix + rest).encode()

@@ -1,0 +1,49 @@
+"""Another broker's shard, whose state a reader follows in the store as the owner's log grows.
+
+Owns: the state as it was read last. A state never goes back: each read continues where the one before it ended, or
+begins with a newer checkpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+from broker.base.clock import Clock
+from broker.storage.format.errors import CutOff
+from broker.storage.objectstore.base import ObjectStore
+from broker.storage.paths import ShardPaths
+from broker.storage.put import StoreRetry
+from broker.storage.read.snapshot import catch_up, replay
+from broker.storage.read.steps import run
+from broker.storage.state.applied import ShardState
+
+__all__ = ["FollowedShard"]
+
+
+class FollowedShard:
+    """Shard ``number`` of a store. Args: ``wanted`` selects the streams, as for ``replay``."""
+
+    def __init__(self, store: ObjectStore, number: int, clock: Clock, rng: random.Random,
+                 wanted: Callable[[str, str], bool] | None = None) -> None:
+        self._store = store
+        self._paths = ShardPaths(number)
+        self._retry = StoreRetry(store, clock, rng)
+        self._wanted = wanted
+        self._state: ShardState | None = None
+        self._reading = asyncio.Lock()
+
+    async def read(self) -> ShardState:
+        """Return the state that includes everything persisted when this call began. Raises: StoreError, FormatError."""
+        async with self._reading:
+            state, self._state = self._state, None  # a state that cannot be advanced must not be used again
+            try:
+                if state is not None:
+                    await run(catch_up(self._paths, state), self._store, self._retry)
+            except CutOff:
+                state = None
+            if state is None:
+                state = (await run(replay(self._paths, self._wanted), self._store, self._retry)).state
+            self._state = state
+            return state

@@ -1,0 +1,267 @@
+"""``jetblock --workers 2``: streams of both workers look like those of one server, and kills lose nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import StreamSource
+from nats.js.errors import APIError, NotFoundError
+
+from tests.front.fronted import FrontedProcess, until
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shows("cluster.several_workers")]
+
+SHARDS = {"JETBLOCK_SHARDS": "4", "JETBLOCK_LEASE": "6s"}
+"""Worker 1 has the shards 0 and 2, worker 2 has 1 and 3."""
+
+T = TypeVar("T")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def fronted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FrontedProcess]:
+    """Start one process for the tests that kill nothing."""
+    folder: Path = tmp_path_factory.mktemp("several")
+    async with FrontedProcess("-js", "-sd", str(folder), workers=2, environ=SHARDS) as process:
+        yield process
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(fronted: FrontedProcess) -> AsyncIterator[Client]:
+    """Connect a client; delete all streams at the end."""
+    connected = await nats.connect(fronted.url)
+    yield connected
+    js = connected.jetstream(timeout=10)
+    for info in await js.streams_info():
+        await js.delete_stream(info.config.name)
+    await connected.close()
+
+
+async def add(js: JetStreamContext, name: str, shard: int, **more: Any) -> None:
+    await js.add_stream(name=name, subjects=[name.lower() + ".>"], metadata={"jetblock.shard": str(shard)}, **more)
+
+
+async def answers_to(client: Client, subject: str, body: object = None) -> list[dict[str, Any]]:
+    """Return all answers to one request that come before those to two later requests, one to each worker."""
+    inbox = client.new_inbox()
+    subscription = await client.subscribe(inbox)
+    await client.publish(subject, json.dumps(body).encode() if body is not None else b"", reply=inbox)
+    found = [json.loads((await subscription.next_msg(10)).data)]
+    js = client.jetstream(timeout=10)
+    for name in ("A", "B"):
+        await js.stream_info(name)
+    while subscription.pending_msgs:
+        found.append(json.loads((await subscription.next_msg(1)).data))
+    await subscription.unsubscribe()
+    return found
+
+
+async def test_streams_of_both_workers(client: Client) -> None:
+    """Each request about a stream of any shard works, lists have all, and names and subjects are unique."""
+    js = client.jetstream(timeout=10)
+    for shard, name in enumerate("ABCD"):
+        await add(js, name, shard)
+        for number in range(3):
+            assert (await js.publish(f"{name.lower()}.{number}", b"%d" % number)).stream == name
+        await add(js, name, shard)  # again, with the same configuration
+        with pytest.raises(APIError, match="already in use"):
+            await js.add_stream(name=name, subjects=["other"])
+        with pytest.raises(APIError, match="subjects overlap"):
+            await js.add_stream(name="OVER", subjects=[f"{name.lower()}.1"])
+    assert [(info.config.name, info.state.messages) for info in await js.streams_info()] == [
+        ("A", 3), ("B", 3), ("C", 3), ("D", 3)]
+    assert await js.find_stream_name_by_subject("d.1") == "D"
+    for name in "ABCD":
+        subject = name.lower()
+        pull = await js.pull_subscribe(f"{subject}.>", durable="pull")
+        for msg in await pull.fetch(3, timeout=10):
+            await msg.ack_sync()
+        assert (await js.consumer_info(name, "pull")).ack_floor.stream_seq == 3
+        push = await js.subscribe(f"{subject}.>", ordered_consumer=True)
+        assert [(await push.next_msg(10)).data for _ in range(3)] == [b"0", b"1", b"2"]
+        await push.unsubscribe()
+        assert (await js.get_msg(name, 2)).data == b"1"
+        with pytest.raises(APIError, match="subjects overlap"):
+            await js.update_stream(name=name, subjects=[f"{subject}.>", "a.x" if name != "A" else "b.x"])
+        await js.update_stream(name=name, subjects=[f"{subject}.>", f"more{subject}"])
+        await js.publish(f"more{subject}", b"more")
+        await js.delete_msg(name, 1)
+        await js.purge_stream(name, subject=f"{subject}.1")
+        assert (await js.stream_info(name)).state.messages == 2
+    account = await js.account_info()
+    assert (account.streams, account.storage > 0) == (4, True)
+    await js.update_stream(name="B", subjects=["b.>"])
+    await js.update_stream(name="A", subjects=["a.>", "moreb"])  # what B gave up
+    with pytest.raises(APIError, match="the store has the shards 0, 1, 2, 3"):
+        await add(js, "E", 4)
+    for name in "ABCD":
+        await js.delete_stream(name)
+        with pytest.raises(NotFoundError):
+            await js.stream_info(name)
+        await add(js, name, 1)
+    assert (await js.stream_info("D")).state.messages == 0
+
+
+async def test_each_request_has_one_answer(client: Client) -> None:
+    """Owners of shards answer for their own streams alone, and the owner of shard 0 for all that do not exist."""
+    js = client.jetstream(timeout=10)
+    await add(js, "A", 0)
+    await add(js, "B", 1)
+    consumer = {"stream_name": "B", "config": {"durable_name": "B", "ack_policy": "explicit"}}
+    for subject, body, error in (
+            ("STREAM.INFO.A", None, None), ("STREAM.INFO.B", None, None), ("STREAM.INFO.X", None, 10059),
+            ("CONSUMER.DURABLE.CREATE.B.B", consumer, None), ("CONSUMER.INFO.B.B", None, None),
+            ("CONSUMER.CREATE.B.B", consumer, None), ("CONSUMER.NAMES.B", None, None),
+            ("CONSUMER.INFO.X.B", None, 10059), ("CONSUMER.LIST.X", None, 10059), ("STREAM.NAMES", None, None),
+            ("STREAM.DELETE.X", None, 10059), ("STREAM.LEADER.STEPDOWN.B", None, 10010), ("INFO", None, None)):
+        found = await answers_to(client, f"$JS.API.{subject}", body)
+        assert [one.get("error", {}).get("err_code") for one in found] == [error], subject
+    with pytest.raises(nats.errors.NoRespondersError):
+        await client.request("$JS.API.CONSUMER.MSG.NEXT.X.C", b"", timeout=10)
+    with pytest.raises(nats.errors.NoRespondersError):
+        await client.request("$JS.API.DIRECT.GET.X", b'{"seq":1}', timeout=10)
+
+
+async def test_buckets_and_mirrors(client: Client) -> None:
+    """Buckets work in any shard, and a stream copies one of the other worker."""
+    js = client.jetstream(timeout=10)
+    bucket = await js.create_key_value(bucket="settings")
+    await bucket.put("a", b"1")
+    assert (await bucket.get("a")).value == b"1"
+    for origin, copy in ((1, 0), (0, 1)):
+        await add(js, f"O{origin}", origin)
+        await js.publish(f"o{origin}.x", b"copied")
+        for kind in ("mirror", "sources"):
+            source = StreamSource(name=f"O{origin}")
+            await js.add_stream(name=f"{kind}{origin}", metadata={"jetblock.shard": str(copy)},
+                                **{kind: source if kind == "mirror" else [source]})
+            await until(lambda name=f"{kind}{origin}": has_messages(js, name, 1))  # type: ignore[misc]
+
+
+async def has_messages(js: JetStreamContext, name: str, count: int) -> bool:
+    return (await js.stream_info(name)).state.messages == count
+
+
+async def test_pages_add_up_the_workers(fronted: FrontedProcess, client: Client) -> None:
+    """/jsz has the streams of both workers, and both are healthy."""
+    js = client.jetstream(timeout=10)
+    for shard, name in enumerate("ABCD"):
+        await add(js, name, shard)
+    assert (await fronted.monitor("/jsz"))["streams"] == 4
+    assert (await fronted.monitor("/healthz"))["status"] == "ok"
+    await fronted.monitor("/varz")
+
+
+class Life:
+    """A client that creates, fills, changes, reads and deletes one stream after another, while workers are killed."""
+
+    def __init__(self, client: Client, number: int) -> None:
+        self._js = client.jetstream(timeout=5)
+        self.name = f"S{number}"
+        self._rng = random.Random(number)
+        self.lives = 0
+        self.stored: set[str] | None = None
+        """The messages of the stream that is there; None: there is none."""
+
+    async def live(self) -> None:
+        """Let the stream live once. Raises: AssertionError if it is not as it was acknowledged."""
+        js, name = self._js, self.name
+        self.lives += 1
+        subject = f"{name}.{self.lives}"
+        await again(lambda: js.add_stream(name=name, subjects=[subject]))
+        self.stored = set()
+        for number in range(self._rng.randint(1, 12)):
+            one = f"{subject}-{number}"
+            await again(lambda one=one: js.publish(  # type: ignore[misc]
+                subject, one.encode(), headers={"Nats-Msg-Id": one}, stream=name))
+            self.stored.add(one)
+            if number == 5:
+                await again(lambda: js.update_stream(name=name, subjects=[subject, f"more.{subject}"]))
+                await again(lambda: js.publish(f"more.{subject}", b"more", headers={"Nats-Msg-Id": "more"}))
+                self.stored.add("more")
+        await self.check()
+        await again(lambda: js.delete_stream(name), NotFoundError)
+        self.stored = None
+
+    async def check(self) -> None:
+        """Each acknowledged message is there once."""
+        if self.stored is None:
+            return
+        info = await again(lambda: self._js.stream_info(self.name))
+        found = [(await again(lambda seq=seq: self._js.get_msg(self.name, seq))).data.decode()  # type: ignore[misc]
+                 for seq in range(1, info.state.last_seq + 1)]
+        assert sorted(found) == sorted(self.stored)
+
+
+async def again(ask: Callable[[], Awaitable[T]], *done: type[Exception]) -> T | None:
+    """Return the answer to a request, which is repeated until it has one; an error in ``done`` is one, too."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await ask()
+            except done:
+                return None
+            except (nats.errors.Error, TimeoutError):
+                await asyncio.sleep(0.05)
+
+
+async def kill_while_streams_live(folder: Path, kills: int, lives: int, clients: int, seed: int) -> None:
+    """Kill the workers in turn, after so many lives of streams each time; compare everything."""
+    async def quiet(_: Exception) -> None:
+        """Ignore the error."""
+
+    rng = random.Random(seed)
+    async with FrontedProcess("-js", "-sd", str(folder), workers=2, environ=SHARDS) as process:
+        client = await nats.connect(process.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=quiet)
+        streams = [Life(client, number) for number in range(clients)]
+        ended = asyncio.Event()
+
+        async def keep_living(one: Life) -> None:
+            while not ended.is_set():
+                await one.live()
+
+        async def has_lived() -> bool:
+            for task in tasks:
+                if task.done():
+                    task.result()
+            return sum(one.lives for one in streams) >= enough
+
+        tasks = [asyncio.create_task(keep_living(one)) for one in streams]
+        for number in range(kills):
+            enough = sum(one.lives for one in streams) + rng.randint(1, lives)
+            await until(has_lived)
+            await process.kill_child(f"worker {number % 2 + 1}")
+        enough = sum(one.lives for one in streams) + lives
+        await until(has_lived)
+        ended.set()
+        await asyncio.gather(*tasks)
+        for one in streams:
+            await again(lambda one=one: client.jetstream(timeout=5).add_stream(  # type: ignore[misc]
+                name=one.name, subjects=[one.name]))
+        names = [info.config.name for info in await client.jetstream(timeout=10).streams_info()]
+        assert names == sorted(one.name for one in streams)
+        await client.close()
+        log = "\n".join(process.stderr)
+        assert not re.search(r"Traceback|were dropped|has it since", log)
+
+
+async def test_kills_between_steps(tmp_path: Path) -> None:
+    """Workers are killed while streams are created, changed and deleted in all shards."""
+    await kill_while_streams_live(tmp_path, kills=4, lives=6, clients=4, seed=1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(5))
+async def test_many_kills_between_steps(tmp_path: Path, seed: int) -> None:
+    """The same for longer."""
+    await kill_while_streams_live(tmp_path, kills=40, lives=25, clients=6, seed=seed)
