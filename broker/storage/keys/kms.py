@@ -73,6 +73,9 @@ class KmsKey:
             code = error.response.get("Error", {}).get("Code", "")
             if code in _NOT_OURS:
                 raise KeyMissing(b"", f"the master key {self.name} does not open it: KMS answers {code}") from None
+            if code not in _REFUSED and error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") in (401, 403):
+                raise StoreRefused(f"{self.name}: KMS answers {code}: renew the credentials, or "
+                                   f"{_REFUSED['AccessDeniedException']}") from None
             if code in _REFUSED:
                 raise StoreRefused(f"{self.name}: KMS answers {code}: {_REFUSED[code]}") from None
             raise Transient(f"{self.name}: KMS answers {code or error}") from None
