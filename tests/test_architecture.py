@@ -129,7 +129,8 @@ MAY: dict[str, set[str]] = {
     "jetstream.api": {
         "base", "config.settings", "jetstream.account", "jetstream.backup", "jetstream.bus", "jetstream.config",
         "jetstream.consumer", "jetstream.filters", "jetstream.settings", "jetstream.stream", "jetstream.stream.state",
-        "jetstream.wire", "protocol", "storage.format", "storage.objectstore", "storage.state"},
+        "jetstream.wire", "protocol", "storage.erasure", "storage.format", "storage.objectstore",
+        "storage.state"},
     "jetstream.inbox": {
         "base", "jetstream.stream", "jetstream.stream.state", "jetstream.wire", "storage.format", "storage.log",
         "storage.objectstore", "storage.paths", "storage.staging"},

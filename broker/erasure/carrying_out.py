@@ -26,6 +26,10 @@ _UNCOVERED: Final = (
 )
 _VERSIONS: Final = ("{count} old versions of deleted objects are in the bucket, which keeps versions: delete them with "
                     "--delete-versions, or let a lifecycle rule of the bucket expire noncurrent versions")
+_DAMAGED: Final = ("{key}: it may have the messages, and is damaged: {why}: stop the broker, run `jetblock fsck "
+                   "--repair` on the store, and erase again")
+_ELSEWHERE: Final = ("stream {name}, which copies from a stream of this name by the API of another account or server: "
+                     "if that leads to this stream, erase there, too")
 
 Show = Callable[[str, int, int], object]
 """Receives what is done now, how much of it is done, and how much it is in all; 0: not known."""
@@ -58,13 +62,15 @@ async def carry_out(target: Target, choice: Choice | None, show: Show, *, known:
     """
     async with AsyncExitStack() as stack:
         connection, shown = await _connect(target, stack)
+        elsewhere: set[str] = set()
         ids, messages = (await request_all(connection, target.stream) if choice is None else
-                         await request(connection, target.stream, choice, requested))
+                         await request(connection, target.stream, choice, requested, elsewhere.add))
         ids = [*await known_ones(connection, target.stream, known), *ids]
         done = await follow(connection, target.stream, ids, messages,
                             lambda what, some, of: show(f"{target.stream}: {what}", some, of))
         key = str((await shred(connection, target.stream))["key"]) if choice is None else ""
     report = _report(target, shown, choice, done, key)
+    report["not_covered"] += [_ELSEWHERE.format(name=name) for name in sorted(elsewhere)]
     if target.login is not None:
         report["not_covered"].append("old versions of deleted objects, if the bucket keeps versions: run --verify with "
                                      "the store")
@@ -103,7 +109,9 @@ def _report(target: Target, shown: str, choice: Choice | None, done: Followed, k
             "chosen_by": "the whole stream, which was deleted" if choice is None else choice.kind, "key": key,
             "messages": done.messages, "requested": done.requested, "due": done.due, "done": done.done,
             "written": datetime.now(UTC).isoformat(timespec="seconds"), "streams": done.streams,
-            "deleted": done.deleted, "not_erased": [], "not_covered": list(_UNCOVERED)}
+            "deleted": [one for one in done.deleted if one["key"] not in done.damaged],
+            "not_erased": [_DAMAGED.format(key=key, why=why) for key, why in done.damaged.items()],
+            "not_covered": list(_UNCOVERED)}
 
 
 async def look(url: str, report: dict[str, Any], show: Show) -> Verified:

@@ -134,11 +134,12 @@ async def _verify(options: argparse.Namespace, report: dict[str, Any], progress:
     progress.clear()
     if options.json:
         json.dump({"store": options.store, "erasure": report["erasure"], "objects": found.objects, "proved": not held,
-                   "holding": held}, sys.stdout, indent=1)
+                   "holding": held, "unchecked": found.unchecked}, sys.stdout, indent=1)
         print()
     else:
-        print("\n".join(held) or f"{options.store} has none of the erased messages: {count(found.objects)} objects "
-                                 f"were read, and the {count(len(report['deleted']))} that held them are gone")
+        proved = (f"{options.store} has none of the erased messages: {count(found.objects)} objects were read, and the "
+                  f"{count(len(report['deleted']))} that held them are gone")
+        print("\n".join([*(held or [proved]), *(f"not checked: {one}" for one in found.unchecked)]))
     return 1 if held else 0
 
 

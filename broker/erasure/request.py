@@ -57,7 +57,10 @@ class Choice(NamedTuple):
 
 
 class Followed(NamedTuple):
-    """Finished erasures: ``streams`` and objects of all of them."""
+    """Finished erasures: ``streams`` and objects of all of them.
+
+    ``damaged`` are objects that hold messages and stay, with the reason; ``done`` is then empty.
+    """
 
     erasures: list[str]
     messages: int
@@ -67,6 +70,7 @@ class Followed(NamedTuple):
     streams: list[dict[str, Any]]
     deleted: list[dict[str, Any]]
     made: list[dict[str, Any]]
+    damaged: dict[str, str]
 
 
 def parse_ranges(text: str) -> SeqRanges:
@@ -86,16 +90,20 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
 
 
 async def request(connection: Connection, stream: str, choice: Choice,
-                  requested: Callable[[str], object] = lambda _: None) -> tuple[list[str], int]:
+                  requested: Callable[[str], object] = lambda _: None,
+                  elsewhere: Callable[[str], object] = lambda _: None) -> tuple[list[str], int]:
     """Erase messages; return the ids of the erasures and the number of messages that were in streams.
 
-    Args: ``requested`` receives each id at once. Raises: ApiRefusal; ConnectionFailed.
+    Args: ``requested`` receives each id at once, ``elsewhere`` each stream that copies from one of this name somewhere
+        else. Raises: ApiRefusal; ConnectionFailed.
     """
     ids, messages = [], 0
     for body in choice.bodies():
         answer = await connection.api(f"JETBLOCK.ERASE.{stream}", body, seconds=_SECONDS)
         ids.append(str(answer["erasure"]))
         requested(ids[-1])
+        for name in answer.get("elsewhere", ()):
+            elsewhere(str(name))
         messages += int(answer["messages"])
     return ids, messages
 
@@ -117,13 +125,14 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
     deleted: dict[str, dict[str, Any]] = {}
     made: dict[str, dict[str, Any]] = {}
     requested, due, done = [], [], []
+    damaged: dict[str, str] = {}
     for number, erasure_id in enumerate(ids):
         while True:
             answer = await connection.api(f"JETBLOCK.ERASURE.{stream}", {"erasure": erasure_id})
             states = [one["state"] for one in answer["streams"]]
             show({"marked": "rewriting", "deleting": "deleting objects", "done": "done"}[min(states, key=_order)],
                  number, len(ids))
-            if all(state == "done" for state in states):
+            if all(map(_ended, answer["streams"])):
                 break
             await asyncio.sleep(_POLL_SECONDS)
         offset = 0
@@ -134,17 +143,18 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
                 seqs = parse_ranges(one["sequences"])
                 streams[one["stream"]] = one, seqs if known is None else known[1] | seqs
                 requested.append(one["requested"])
-                done.append(one["done"])
+                done.append(one.get("done", ""))
+                damaged.update((file["key"], file["reason"]) for file in one.get("damaged", ()))
                 deleted.update((file["key"], file) for file in one["held"])
                 made.update((file["key"], file) for file in one["made"])
                 offset = max(offset, one["offset"])
             if all(one["offset"] >= one["objects"] for one in answer["streams"]):
                 break
             answer = await connection.api(f"JETBLOCK.ERASURE.{stream}", {"erasure": erasure_id, "offset": offset})
-    return Followed(list(ids), messages, min(requested), max(due), max(done), [
+    return Followed(list(ids), messages, min(requested), max(due), max(done) if all(done) else "", [
         {"stream": name, "incarnation": one["incarnation"], "sequences": ranges_text(seqs)}
         for name, (one, seqs) in streams.items()], list(deleted.values()),
-        [one for key, one in made.items() if key not in deleted])
+        [one for key, one in made.items() if key not in deleted], damaged)
 
 
 async def request_all(connection: Connection, stream: str) -> tuple[list[str], int]:
@@ -156,6 +166,13 @@ async def request_all(connection: Connection, stream: str) -> tuple[list[str], i
 async def shred(connection: Connection, stream: str) -> Mapping[str, Any]:
     """Delete a stream and destroy its key; return the broker's answer. Raises: ApiRefusal; ConnectionFailed."""
     return await connection.api(f"JETBLOCK.SHRED.{stream}", {}, seconds=_SECONDS)
+
+
+def _ended(one: dict[str, Any]) -> bool:
+    """Return whether an erasure is done in a stream, as far as it can be: damaged objects stay."""
+    if one["state"] != "deleting":
+        return bool(one["state"] == "done")
+    return 0 < int(one.get("left", 0)) == len(one.get("damaged", ()))
 
 
 def _order(state: str) -> int:

@@ -8,12 +8,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from broker.erasure.report import BadReport
 from broker.storage.erasure.stored_blocks import BlockObject, StoredBlocks
 from broker.storage.format.errors import FormatError
+from broker.storage.format.header import ObjectKind
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.read.snapshot import read_snapshot
@@ -25,6 +27,7 @@ T = TypeVar("T")
 
 _AT_ONCE: Final = 16
 _QUARANTINE: Final = "quarantine/"
+_LISTED: Final = 20
 
 
 class OldVersion(NamedTuple):
@@ -35,11 +38,15 @@ class OldVersion(NamedTuple):
 
 
 class Verified(NamedTuple):
-    """The result of a verification: ``holding`` are reasons why the erasure is not proved. ``objects`` were read."""
+    """The result of a verification: ``holding`` are reasons why the erasure is not proved. ``objects`` were read.
+
+    ``unchecked`` says what else is in the store, which nobody can relate to sequences.
+    """
 
     objects: int
     holding: list[str]
     versions: list[OldVersion]
+    unchecked: list[str]
 
 
 async def verify_store(store: ObjectStore, report: Mapping[str, Any], progress: Callable[[int], object] = lambda _: None
@@ -66,7 +73,27 @@ async def verify_store(store: ObjectStore, report: Mapping[str, Any], progress: 
             if exists:
                 holding.append(f"{key}: it held erased messages, and is still there")
     versions = await old_versions(store, keys)
-    return Verified(objects, holding, versions)
+    return Verified(objects, holding, versions, await _unchecked(store))
+
+
+async def _unchecked(store: ObjectStore) -> list[str]:
+    """Return lines about the objects that have no sequences. Raises: StoreError."""
+    kinds: Counter[str] = Counter()
+    unknown: list[str] = []
+    for info in await store.list(""):
+        parsed = parse(info.key)
+        if parsed is None:
+            if not info.key.startswith(_QUARANTINE):
+                unknown.append(info.key)
+        elif parsed.kind not in (ObjectKind.SEGMENT, ObjectKind.RUN):
+            kinds[parsed.kind.name.lower() if parsed.kind is not None else "other"] += 1
+    lines = [f"{key}: it is no object of jetblock's" for key in unknown[:_LISTED]]
+    if len(unknown) > _LISTED:
+        lines.append(f"{len(unknown) - _LISTED} more such objects")
+    if kinds:
+        numbers = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+        lines.append(f"objects without messages, of which only those in the report were looked for: {numbers}")
+    return [*lines, "journals and cache directories of brokers, which are on their machines"]
 
 
 async def old_versions(store: ObjectStore, keys: list[str]) -> list[OldVersion]:

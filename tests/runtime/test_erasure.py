@@ -9,18 +9,22 @@ import json
 import secrets
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import nats
 import pytest
 import zstandard
 from botocore.session import Session
-from nats.js.api import StreamConfig, StreamSource
+from nats.js.api import ExternalStream, StreamConfig, StreamSource
 
 from broker.base.nkeys import KeyPair
 from broker.cli import run
 from broker.erasure.report import FORMAT, sign
 from broker.erasure.request import Choice
+from broker.jetstream.account.erasing import copies_elsewhere
+from broker.jetstream.config.stream import ExternalStream as ExternalApi
+from broker.jetstream.config.stream import StreamSource as StreamConfigSource
 from broker.runtime.embedded import Broker
 from broker.storage.erasure.eraser import Eraser
 from broker.storage.keys.opening import decode_all
@@ -445,3 +449,77 @@ def test_old_versions_in_a_bucket(tmp_path: Path, minio: S3Server, monkeypatch: 
     deleted = {f"store/{one['key']}" for one in json.loads(report.read_text())["deleted"]}
     left = s3.list_object_versions(Bucket=bucket)
     assert not deleted & {row["Key"] for kind in ("Versions", "DeleteMarkers") for row in left.get(kind, ())}
+
+
+async def _numbers(store: Path) -> None:
+    async with Broker(store, settings={"storage.compaction": False, "storage.journal": False}) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["s.>"]))
+        await asyncio.gather(*[js.publish(f"s.{i}", b"payload-number-%02d" % i) for i in range(20)])
+        await client.close()
+
+
+@pytest.mark.parametrize("part", ["index", "frame"])
+def test_a_damaged_object_is_named_and_repaired(tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str) -> None:
+    """Shows that a damaged object is named: without its index nothing is erased, and if messages beside the erased ones
+    cannot be moved, the report says so; that `fsck --repair` lets the erasure end; and that --verify then names what
+    fsck set aside."""
+    store, url, report = tmp_path / "store", f"file://{tmp_path / 'store'}", tmp_path / "report.json"
+    asyncio.run(_numbers(store))
+    hit = next(path for path in store.rglob("*")
+               if path.is_file() and b"number-07" in uncompressed(path.read_bytes()))
+    data = bytearray(hit.read_bytes())
+    at = 150 if part == "index" else len(data) - 4
+    data[at:] = bytes(len(data) - at)
+    hit.chmod(0o600)
+    hit.write_bytes(data)
+    erase = ["erase", url, "S", "--seq", "8,15", "--report", str(report)]
+    status, shown = run(erase), capsys.readouterr()
+    if part == "index":
+        assert status == 2
+        assert f"{hit.relative_to(store)}: index" in shown.err
+    else:
+        assert status == 1
+        assert f"not erased: {hit.relative_to(store)}: it may have the messages, and is damaged" in shown.out
+        assert json.loads(report.read_text())["done"] == ""
+    run(["fsck", url, "--repair"])
+    capsys.readouterr()
+    assert run(erase) == 0, capsys.readouterr().out
+    capsys.readouterr()
+    assert run(["erase", url, "--verify", str(report)]) == 1
+    out = capsys.readouterr().out
+    assert "fsck has set this damaged object aside" in out
+    assert "not checked: journals and cache directories" in out
+
+
+async def test_copies_by_an_external_api(tmp_path: Path) -> None:
+    """Shows that a mirror that names this server's own domain loses the messages, and that one by another API, which
+    leads back here, is named."""
+    async with Broker(tmp_path, settings=SOON | {"jetstream.domain": "here"}) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["s"]))
+        await js.add_stream(StreamConfig(name="M", mirror=StreamSource(name="S", external=ExternalStream(
+            api="$JS.here.API"))))
+        await js.publish("s", b"number-1")
+        while (await js.stream_info("M")).state.messages < 1:  # noqa: ASYNC110 (a mirror reports no event)
+            await asyncio.sleep(0.02)
+        answer = await api(client, "JETBLOCK.ERASE.S", {"seqs": "1"})
+        assert {one["stream"]: one["messages"] for one in answer["streams"]} == {"S": 1, "M": 1}
+        await finished(client, "S", answer["erasure"])
+        assert files_with(tmp_path, [b"number-1"]) == {}
+        await client.close()
+
+
+def test_origins_elsewhere() -> None:
+    """Shows which copies are named: those by the API of another domain or account."""
+    def stream(name: str, *sources: StreamConfigSource) -> Any:
+        return SimpleNamespace(name=name, stored=True, config=SimpleNamespace(mirror=None, sources=sources))
+
+    other = ExternalApi(api="$JS.prod.API")
+    streams = {one.name: one for one in (
+        stream("S"), stream("HERE", StreamConfigSource(name="S")), stream("LOOP", StreamConfigSource(
+            name="S", external=other)), stream("OWN", StreamConfigSource(name="S", external=ExternalApi(
+                api="$JS.here.API"))), stream("T", StreamConfigSource(name="X", external=other)))}
+    assert copies_elsewhere(streams, ["S", "HERE", "OWN"], "here") == ["LOOP"]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from broker.storage.format.frame import Chunk
     from broker.storage.format.index import Head
 
-__all__ = ["Erased", "Wanted", "erase", "parse_seqs"]
+__all__ = ["Erased", "Wanted", "copies_elsewhere", "erase", "parse_seqs"]
 
 _log = logging.getLogger(__name__)
 
@@ -108,14 +108,15 @@ def parse_seqs(text: str) -> SeqRanges:
 
 
 async def erase(streams: Mapping[str, Stream], stream: Stream, blocks_of: Callable[[Stream], StoredBlocks],
-                wanted: Wanted, erasure_id: str, *, shredding: bool = False) -> list[Erased]:
+                wanted: Wanted, erasure_id: str, *, domain: str = "", shredding: bool = False) -> list[Erased]:
     """Erase messages of ``stream``, and their copies in the other ``streams`` of the account.
 
-    Args: ``blocks_of`` returns the blocks of the shard that has a stream. ``shredding``: the stream itself will be
+    Args: ``blocks_of`` returns the blocks of the shard that has a stream. ``domain``: that of the server, by whose API
+        streams of this account may be named, too. ``shredding``: the stream itself will be
         deleted, so it cannot forbid the loss of its messages.
     Returns once the removals are sequenced. Raises: ApiError; StoreError; FormatError.
     """
-    origins = _origins(streams, stream)
+    origins = _origins(streams, stream, domain)
     for name in origins:
         if not shredding or name != stream.name:
             check(streams[name])
@@ -157,15 +158,14 @@ def check_stored(stream: Stream) -> None:
                        err="a memory stream stores nothing that could be erased; purge it")
 
 
-def _origins(streams: Mapping[str, Stream], stream: Stream) -> dict[str, str | None]:
+def _origins(streams: Mapping[str, Stream], stream: Stream, domain: str) -> dict[str, str | None]:
     """Return the names of the stream and of all stored streams that copy from it, also by way of others. Each follows
     the one that it copies from, which is unique: a stream that reaches another in two ways can't be made.
     """
     copies: dict[str, list[str]] = {}
     for one in streams.values():
         if one.stored:
-            copied = (one.config.mirror, *one.config.sources)
-            for name in {origin.name for origin in copied if origin is not None and origin.external is None}:
+            for name in _named(one, domain)[0]:
                 copies.setdefault(name, []).append(one.name)
     found: dict[str, str | None] = {stream.name: None}
     left = [stream.name]
@@ -174,6 +174,24 @@ def _origins(streams: Mapping[str, Stream], stream: Stream) -> dict[str, str | N
         found.update(dict.fromkeys(new, name))
         left += new
     return found
+
+
+def copies_elsewhere(streams: Mapping[str, Stream], names: Collection[str], domain: str) -> list[str]:
+    """Return the streams that copy from a stream with one of these names by the API of another account or server, which
+    may lead back to this account."""
+    return [one.name for one in streams.values() if one.stored and one.name not in names
+            and not _named(one, domain)[1].isdisjoint(names)]
+
+
+def _named(stream: Stream, domain: str) -> tuple[set[str], set[str]]:
+    """Return the names of a stream's origins in this account, and elsewhere."""
+    here: set[str] = set()
+    elsewhere: set[str] = set()
+    for origin in (stream.config.mirror, *stream.config.sources):
+        if origin is not None:
+            own = origin.external is None or (domain and origin.external.api == f"$JS.{domain}.API")
+            (here if own else elsewhere).add(origin.name)
+    return here, elsewhere
 
 
 def _copied(copy: Stream, origin: Erased) -> Wanted:

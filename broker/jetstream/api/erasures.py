@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.base.gotime import format_time
-from broker.jetstream.account.erasing import Wanted, check_stored, erase, parse_seqs, wanted_headers
+from broker.jetstream.account.erasing import Wanted, check_stored, copies_elsewhere, erase, parse_seqs, wanted_headers
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.filters import Filters
 from broker.jetstream.wire import fields as wire
@@ -20,12 +20,14 @@ from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.jetstream.wire.numbers import SEQ_MAX
 from broker.protocol.subject import is_valid
+from broker.storage.format.errors import FormatError
 from broker.storage.format.keyring import KEYS
 from broker.storage.state.seq_ranges import SeqRanges
 
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
     from broker.jetstream.stream.stream import Stream
+    from broker.storage.erasure.eraser import Eraser
     from broker.storage.state.erasures import Erasure, StoredFile
 
 __all__ = ["ROUTES", "ranges_text"]
@@ -68,10 +70,17 @@ async def erase_messages(request: Request) -> dict[str, Any]:
 
 async def _erase(account: Account, stream: Stream, wanted: Wanted, *, shredding: bool = False) -> dict[str, Any]:
     erasure_id = account.new_erasure_id()
-    erased = await erase(account.streams, stream, lambda one: account.eraser_of(one).blocks, wanted, erasure_id,
-                         shredding=shredding)
-    return {"erasure": erasure_id, "messages": sum(one.removed for one in erased), "streams": [
+    try:
+        erased = await erase(account.streams, stream, lambda one: account.eraser_of(one).blocks, wanted, erasure_id,
+                             domain=account.domain, shredding=shredding)
+    except FormatError as error:
+        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=(
+            f"{error}: stop the broker, run `jetblock fsck --repair` on the store, and erase again")) from None
+    answer: dict[str, Any] = {"erasure": erasure_id, "messages": sum(one.removed for one in erased), "streams": [
         {"stream": one.stream.name, "sequences": one.seqs.count, "messages": one.removed} for one in erased]}
+    if names := copies_elsewhere(account.streams, [one.stream.name for one in erased], account.domain):
+        answer["elsewhere"] = names
+    return answer
 
 
 async def erasure(request: Request) -> dict[str, Any]:
@@ -84,9 +93,10 @@ async def erasure(request: Request) -> dict[str, Any]:
     if not found:
         raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=f"no erasure {asked.erasure!r} is known, or its "
                                                                f"report has expired")
-    grace_ns = request.account.eraser_of(found[0][0]).expected_ns
+    eraser = request.account.eraser_of
+    grace_ns = eraser(found[0][0]).expected_ns
     return {"erasure": asked.erasure, "due": format_time(min(one.at_ns for _, one in found) + grace_ns),
-            "streams": [_shown(stream, one, asked.offset) for stream, one in found]}
+            "streams": [_shown(stream, one, asked.offset, eraser(stream)) for stream, one in found]}
 
 
 async def shred(request: Request) -> dict[str, Any]:
@@ -129,7 +139,7 @@ def _wanted(asked: _EraseRequest) -> Wanted:
                   ids=frozenset(one.encode() for one in asked.ids))
 
 
-def _shown(stream: Stream, one: Erasure, offset: int) -> dict[str, Any]:
+def _shown(stream: Stream, one: Erasure, offset: int, eraser: Eraser) -> dict[str, Any]:
     state = "done" if one.done_ns else "deleting" if one.held else "marked"
     objects = max(len(one.held), len(one.made))
     shown = {"stream": stream.name, "incarnation": f"{stream.stream_id:016x}", "state": state,
@@ -137,6 +147,12 @@ def _shown(stream: Stream, one: Erasure, offset: int) -> dict[str, Any]:
              "offset": min(offset + _OBJECTS_PAGE, objects),
              "held": [_file(file) for file in one.held[offset:offset + _OBJECTS_PAGE]],
              "made": [_file(file) for file in one.made[offset:offset + _OBJECTS_PAGE]]}
+    if not one.done_ns:
+        shown["left"] = sum(file.key in eraser.left for file in one.held)
+        damaged = [{"key": file.key, "reason": why} for file in one.held
+                   if (why := eraser.damaged.get(file.key)) is not None]
+        if damaged:
+            shown["damaged"] = damaged[:_OBJECTS_PAGE]
     if one.done_ns:
         shown["done"] = format_time(one.done_ns)
     return shown

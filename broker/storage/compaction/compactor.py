@@ -85,6 +85,7 @@ class Compactor(LogListener):
         self.working = asyncio.Lock()
         """Held while blocks are moved: no run with a removed message is made while another task has it."""
         self._made: list[StoredFile] | None = None
+        self.not_emptied: set[ObjectKey] = set()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -176,7 +177,8 @@ class Compactor(LogListener):
     async def empty(self, keys: Collection[ObjectKey]) -> list[StoredFile]:
         """Move all live blocks out of these objects, whatever it costs, as far as they can be read.
 
-        The caller holds ``working``. Returns: the runs that were made. Raises: StoreError once the log has failed.
+        The caller holds ``working``. Returns: the runs that were made; ``not_emptied`` are the objects that have live
+        blocks left, because these are damaged. Raises: StoreError once the log has failed.
         """
         made: list[StoredFile] = []
         self._made = made
@@ -196,6 +198,8 @@ class Compactor(LogListener):
                         moved = True
                         _log.warning("erasure cannot move a damaged block: %s", error)
                 if not moved:
+                    left = await make_inventory(self._log.state, self.settings, (), only=keys)
+                    self.not_emptied = {one.key for one in left}
                     return made
         finally:
             self._made = None

@@ -32,6 +32,7 @@ from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.inventory import ObjectKey
 from broker.storage.erasure.stored_blocks import StoredBlocks
 from broker.storage.format.block import BlockPlace
+from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectKind
 from broker.storage.format.records.release import Release
 from broker.storage.format.staged import STAGED_EPOCH
@@ -81,7 +82,10 @@ class ErasingStreams(Protocol):
 class Eraser:
     """The erasures of one shard by its owner.
 
-    Attributes: ``on_done`` is called when objects are gone: caches may have parts of them.
+    Attributes:
+        on_done: called when objects are gone: caches may have parts of them.
+        left: the objects whose end is waited for.
+        damaged: those of them that stay, because they cannot be read or emptied, with the reason.
     """
 
     def __init__(self, log: Log, paths: ShardPaths, checkpointer: Checkpointer, compactor: Compactor, clock: Clock,
@@ -89,6 +93,8 @@ class Eraser:
                  ) -> None:
         self.settings = settings
         self.on_done: Callable[[], object] = lambda: None
+        self.left: set[str] = set()
+        self.damaged: dict[str, str] = {}
         self.blocks = StoredBlocks(log.store, paths, log.state, self._call, self._call)
         self._log = log
         self._store = log.store
@@ -233,7 +239,11 @@ class Eraser:
             reported = any(one.reported for erasures in found.values() for one in erasures)
             sums = {key: await self._stored_file(key) for key in held if reported}
             made = await self._compactor.empty([one for one in map(_object_key, held) if one is not None])
+            for key in held:
+                if _object_key(key) in self._compactor.not_emptied:
+                    self._stays(key, "blocks in it are damaged, and cannot be moved")
         old = await self._list(self._paths.page_objects) + await self._list(self._paths.checkpoints)
+        self.left |= {*held, *old}
         pages = {key: await self._stored_file(key, _CHECKPOINT) for key in old if reported}
         for stream_id, erasures in found.items():
             found[stream_id] = [_with(one, [sums[key] for key, quoted in held.items() if _quotes(
@@ -243,6 +253,7 @@ class Eraser:
             return False
         # Older objects that are still needed have pages of other messages' subjects and ids only.
         needed = {self._paths.pages(at) for root in self._checkpointer.roots for at in root.objects}
+        self.left -= needed
         old = [key for key in old if key not in needed]
         found = {stream_id: [_with(one, [pages[key] for key in old], ()) if one.reported else one for one in erasures]
                  for stream_id, erasures in found.items()}
@@ -281,7 +292,14 @@ class Eraser:
                 if not erased[ref.stream_id].overlaps(ref.first_seq, ref.last_seq):
                     continue
                 if not ref.gapless:
-                    head = await self.blocks.head(block)
+                    try:
+                        head = await self.blocks.head(block)
+                    except NotFound:
+                        continue
+                    except FormatError as error:
+                        self._stays(one.key, str(error))
+                        found.append((ref.stream_id, ref.first_seq, ref.last_seq))
+                        continue
                     if not any(head.ordinal_of(first) < head.ordinal_of(last + 1)
                                for first, last in erased[ref.stream_id].within(ref.first_seq, ref.last_seq)):
                         continue
@@ -289,11 +307,18 @@ class Eraser:
             found += [(stream_id, first, last) for _, stream_id, first, last in one.quoted
                       if erased[stream_id].overlaps(first, last)]
             if one.unreadable is not None:
-                _log.warning("erasure cannot read %s: %s", one.key, one.unreadable.why)
+                self._stays(one.key, one.unreadable.why)
                 found += [(stream_id, 0, 1 << 64) for stream_id in erased]
             if found:
                 held[one.key] = found
         return held
+
+    def _stays(self, key: str, why: str) -> None:
+        """Note that an object cannot be erased until it is repaired."""
+        if self.damaged.get(key) != why:
+            _log.error("erasure cannot read %s: %s; if it also has messages that live, it stays until the broker is "
+                       "stopped and `jetblock fsck --repair` has replaced it", key, why)
+        self.damaged[key] = why
 
     async def _finish(self, found: Mapping[int, Sequence[Erasure]], keys: Sequence[str]) -> None:
         """Wait until no object of ``keys`` is left, then record that."""
@@ -302,7 +327,9 @@ class Eraser:
             try:
                 await self._get(left[-1], 0, HEADER_BYTES)
             except NotFound:
-                left.pop()
+                gone = left.pop()
+                self.left.discard(gone)
+                self.damaged.pop(gone, None)
                 continue
             except StoreError:
                 return  # the log has failed
