@@ -148,7 +148,7 @@ def decompress(stored: bytes | memoryview, raw_bytes: int) -> bytes:
     return raw
 
 
-def checksum(data: bytes, crc: int = 0) -> int:
+def checksum(data: bytes | memoryview, crc: int = 0) -> int:
     """Return zlib.crc32, computed in pieces of 1 µs that keep the GIL: regaining it may cost a switch interval."""
     if len(data) <= _GIL_RELEASE:
         return crc32(data, crc)

@@ -211,7 +211,7 @@ class SectionCodec:
         Raises: Undecodable if they are damaged, or do not match the header; KeyMissing.
         """
         raw_bytes, stored_bytes, crc, form = header
-        if len(stored) != stored_bytes or crc32(stored) != crc:
+        if len(stored) != stored_bytes or checksum(stored) != crc:
             raise Undecodable("its checksum or length does not match")
         if form > _ZSTD:
             opened = _opened(header, stored, at, fixed)
@@ -242,7 +242,7 @@ class SectionCodec:
         Of an encrypted section, only the checksum is checked: no key is needed. Raises: Undecodable.
         """
         raw_bytes, stored_bytes, crc, form = header
-        if len(stored) != stored_bytes or crc32(stored) != crc:
+        if len(stored) != stored_bytes or checksum(stored) != crc:
             raise Undecodable("its checksum or length does not match")
         if form > _ZSTD and form in _FORMS:
             if not OVERHEAD <= stored_bytes <= raw_bytes + OVERHEAD:

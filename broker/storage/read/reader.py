@@ -301,9 +301,19 @@ class BlockReader:
         assert isinstance(chunk, Chunk)
         return chunk
 
-    def read_ahead(self, block: StoredBlock, ordinal: int, begun: Callable[[int], None]) -> int | None:
+    def read_head_ahead(self, block: StoredBlock) -> None:
+        """Begin to load the head of a block that is too large to be loaded whole; report no errors."""
+        ref = _stored(block)
+        ident = _id(ref)
+        if (ref.index_bytes + ref.frames_bytes > self._whole_ahead_bytes and ident not in self._heads
+                and self._cache.peek(ident) is None and self._whole(ref) is None):
+            self._head_load(block, None, 0)
+
+    def read_ahead(self, block: StoredBlock, ordinal: int, begun: Callable[[int], None],
+                   pieces: int = 1) -> int | None:
         """Begin to load the extent with message ``ordinal``, unless it is in memory or loading; report no errors.
 
+        Args: ``pieces``: the number of extents that are loaded together, as one, if there is room.
         Returns: the ordinal after the extent's last message; None if it is not known yet, or if there is no room.
         """
         ref = _stored(block)
@@ -323,6 +333,8 @@ class BlockReader:
             end = extent.end
         elif (*ident, number) in self._cache:
             end = number + 1
+        elif self.window.make_room_ahead(_size(head, number, self._extent_end(ident, head, number, pieces))):
+            end = self._extent(ref, head, number, begun, pieces).end
         elif self.window.make_room_ahead(_size(head, number, self._extent_end(ident, head, number))):
             end = self._extent(ref, head, number, begun).end
         else:
@@ -419,22 +431,23 @@ class BlockReader:
         if not _failed(load):
             self._cache.put(ident, load.result(), len(load.result()))
 
-    def _extent_end(self, ident: tuple[int, ...], head: Head, first: int) -> int:
+    def _extent_end(self, ident: tuple[int, ...], head: Head, first: int, pieces: int = 1) -> int:
         """Return the end of the extent with frame ``first``: it is cut before a frame that is in memory or loading."""
         frames, end = head.frames, first + 1
         stored = max(frames[-1].offset + frames[-1].stored_bytes, 1)
         extents = max(1, round(stored / self._read_ahead_bytes))
-        number = frames[first].offset * extents // stored
-        while (end < len(frames) and frames[end].offset * extents // stored == number
+        number = frames[first].offset * extents // stored // pieces
+        while (end < len(frames) and frames[end].offset * extents // stored // pieces == number
                and (*ident, end) not in self._cache and self.window.find(ident, end) is None):
             end += 1
         return end
 
-    def _extent(self, ref: BlockRef, head: Head, first: int, begun: Callable[[int], None] | None) -> Extent:
+    def _extent(self, ref: BlockRef, head: Head, first: int, begun: Callable[[int], None] | None,
+                pieces: int = 1) -> Extent:
         """Begin to load frame ``first``, or its extent if the caller reads in order and there is room."""
         ident, end = _id(ref), first + 1
         if begun is not None:
-            end = self._extent_end(ident, head, first)
+            end = self._extent_end(ident, head, first, pieces)
             if not self.window.make_room(_size(head, first, end)):
                 room = self.window.bytes_free // _LEFT_SHARE
                 while end > first + 1 and _size(head, first, end) > room:

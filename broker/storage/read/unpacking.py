@@ -7,7 +7,8 @@ frames into messages (format).
                            the next batch, when a caller needs a frame of the last one
 
 Nobody waits for the thread: a frame that is needed earlier is decoded on the loop. A damaged frame, too, is decoded
-again on the loop, which reports the damage.
+again on the loop, which reports the damage. A frame that is stored as it is has only its checksum to be computed: that
+takes less time than passing the GIL to the thread and back.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ class Unpacker:
         frames, end = extent.head.frames, start
         batch: dict[int, int] = {}
         while end < extent.end and sum(batch.values()) < _BATCH_BYTES:
-            if end in extent.left:
+            if end in extent.left and (frames[end].form or frames[end].parts):
                 batch[end] = frames[end].raw_bytes
             end += 1
-        if batch and self._window.reserve_unpacked(extent, batch):
+        if not batch:
+            extent.batch_at, extent.batch_end = start, end  # all of these are used, or stored as they are
+        elif self._window.reserve_unpacked(extent, batch):
             extent.batch_at, extent.batch_end = start, end
             with suppress(RuntimeError):  # the broker stops, and its threads have ended
                 self._executor.submit(_unpack, extent, list(batch), name)

@@ -58,6 +58,51 @@ async def test_a_frame_read_ahead_is_requested_once() -> None:
     assert len(reader.window) == 0
 
 
+@pytest.mark.parametrize("room", [True, False])
+async def test_extents_are_loaded_together(room: bool) -> None:
+    """Two extents need one GET, from where the first begins to where the second ends; only the first, if there is no
+    room for both."""
+    _, single, other = await make(count=80, ahead=400_000)
+    ends: list[int] = []
+    await single.chunk(other, 0, ends.append)
+    while ends[-1] < 80:
+        end = single.read_ahead(other, ends[-1], unheeded)
+        assert end is not None
+        ends.append(end)
+    assert len(ends) == 4
+    store, reader, block = await make(count=80, ahead=400_000, cache_bytes=12 << 20)
+    await reader.chunk(block, 0, unheeded)
+    # The first extent was loaded alone, so the second one completes its pair.
+    assert reader.read_ahead(block, ends[0], unheeded, 2) == ends[1]
+    reader.window.add(Extent("another", 0, 4, 50_000 if room else 900_000, unheeded))
+    assert reader.read_ahead(block, ends[1], unheeded, 2) == (ends[3] if room else ends[2])
+    await asyncio.sleep(0)
+    assert len(store.ranges) == 4
+    await asyncio.gather(single.close(), reader.close())
+
+
+async def test_the_head_of_a_large_block_is_loaded_ahead() -> None:
+    """It is loaded once, and a reader then needs no GET for it. A small block is loaded whole by its reader instead."""
+    store, reader, block = await make(ahead=300_000)
+    reader.read_head_ahead(block)
+    reader.read_head_ahead(block)
+    await reader.head(block)
+    reader.read_head_ahead(block)
+    assert store.ranges == [(block.ref.index_offset, block.ref.index_offset + block.ref.index_bytes)]
+    store, reader, block = await make(ahead=1 << 20)
+    reader.read_head_ahead(block)
+    await asyncio.sleep(0)
+    assert store.ranges == []
+    await store.delete(SHARD.log(AT))
+    store, reader, block = await make(ahead=300_000)
+    await store.delete(SHARD.log(AT))
+    reader.read_head_ahead(block)  # nobody waits for it, so its error is reported to nobody
+    for _ in range(5):
+        await asyncio.sleep(0)
+    with pytest.raises(NotFound):
+        await reader.head(block)
+
+
 async def test_cached_frames_do_not_keep_their_extent() -> None:
     """An extent leaves the window after its last frame, even if some frames were in the cache before the request, or
     came there during the load. Frames before the first one that the reader needs do not keep the extent."""

@@ -92,14 +92,17 @@ def on_the_loop(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("text", [True, False], ids=["compressed", "as it is"])
 async def test_a_reader_in_order_finds_frames_unpacked(text: bool, on_the_loop: list[int]) -> None:
-    """The loop only cuts unpacked frames if the threads keep up, except the first frame of each load."""
+    """The loop only cuts unpacked frames if the threads keep up, except the first frame of each load. Frames that are
+    stored as they are stay with the loop, since a thread would cost more."""
     threads = Later()
     _, reader, block = await make(threads, text=text)
+    work = 0
     for ordinal in range(COUNT):
         assert await read(reader, block, ordinal) == body(ordinal, text=text)
+        work += len(threads.work)
         threads.run()
         assert reader.window.bytes <= reader.window.bytes_max
-    assert len(on_the_loop) <= 5
+    assert len(on_the_loop) <= 5 if text else not work
     assert (reader.window.bytes, len(reader.window)) == (0, 0)
 
 

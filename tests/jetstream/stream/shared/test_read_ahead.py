@@ -85,6 +85,21 @@ async def test_the_next_blocks_are_loaded_before_a_reader_needs_them() -> None:
     await world.close()
 
 
+async def test_large_blocks_are_loaded_by_fewer_gets() -> None:
+    """Six blocks of 5 MB, each of five extents: a reader needs fewer GETs than that, and one for the head of each."""
+    world = World(settings=LogSettings(), cache_bytes=128 << 20)
+    rng, stream = random.Random(4), world.stream()
+    for number in range(6):
+        publish(world, stream, *[pub(b"S.0", b"%d.%d." % (number, i) + rng.randbytes(100_000)) for i in range(50)])
+        await world.settle(stream)
+    stream = await world.restart(stream)
+    gets = Gets(world)
+    assert await read(stream) == list(range(1, 301))
+    assert gets.count <= 6 + 24
+    assert world.reader.window.bytes == 0
+    await world.close()
+
+
 @pytest.mark.parametrize("cache_bytes", [64 << 20, 12 << 20])
 async def test_readers_at_different_places_share(cache_bytes: int) -> None:
     """Eight readers begin at different places, less than one GET or more than the cache apart: GETs are within 1.2 of
