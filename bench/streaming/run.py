@@ -41,11 +41,15 @@ def _servers(ours_only: bool) -> Iterator[tuple[Server, list[str]]]:
 
 
 def _wait_until_serving(server: Server) -> None:
-    """Wait until the server answers clients of NATS Streaming, which may be after its port is open."""
+    """Wait until the server answers clients of NATS Streaming, which may be after its port is open.
+
+    The real server says so in its log only: a request that comes between its first state and this line is not answered.
+    """
     url = f"http://127.0.0.1:{server.http}/streaming/serverz"
     for _ in range(1000):
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
-            if json.load(answer)["state"] == "STANDALONE":
+            if json.load(answer)["state"] == "STANDALONE" and (
+                    server.name != "nats-server" or "Streaming Server is ready" in server.log_tail()):
                 return
         time.sleep(0.01)
     raise RuntimeError(f"{server.name} does not serve:\n{server.log_tail()}")
