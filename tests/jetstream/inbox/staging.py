@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable
 
+from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.objectstore.base import ObjectStore, PreconditionFailed
 from broker.storage.staging.writer import RunWriter, request_id_of
 from broker.storage.state.applied import ShardState
@@ -18,12 +19,12 @@ Row = tuple[bytes, bytes] | tuple[bytes, bytes, bytes]
 
 async def stage(store: ObjectStore, state: ShardState, stream: str, rows: Iterable[Row], *, account: str = "$G",
                 block_messages: int = 32_768, run_bytes: int = 32 << 20, now_ns: int | None = None,
-                times: Iterable[int] | None = None) -> RunWriter:
+                times: Iterable[int] | None = None, codec: SectionCodec = SECTIONS) -> RunWriter:
     """Put the runs of ``rows`` for a stream; returns their writer."""
     found = state.stream(account, stream)
     assert found is not None, f"{stream} is not in the store yet"
     writer = RunWriter(account, stream, found.stream_id, now_ns=time.time_ns() if now_ns is None else now_ns,
-                       block_messages=block_messages, run_bytes=run_bytes)
+                       block_messages=block_messages, run_bytes=run_bytes, codec=codec)
     at = iter(times) if times is not None else None
     for subject, payload, *msg_id in rows:
         writer.add(subject, payload, msg_id=msg_id[0] if msg_id else None, time_ns=None if at is None else next(at))
