@@ -346,15 +346,11 @@ class App:
 
     async def _serve(self) -> None:
         """Take the shard and listen for clients, again if the shard is lost meanwhile. Raises: StartError."""
-        from broker.runtime.shard_set import ShardSet
-
         self._acquiring = True
         while True:
             shards = self.shards
-            if isinstance(shards, ShardSet):
-                await self._take_over(shards)
-            elif shards is not None:
-                await self._take_own(shards)
+            if shards is not None:
+                await self._take(shards)
             if shards is None or not shards.failed:
                 await self._listen()
                 await self._check_partition()
@@ -370,6 +366,15 @@ class App:
                 await self.gateway.check_partition(self._fail)
             except ValueError as error:
                 raise StartError(f"Can't start NATS Streaming: {error}") from None
+
+    async def _take(self, shards: ShardSet | OwnShards) -> None:
+        """Take all shards, or those that are this broker's own. Raises: StartError."""
+        from broker.runtime.shard_set import ShardSet  # imported only if JetStream is enabled
+
+        if isinstance(shards, ShardSet):
+            await self._take_over(shards)
+        else:
+            await self._take_own(shards)
 
     async def _take_own(self, shards: OwnShards) -> None:
         """Begin to take the shards. Raises: StartError."""

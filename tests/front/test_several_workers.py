@@ -6,9 +6,9 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import nats
 import pytest
@@ -18,15 +18,13 @@ from nats.js import JetStreamContext
 from nats.js.api import StreamSource
 from nats.js.errors import APIError, NotFoundError
 
+from tests.adversity.lives import Life, again
 from tests.front.fronted import FrontedProcess, until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shows("cluster.several_workers")]
 
 SHARDS = {"JETBLOCK_SHARDS": "4", "JETBLOCK_LEASE": "6s"}
 """Worker 1 has the shards 0 and 2, worker 2 has 1 and 3."""
-
-T = TypeVar("T")
-
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def fronted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FrontedProcess]:
@@ -162,59 +160,6 @@ async def test_pages_add_up_the_workers(fronted: FrontedProcess, client: Client)
     await fronted.monitor("/varz")
 
 
-class Life:
-    """A client that creates, fills, changes, reads and deletes one stream after another, while workers are killed."""
-
-    def __init__(self, client: Client, number: int) -> None:
-        self._js = client.jetstream(timeout=5)
-        self.name = f"S{number}"
-        self._rng = random.Random(number)
-        self.lives = 0
-        self.stored: set[str] | None = None
-        """The messages of the stream that is there; None: there is none."""
-
-    async def live(self) -> None:
-        """Let the stream live once. Raises: AssertionError if it is not as it was acknowledged."""
-        js, name = self._js, self.name
-        self.lives += 1
-        subject = f"{name}.{self.lives}"
-        await again(lambda: js.add_stream(name=name, subjects=[subject]))
-        self.stored = set()
-        for number in range(self._rng.randint(1, 12)):
-            one = f"{subject}-{number}"
-            await again(lambda one=one: js.publish(  # type: ignore[misc]
-                subject, one.encode(), headers={"Nats-Msg-Id": one}, stream=name))
-            self.stored.add(one)
-            if number == 5:
-                await again(lambda: js.update_stream(name=name, subjects=[subject, f"more.{subject}"]))
-                await again(lambda: js.publish(f"more.{subject}", b"more", headers={"Nats-Msg-Id": "more"}))
-                self.stored.add("more")
-        await self.check()
-        await again(lambda: js.delete_stream(name), NotFoundError)
-        self.stored = None
-
-    async def check(self) -> None:
-        """Each acknowledged message is there once."""
-        if self.stored is None:
-            return
-        info = await again(lambda: self._js.stream_info(self.name))
-        found = [(await again(lambda seq=seq: self._js.get_msg(self.name, seq))).data.decode()  # type: ignore[misc]
-                 for seq in range(1, info.state.last_seq + 1)]
-        assert sorted(found) == sorted(self.stored)
-
-
-async def again(ask: Callable[[], Awaitable[T]], *done: type[Exception]) -> T | None:
-    """Return the answer to a request, which is repeated until it has one; an error in ``done`` is one, too."""
-    async with asyncio.timeout(60):
-        while True:
-            try:
-                return await ask()
-            except done:
-                return None
-            except (nats.errors.Error, TimeoutError):
-                await asyncio.sleep(0.05)
-
-
 async def kill_while_streams_live(folder: Path, kills: int, lives: int, clients: int, seed: int) -> None:
     """Kill the workers in turn, after so many lives of streams each time; compare everything."""
     async def quiet(_: Exception) -> None:
@@ -223,7 +168,7 @@ async def kill_while_streams_live(folder: Path, kills: int, lives: int, clients:
     rng = random.Random(seed)
     async with FrontedProcess("-js", "-sd", str(folder), workers=2, environ=SHARDS) as process:
         client = await nats.connect(process.url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=quiet)
-        streams = [Life(client, number) for number in range(clients)]
+        streams = [Life(client.jetstream(timeout=5), number) for number in range(clients)]
         ended = asyncio.Event()
 
         async def keep_living(one: Life) -> None:
@@ -257,7 +202,7 @@ async def kill_while_streams_live(folder: Path, kills: int, lives: int, clients:
 
 async def test_kills_between_steps(tmp_path: Path) -> None:
     """Workers are killed while streams are created, changed and deleted in all shards."""
-    await kill_while_streams_live(tmp_path, kills=4, lives=6, clients=4, seed=1)
+    await kill_while_streams_live(tmp_path, kills=3, lives=5, clients=3, seed=1)
 
 
 @pytest.mark.soak
