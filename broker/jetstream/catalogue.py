@@ -27,7 +27,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.jetstream.account.unused import UnusedStream
-from broker.jetstream.wire.errors import invalid_config
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.storage.format.block import Outcome
 from broker.storage.format.records.catalogue import Catalogue as CatalogueRecord
 from broker.storage.format.records.catalogue import CatalogueEntry
@@ -140,10 +141,10 @@ class Catalogue:
         return []
 
     def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
-        """Call ``delete``, which adds the delete record of a stream to its ``log``.
+        """Call ``delete``, which adds the delete record of a stream to its ``log``, or returns False if it cannot.
 
         Returns: None if that is done, or an earlier call is about to do it, otherwise a future that is done once the
-            name is free.
+            name is free. It fails with 10008 if the record cannot be added; the next start adds it.
         """
         entry = self.entries.get(stream_id)
         if entry is not None and entry.deleting:
@@ -160,7 +161,10 @@ class Catalogue:
             self._change(gone=[stream_id], then=lambda: resolve(done))
 
         def follow() -> None:
-            delete()
+            if delete() is False:
+                if not done.done():
+                    done.set_exception(ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
+                return
             log.barrier()
             log.wait(forget)
 

@@ -34,6 +34,7 @@ from broker.jetstream.catalogue import SHARD, Catalogue, settle_stream
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.storage.format.errors import CutOff, FormatError
+from broker.storage.format.header import Position
 from broker.storage.format.records.catalogue import Catalogue as CatalogueRecord
 from broker.storage.format.records.catalogue import CatalogueEntry
 from broker.storage.objectstore.base import StoreError
@@ -103,6 +104,8 @@ class SharedCatalogue(Catalogue):
         self._read = read
         self._seen: Mapping[int, CatalogueEntry] = {}
         """The persisted entries, as this broker last read them."""
+        self._read_to = Position(0, 0)
+        """The position in shard 0's log up to which this broker has read the catalogue."""
         self._busy: Counter[int] = Counter()
         """The streams of this broker's shards that a request is changing."""
         self._changed = asyncio.Event()
@@ -149,13 +152,14 @@ class SharedCatalogue(Catalogue):
     async def settle(self, log: Log, number: int) -> None:
         """Carry out in a shard, which was just taken and does not serve, what the catalogue says and it does not have.
 
-        Rule 2: the catalogue is read after the shard was taken, so no earlier owner has acted on a newer one.
-        Raises: Fenced, StoreError, FormatError.
+        Rule 2: the catalogue is read after the shard was taken, so no earlier owner has acted on a newer one. It is
+        read in the store, even if this broker believes that it owns shard 0: another broker may have taken that.
+        Raises: Fenced, StoreError, FormatError, CutOff.
         """
         if not number:
             return
         changed = False
-        for entry in (await self._read_catalogue()).values():
+        for entry in (await self._read_in_store()).values():
             if entry.shard == number:
                 changed |= settle_stream(entry, log)
         if changed:
@@ -324,7 +328,8 @@ class SharedCatalogue(Catalogue):
             await self._announced(stream_id)
         if shard.log.failure is not None:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
-        delete()
+        if delete() is False:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)  # the shard's next owner deletes it
         shard.log.barrier()
         shard.log.urgent()
         await shard.log.persisted()
@@ -468,6 +473,9 @@ class SharedCatalogue(Catalogue):
 
     async def _answer(self, number: int, question: dict[str, Any]) -> dict[str, Any]:
         """Answer a question to the owner of a shard. Raises: ApiError; KeyError, TypeError: it is not understood."""
+        shard = self._shards.get(number)
+        if shard is None or not shard.available:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)  # another broker may own it
         match question["do"]:
             case "show":
                 return await self._answer_show(number, question)
@@ -475,7 +483,7 @@ class SharedCatalogue(Catalogue):
                 return await self._answer_infos(question)
             case "usage":
                 account = self._accounts.get(question["account"])
-                return {} if account is None else account.usage_of(self._shards[number].log)
+                return {} if account is None else account.usage_of(shard.log)
         if number or not self.leads:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         stream_id = question["id"]
@@ -574,8 +582,18 @@ class SharedCatalogue(Catalogue):
         self.peers.hint(f"{APPLIED}{number}")
 
     async def _read_catalogue(self) -> Mapping[int, CatalogueEntry]:
+        """Return persisted entries, never older ones than before. Raises: StoreError, FormatError, CutOff."""
+        own = self._shards.get(0)
+        if own is not None and own.log.state.position >= self._read_to:
+            self._read_to = own.log.state.position
+            return own.log.state.catalogue
+        return await self._read_in_store()
+
+    async def _read_in_store(self) -> Mapping[int, CatalogueEntry]:
         """Return the entries that were persisted when this call began. Raises: StoreError, FormatError, CutOff."""
-        return (await self._state(0)).catalogue
+        state = await self._others[0].read()
+        self._read_to = max(self._read_to, state.position)
+        return state.catalogue
 
     async def _until_seen(self, holds: Callable[[], bool]) -> None:
         """Return once this broker has read that in the catalogue. Raises: ApiError 10008 after ``STEP_SECONDS``."""
@@ -622,8 +640,13 @@ class SharedCatalogue(Catalogue):
                 continue
             if entry.stream_id in self._busy or not self._is_newest(entry):
                 continue
-            if await self._carry_out(entry, shard):
-                self._carried_out[entry.stream_id] = entry
+            try:
+                if await self._carry_out(entry, shard):
+                    self._carried_out[entry.stream_id] = entry
+            except ApiError as error:
+                _log.warning("stream %s > %s of shard %d waits for what the catalogue says: %s", entry.account,
+                             entry.name, entry.shard, error)
+                asyncio.get_running_loop().call_later(_POLL_SECONDS, self._changed.set)
         if len(self._carried_out) > 2 * len(entries):
             self._carried_out = {stream_id: entry for stream_id, entry in self._carried_out.items()
                                  if stream_id in entries}

@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import ExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -44,6 +44,7 @@ from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
+from broker.protocol.subject import collide
 from broker.storage.format.records.catalogue import CatalogueEntry
 from broker.storage.format.records.stream_delete import StreamDelete
 
@@ -65,6 +66,9 @@ _log = logging.getLogger(__name__)
 
 _CHECKS_MAX = 3
 """The largest number of checks of one configuration, if other requests meanwhile change mirrors or sources."""
+
+_GIVING_UP_SECONDS = 2.0
+"""The time for which a stream that wants a subject waits for another broker that is giving the subject up."""
 
 _OPENED_AT_ONCE = 32
 """Consumers of mirrors and sources that are reset or created at the same time."""
@@ -94,6 +98,7 @@ class Account:
         self.elsewhere: dict[str, ElsewhereStream] = {}
         self._given_up: dict[str, set[bytes]] = {}
         """Subjects of streams elsewhere that their configurations do not have, and that are not free yet."""
+        self._freed = asyncio.Event()
         self.api_total = 0
         self.api_errors = 0
         self.settings = settings
@@ -338,12 +343,14 @@ class Account:
         if (one := self.elsewhere.pop(name, None)) is not None:
             subjects = [*one.config.subjects_bytes, *self._given_up.pop(name, ())]
             at_once(self._subscriptions.give_back(name, subjects))
+            self._freed.set()
 
     def free_subjects_elsewhere(self, name: str) -> None:
         """Free what ``claim_elsewhere`` took, and the subjects that updates gave up."""
         if (one := self.elsewhere.get(name)) is not None:
             free = self._given_up.pop(name, set()) - set(one.config.subjects_bytes)
             at_once(self._subscriptions.give_back(name, list(free)))
+            self._freed.set()
 
     def forget_all_elsewhere(self) -> None:
         """Forget the streams of other brokers: shard 0 is lost."""
@@ -364,8 +371,8 @@ class Account:
             with self._quota.coming(config, before):
                 yield
             if entry.name in self.elsewhere:
-                given_up = _without(before.subjects, config.subjects)
-                self._given_up.setdefault(entry.name, set()).update(subject.encode() for subject in given_up)
+                if given_up := _without(before.subjects, config.subjects):
+                    self._given_up.setdefault(entry.name, set()).update(subject.encode() for subject in given_up)
                 self.elsewhere[entry.name] = ElsewhereStream(entry, config)
 
     # --- streams of this broker, for the catalogue --------------------------------------------------------------------
@@ -398,9 +405,7 @@ class Account:
 
     async def delete_for_catalogue(self, stream: Stream) -> None:
         """Delete a stream of this broker; the request for that was given up before it reached its shard."""
-        await in_turns(self._subscriptions.unsubscribe(stream))
-        await in_turns(self.upstreams.stop(stream.name))
-        deleted = await self.consumers.delete_all(stream)
+        deleted = await self._disconnect_to_delete(stream)
         async with self._changing(stream.name):
             self._delete(stream, deleted)
             stream.log.barrier()
@@ -554,6 +559,8 @@ class Account:
         from broker.jetstream.config.upstream_rules import check_filter_subjects
 
         claimed = [one.encode() for one in subjects]
+        if self._given_up:
+            await self._until_given_up(claimed)
         async with self._claiming:
             await in_turns(self._subscriptions.claim(config.name, claimed))
             try:
@@ -580,13 +587,7 @@ class Account:
 
     async def _disconnect_and_delete(self, stream: Stream) -> None:
         name, subjects = stream.name, stream.config.subjects_bytes
-        eraser = self._host.shard_of(stream.account, name).eraser
-        if eraser is not None and stream.erasures.unfinished and not await eraser.rewrite(
-                stream.stream_id, lambda: stream.erasures.unfinished):
-            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
-        await in_turns(self._subscriptions.unsubscribe(stream))
-        await in_turns(self.upstreams.stop(name))
-        deleted = await self.consumers.delete_all(stream)
+        deleted = await self._disconnect_to_delete(stream)
         async with self._changing(name):
             if self.stream(name) is not stream:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
@@ -594,14 +595,36 @@ class Account:
                                                     partial(self._delete, stream, deleted)))
             await in_turns(self._subscriptions.give_back(name, subjects))
 
-    def _delete(self, stream: Stream, consumers: Iterable[str]) -> None:
-        """Delete a disconnected stream, whose ``consumers`` are deleted."""
+    async def _until_given_up(self, subjects: Collection[bytes]) -> None:
+        """Wait until other brokers serve none of ``subjects`` that updates of their streams gave up; not for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GIVING_UP_SECONDS):
+                while any(collide(one, subject) for some in self._given_up.values() for one in some
+                          for subject in subjects):
+                    self._freed.clear()
+                    await self._freed.wait()
+
+    async def _disconnect_to_delete(self, stream: Stream) -> list[str]:
+        """Disconnect a stream from publishers and consumers; return the names of its consumers.
+
+        Raises: ApiError 10008 if messages of it cannot be erased now.
+        """
+        eraser = self._host.shard_of(stream.account, stream.name).eraser
+        if eraser is not None and stream.erasures.unfinished and not await eraser.rewrite(
+                stream.stream_id, lambda: stream.erasures.unfinished):
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        await in_turns(self._subscriptions.unsubscribe(stream))
+        await in_turns(self.upstreams.stop(stream.name))
+        return await self.consumers.delete_all(stream)
+
+    def _delete(self, stream: Stream, consumers: Iterable[str]) -> bool:
+        """Delete a disconnected stream, whose ``consumers`` are deleted; return False if it can store nothing more."""
         name = stream.name
         if self.streams.get(name) is not stream:  # the account was removed, or the stream can store nothing any more
             state = stream.log.state.streams.get(stream.stream_id)
             if state is not None and stream.offline is None:
                 UnusedStream(state).delete(stream.log)
-            return
+            return stream.offline is None
         self.consumers.remove_stream(stream)
         stream.log.block(stream).add(StreamDelete())
         stream.log.urgent()
@@ -613,6 +636,7 @@ class Account:
         stream.close()
         stream.live.free_blocks()
         self.upstreams.changed(name)
+        return True
 
     def delete_offline_stream(self, name: str) -> bool:
         """Delete a stream that this version cannot use; return whether there was one of that name.

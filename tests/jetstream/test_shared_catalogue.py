@@ -1,0 +1,65 @@
+"""A shared catalogue, by itself: an owner of a shard acts on nothing older than what owners before it have acted on."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from broker.jetstream import shared_catalogue
+from broker.jetstream.shared_catalogue import SharedCatalogue
+from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.header import Position
+from broker.storage.format.records.catalogue import CatalogueEntry
+
+ENTRY = CatalogueEntry(7, 1, "A", "S", {"name": "S"}, 1)
+
+
+class Chain:
+    """The persisted part of a shard, which other brokers write."""
+
+    def __init__(self, position: Position, *entries: CatalogueEntry) -> None:
+        self.state = state(position, *entries)
+
+    async def read(self) -> Any:
+        return self.state
+
+
+def state(position: Position, *entries: CatalogueEntry) -> Any:
+    return SimpleNamespace(position=position, catalogue={entry.stream_id: entry for entry in entries}, streams={})
+
+
+async def nothing(*_: object) -> Any:
+    return None
+
+
+def shared(own: Any, chain: Chain, peers: Any = None) -> SharedCatalogue:
+    """Return the catalogue of a broker whose shards are ``own``; the store has ``chain`` as shard 0."""
+    return SharedCatalogue(own, {}, peers, 2, lambda number: chain, random.Random(1), idle_seconds=1.0,  # type: ignore[arg-type, return-value]
+                           flushed=nothing, show=nothing)
+
+
+async def test_a_deposed_owner_of_shard_0_does_not_settle_by_its_own_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that lost shard 0 and has not noticed takes shard 1: a stream that was deleted meanwhile stays deleted.
+
+    Its own state has the stream's entry; in the store, a later owner of shard 0 has removed it.
+    """
+    settled: list[CatalogueEntry] = []
+    monkeypatch.setattr(shared_catalogue, "settle_stream", lambda entry, log: settled.append(entry) or False)
+    own = {0: SimpleNamespace(number=0, log=SimpleNamespace(state=state(Position(1, 9), ENTRY)), available=True)}
+    catalogue = shared(own, Chain(Position(2, 3)))
+    await catalogue.settle(SimpleNamespace(), 1)  # type: ignore[arg-type]
+    assert not settled
+    assert not await catalogue._read_catalogue()  # nor does it follow its own, older state from now on
+    own[0].log.state = state(Position(3, 1), ENTRY)
+    assert await catalogue._read_catalogue()
+
+
+async def test_an_owner_whose_lease_has_expired_answers_nothing() -> None:
+    """Another broker may own the shard by now."""
+    own = {1: SimpleNamespace(number=1, log=SimpleNamespace(), available=False)}
+    catalogue = shared(own, Chain(Position(1, 1)))
+    with pytest.raises(ApiError, match="temporarily unavailable"):
+        await catalogue._answer(1, {"do": "infos", "account": "A", "names": ["S"]})
