@@ -462,8 +462,8 @@ class Log:
     def _commit_to_journal(self, journaling: Journaling) -> None:
         """Journal the growth of the open segment, if nothing needs a segment at once.
 
-        The segment stays open for ``settings.journal_ns`` more, so that it has many commits. If the commit cannot be
-        journaled, it remains urgent.
+        The segment stays open for ``settings.journal_ns`` more (``synced_journal_ns`` if each commit is flushed), so
+        that it has many commits. If the commit cannot be journaled, it remains urgent.
         """
         opened = self._open
         if opened.content or (self._waiters.persisted and not self._waiters.any_safe) or opened.full(self.settings):
@@ -478,7 +478,8 @@ class Log:
         self._unflushed.append(_SafeCommit(self._waiters.pop_safe(), grown))
         if not self._waiters.persisted:
             opened.urgent, opened.urgent_ns = False, 0
-            self._timers.set_close(self.settings.journal_ns)
+            self._timers.set_close(self.settings.synced_journal_ns if journaling.journal.sync
+                                   else self.settings.journal_ns)
         if not journaling.journal.sync:
             self._safe(urgent_ns)
 
