@@ -72,6 +72,9 @@ class MessageTrace:
         self._events = [self._ingress]
         self._undecided: list[dict[str, Any]] = []
         self._routed = False
+        self._hops = 0
+        """The number of other servers that the message goes to."""
+
         self.only = only
         self.size = len(msg[3])
 
@@ -92,6 +95,7 @@ class MessageTrace:
         traced = TracedMsg.of(msg, self)
         walk = Walk(self._client, self._at, self._events, self._undecided)
         received = walk.follow(self._router, traced, self._now_ns)
+        self._hops = len(walk.leafs)
         if self.only:
             if not received and msg[1] and self._client.wants_no_responders:
                 self._client.no_responders(msg[0], msg[1])
@@ -119,7 +123,7 @@ class MessageTrace:
         block = body[:hlen]
         shown = {text(name): list(map(text, values)) for name, values in self._headers.items()}
         event = {"server": self._client.server_identity(self._at), "request": {"header": shown, "msgsize": self.size},
-                 "events": self._events}
+                 **({"hops": self._hops} if self._hops else {}), "events": self._events}
         payload = marshal(event)
         self._router.publish(self._dest, b"", *encoded(payload, block))
 

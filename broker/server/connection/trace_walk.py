@@ -1,6 +1,6 @@
 """The receivers of a traced message, in the order in which they would receive it.
 
-    eg    a client's subscription                  js    a stream, which completes the entry after its decision
+    eg    a client's subscription, or a leaf       js    a stream, which completes the entry after its decision
     se    a stream export, to another account      si    a service import, into another account
 
 Receivers in other accounts are listed if their export or import allows traces. A message for the trace alone is passed
@@ -15,11 +15,18 @@ from typing import Any, Protocol
 
 from broker.protocol.traced import TracedMsg
 from broker.server.routing.router import Router
-from broker.server.routing.subscription import Relay, Source, Subjects, Subscription
+from broker.server.routing.subscription import Leaf, Relay, Source, Subjects, Subscription
 
 __all__ = ["Publisher", "Walk", "name_member", "text"]
 
 _HOPS_MAX = 64
+
+_CLIENT, _LEAF = 0, 4
+"""The kinds of connections, as events have them."""
+
+_NO_TRACE = ("Message delivered but remote does not support message tracing so no trace event generated from there",
+             "Not delivered because remote does not support message tracing")
+"""The error of a leaf: no server traces over leaf connections here. The second one is that of ``Trace.only``."""
 
 
 class Publisher(Source, Protocol):
@@ -39,6 +46,8 @@ class Walk:
         self._events = events
         self._undecided = undecided
         self._passed: list[Relay] = []
+        self.leafs: set[Leaf] = set()
+        """The leafs that have an entry: each receives the message once."""
 
     def follow(self, router: Subjects, msg: TracedMsg, now_ns: int, *, imported: bool = False) -> bool:
         """Add all receivers of ``msg``; ``imported``: it came through a service import. Returns: whether there are
@@ -84,7 +93,13 @@ class Walk:
             return False
         who = sub.peer.identity()
         elsewhere = {"acc": account} if account != self._client.router.name else {}
-        self._add("eg", kind=0, cid=who.get("id", 0), **name_member(who), **elsewhere, sub=text(sub.subject),
+        if sub.leaf is not None:
+            if sub.leaf not in self.leafs:
+                self.leafs.add(sub.leaf)
+                self._add("eg", kind=_LEAF, cid=who.get("id", 0), **name_member(who), hop=str(len(self.leafs)),
+                          **elsewhere, error=_NO_TRACE[msg.trace.only])
+            return not msg.trace.only
+        self._add("eg", kind=_CLIENT, cid=who.get("id", 0), **name_member(who), **elsewhere, sub=text(sub.subject),
                   **({"queue": text(sub.queue)} if sub.queue else {}), **({"error": obstacle} if obstacle else {}))
         return not obstacle
 

@@ -2,7 +2,7 @@
 
     connect ──> INFO ──[TLS]──> CONNECT ──> second INFO ──> LS+ of all interest ──> in use
        ^                                                                              │
-       └───────────── a pause of 1 s or more, then the next URL <───────── connection lost
+       └───────────── a pause, then the next URL <───────── connection lost
 
 Owns: the choice of the URL, the handshake, the pauses. Does not own: the connection in use (``connection``).
 
@@ -56,6 +56,9 @@ _INFO_FIELDS: Final = (
     "cluster", "domain", "export", "headers", "import", "info_on_connect", "jetstream", "leafnode_urls", "max_payload",
     "proto", "remote_account", "server_id", "server_name")
 """The fields that later INFO lines may change. No others are kept: a hub could send new ones without end."""
+
+_DISCOVERED_MAX: Final = 100
+"""The most URLs of a hub that are kept: a remote tries all of them before it pauses."""
 
 _STALE: Final = "Stale Leaf Node Connection - Closing"
 
@@ -202,9 +205,11 @@ class Remote:
         self.settings = settings
         self._server = server
         self._nodes = nodes
-        self._urls = list(settings.urls)
+        self.urls = list(settings.urls)
+        """The addresses, the next one to try first."""
+
         if not settings.no_randomize:
-            server.rng.shuffle(self._urls)
+            server.rng.shuffle(self.urls)
         self._discovered: list[LeafUrl] = []
         self.connection: SolicitedLeaf | None = None
         self.settled = asyncio.Event()
@@ -226,7 +231,7 @@ class Remote:
                 self.settled.set()
                 self._postpone(url)
                 tried += 1
-                if tried % len(self._urls):
+                if tried % len(self.urls):
                     # nats-server pauses here, too. But if servers of a cluster fail one after the other, the cluster
                     # would be without this one's interest for up to three intervals.
                     await asyncio.sleep(0)
@@ -234,6 +239,7 @@ class Remote:
                     await asyncio.sleep(settings.reconnect_interval_ns / 1e9 * (1 + self._server.rng.random()))
                 continue
             tried = 0
+            began = self._server.loop.time()
             try:
                 await connection.ended.wait()
             finally:
@@ -242,29 +248,40 @@ class Remote:
             if connection.registered:
                 attempts = 0
             self._postpone(url)
-            await asyncio.sleep(max(settings.reconnect_interval_ns, connection.pause_ns) / 1e9)
+            pause = max(settings.reconnect_interval_ns, connection.pause_ns) / 1e9
+            if (connection.registered and not connection.pause_ns and len(self.urls) > 1
+                    and self._server.loop.time() - began > pause):
+                # nats-server waits the whole interval. But a connection that lasted was most likely lost with its
+                # server, and the cluster is without this one's interest until another server has it.
+                pause *= self._server.rng.random() / 4
+            await asyncio.sleep(pause)
 
     def discover(self, info: Mapping[str, Any]) -> None:
-        """Add the URLs that the hub offers; they replace those that it offered before."""
+        """Add the URLs that the hub offers; they replace those that it offered before. More than 100 are not kept."""
         offered = info.get("leafnode_urls")
         if self.settings.ignore_discovered_servers or not isinstance(offered, list):
             return
-        found = [url for text in offered if isinstance(text, str) and (url := _address(text)) is not None]
         configured = {(url.host, url.port) for url in self.settings.urls}
+        found: dict[tuple[str, int], None] = {}
+        for text in offered:
+            url = _address(text) if isinstance(text, str) else None
+            if url is not None and (url.host, url.port) not in configured:
+                found[url.host, url.port] = None
+                if len(found) == _DISCOVERED_MAX:
+                    break
         first = self.settings.urls[0]
-        self._discovered = [LeafUrl(url.host, url.port, first.user, first.password, first.scheme) for url in found
-                            if (url.host, url.port) not in configured]
+        self._discovered = [LeafUrl(host, port, first.user, first.password, first.scheme) for host, port in found]
         self._server.rng.shuffle(self._discovered)
-        self._urls = [*self._discovered, *(url for url in self._urls if (url.host, url.port) in configured)]
+        self.urls = [*self._discovered, *(url for url in self.urls if (url.host, url.port) in configured)]
 
     def _next_url(self) -> LeafUrl:
-        return self._urls[0]
+        return self.urls[0]
 
     def _postpone(self, url: LeafUrl) -> None:
         """Try ``url`` after all others."""
-        if url in self._urls:
-            self._urls.remove(url)
-            self._urls.append(url)
+        if url in self.urls:
+            self.urls.remove(url)
+            self.urls.append(url)
 
     async def _connect(self, url: LeafUrl) -> SolicitedLeaf:
         """Open a connection and send CONNECT. Raises: RemoteFailed."""

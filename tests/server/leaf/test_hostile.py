@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 from nats.aio.client import Client
@@ -19,6 +20,7 @@ from nats.aio.client import Client
 from tests.harness import ServerProcess, free_port
 from tests.server.leaf.raw import Raw, login
 from tests.server.leaf.servers import KINDS, connect, write
+from tests.server.leaf.test_solicited import LEAF_PORT, scripted
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
@@ -127,3 +129,49 @@ async def test_a_flood_of_info(tmp_path: Path, kind: str) -> None:
         await others.client.flush(60)
         assert others.grown < 100
         spoke.close()
+
+
+@both
+async def test_a_hub_that_stops_reading(tmp_path: Path, kind: str) -> None:
+    """A hub that wants everything reads nothing more: it is disconnected, others are served, and memory is bounded."""
+    wanting, ended = asyncio.Event(), asyncio.Event()
+
+    async def then(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        cast(asyncio.ReadTransport, writer.transport).pause_reading()
+        if wanting.is_set():
+            await ended.wait()  # the spoke is here again: it had given up the first connection
+            return
+        writer.write(b"LS+ >\r\nLS+ flood q 1\r\nPING\r\n")
+        wanting.set()
+        await ended.wait()
+
+    async with scripted(LEAF_PORT, then) as port:
+        path = write(tmp_path / "spoke.conf", f"""
+            server_name: spoke
+            write_deadline: 2s
+            leafnodes {{ reconnect: 30s, remotes [ {{ url: "nats-leaf://127.0.0.1:{port}" }} ] }}""")
+        async with KINDS[kind]("-c", path, "-D") as spoke:
+            await wanting.wait()
+            client, beside = await connect(spoke), await connect(spoke)
+            others = Others(spoke, beside)
+            watch = asyncio.create_task(others.watch())
+            body, sent = b"x" * 60_000, 0
+            began = time.monotonic()
+            closed = asyncio.create_task(spoke.wait_line("Slow Consumer"))
+            while time.monotonic() - began < 15:
+                await client.publish(f"some.{sent}", body)
+                await client.subscribe(f"interest.{sent}")
+                await client.flush(60)
+                sent += 1
+                if closed.done() and sent >= 5000:
+                    break
+            await asyncio.wait_for(closed, 60)
+            assert not watch.done()
+            watch.cancel()
+            print(f"a hub that reads nothing, {kind}: {sent} messages of 60 kB, memory grew by {others.grown:.0f} MiB, "
+                  f"others waited {others.worst * 1000:.0f} ms at most")
+            assert others.grown < 300
+            assert others.worst < LATE_SECONDS
+            ended.set()
+            await client.close()
+            await beside.close()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from nats.errors import NoRespondersError
 
+from broker.config.leafnodes import LeafRemote, LeafUrl
+from broker.server.leaf.solicited import Remote
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess, free_port
 from tests.server.leaf.servers import KINDS, connect, crossed, write
 from tests.server.leaf.test_solicited import serve
@@ -137,3 +141,22 @@ async def test_the_side_that_connects_may_be_the_hub(tmp_path: Path, solicitor: 
         assert (await one.request("svc", timeout=10)).data == b"here"
         await one.close()
         await two.close()
+
+
+class _Server:
+    """As much of a server as the choice of a remote's URLs needs."""
+
+    rng = random.Random(1)
+
+
+def test_a_hub_cannot_offer_addresses_without_end() -> None:
+    """A hub offers 50 000 addresses, in changing lists and some of them twice: 100 are kept, beside the configured."""
+    configured = LeafUrl("10.0.0.1", 7422, "u", "p", "nats-leaf")
+    remote = Remote(LeafRemote(urls=(configured,)), cast(Any, _Server()), cast(Any, None))
+    for first in (0, 50_000):
+        offered = (f"host-{number // 2}:7422" for number in range(first, first + 50_000))
+        remote.discover({"leafnode_urls": ["10.0.0.1:7422", *offered]})
+        assert len(set(remote.urls)) == len(remote.urls) == 101
+        assert remote.urls[-1] == configured
+    remote.discover({"leafnode_urls": ["other:1", 5, "", "x:99999", None]})
+    assert {(url.host, url.port, url.user) for url in remote.urls} == {("10.0.0.1", 7422, "u"), ("other", 1, "u")}
