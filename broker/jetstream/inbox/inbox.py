@@ -417,6 +417,8 @@ class Inbox:
                         times=request.times)
                 except RulesChanged:
                     continue
+                finally:
+                    await staged.free()
         except NotAdoptable as error:
             refused = ApiError(ApiErrors.STREAM_GENERAL, err=str(error))
         except ApiError as error:

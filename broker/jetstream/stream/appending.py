@@ -293,13 +293,14 @@ class Appending:
         if not config.discard_new_per_subject or config.max_msgs_per_subject <= 0:
             return
         index = await subjects.build()
-        counts = Counter(staged.subjects)
+        lost: Counter[bytes] = Counter()
         for number, dropped in ids.dropped.items():
             of = staged.blocks[number].ids
             for start in range(0, len(dropped), _AT_ONCE):
-                counts.subtract(Counter(map(of.subject, dropped.places[start:start + _AT_ONCE])))
+                lost.update(map(of.subject, dropped.places[start:start + _AT_ONCE]))
                 await asyncio.sleep(0)
-        for at, (subject, count) in enumerate(counts.items(), 1):
+        for at, (subject, staged_count) in enumerate(staged.subjects.items(), 1):
+            count = staged_count - lost[subject]
             if count and index.count(subject, live.first_seq) + count > config.max_msgs_per_subject:
                 raise ApiError(ApiErrors.STREAM_STORE_FAILED, err="maximum messages per subject exceeded")
             if at % _AT_ONCE == 0:

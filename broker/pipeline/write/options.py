@@ -140,8 +140,8 @@ WRITE_OPTIONS: Final[Mapping[str, Option]] = {option.name.lower(): option for op
            number(0, _VERSION_MAX, "a version"), kind="batch"),
     Option("waitForAdoption", "time after which the write fails if no broker has adopted it: 5m; 0 returns once the "
            "request is stored", _wait),
-    Option("times", "rows with times below an earlier message's: refuse the write, raise their times, or ignore the "
-           "columns ts and ts_ns", one_of("refuse", "raise", "ignore")),
+    Option("times", "rows with times below an earlier message's, or in the future: refuse the write, change their "
+           "times, or ignore the columns ts and ts_ns", one_of("refuse", "raise", "ignore")),
     Option("actingHeaders", "headers that ask the server for something (Nats-TTL, Nats-Rollup, …): refuse the write, "
            "strip them, or apply Nats-TTL and Nats-Rollup as for published messages",
            one_of("refuse", "strip", "apply")),

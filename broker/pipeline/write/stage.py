@@ -35,6 +35,10 @@ __all__ = ["Result", "Target", "codec_for", "stage_batches", "stage_results"]
 _HAND_OVER_BYTES: Final = 1 << 20
 """A task with fewer bytes hands its rows to the driver: a run of its own would cost an object."""
 
+_AHEAD_NS: Final = 60_000_000_000
+"""The time by which the clock of the machine that made a row may be ahead. A later time is no time of a message: the
+stream would lower it to the time of adoption."""
+
 _SHOWN: Final = 60
 _ACTING: Final = re.compile(rb"(?<=\r\n)(?:" + b"|".join(sorted(ACTED_UPON)) + rb"):[^\r\n]*\r\n")
 
@@ -177,6 +181,7 @@ class _Stager:
         refuse_raised = self._target.times == "refuse"
         strip = self._target.acting == "strip"
         writer = self._writer
+        latest_ns = time.time_ns() + _AHEAD_NS
         at = 0
         try:
             for at, (subject, data, headers, msg_id, time_ns) in enumerate(_each(rows)):  # noqa: B007
@@ -185,6 +190,9 @@ class _Stager:
                 if headers and strip:
                     headers = _stripped(headers)
                 writer.add(subject, data or b"", headers or b"", time_ns=time_ns, msg_id=msg_id or None)
+                if refuse_raised and time_ns is not None and time_ns > latest_ns:
+                    raise RowRefused(f"its time is in the future, {time_ns} ns since 1970, and would be lowered to "
+                                     f"that of adoption: correct it, or set option times to raise or ignore")
                 if refuse_raised and writer.raised:
                     raise RowRefused("its time is below that of an earlier row: sort the rows by time, or set option "
                                      "times to raise or ignore")

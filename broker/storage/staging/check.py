@@ -46,6 +46,7 @@ ID_BYTES: Final = 140
 """The bytes that a duplicate window counts for an id besides the id itself."""
 
 _READ_BYTES: Final = 8 << 20
+_FREED_AT_ONCE: Final = 4096
 _LARGE: Final = 16 << 20
 
 
@@ -84,7 +85,8 @@ class Ids(NamedTuple):
     """The messages of a block that have ids, as columns: there may be a million.
 
     ``ordinals`` are their places in the block, ``times`` those of their writer, ``sizes`` those in the stream's bytes,
-    and ``subjects`` indexes into ``names``.
+    and ``subjects`` indexes into ``names``, which is empty if no message has an id: all blocks of a request are in
+    memory together, and may have millions of names.
     """
 
     ordinals: Sequence[int]
@@ -150,6 +152,16 @@ class Staged:
     times: StagedTimes = field(default_factory=StagedTimes)
     acting: list[ActingMessage] | None = None
     """The messages with headers that the stream acts upon, in order; None if the request does not ask for that."""
+
+    async def free(self) -> None:
+        """Forget blocks and subjects, some in each turn of the loop: a million of these take tens of milliseconds."""
+        while self.blocks:
+            self.blocks.pop()
+            await asyncio.sleep(0)
+        while self.subjects:
+            for _ in range(min(len(self.subjects), _FREED_AT_ONCE)):
+                self.subjects.popitem()
+            await asyncio.sleep(0)
 
 
 async def read_staged(store: ObjectStore, request: Request, *, ids_bytes_max: int, rules: SubjectRules = ANY_SUBJECT,
@@ -307,7 +319,7 @@ def _ids(head: Head, core: BlockCore) -> Ids:
     subjects = [0] * len(ids) if head.subject_ids is None else [head.subject_ids[at] for at in ordinals]
     return Ids(array("I", ordinals), ids, array("q", map(head.time_of, ordinals)),
                array("I", map(head.size_of, ordinals)),
-               array("I", subjects), tuple(head.subjects))
+               array("I", subjects), tuple(head.subjects) if ids else ())
 
 
 def _spans(frames: Sequence[_Frame]) -> list[list[_Frame]]:

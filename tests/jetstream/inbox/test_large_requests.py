@@ -114,6 +114,31 @@ async def test_subjects_are_bounded_only_where_they_are_counted(
         assert (await ask(broker, writer.entries, number)).get("messages") == messages
 
 
+async def test_what_was_read_is_forgotten_in_turns(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows a block without ids that keeps no subjects, and that no block, subject or id is left after an answer of
+    either kind: a million that go together would hold the loop."""
+    await broker.ok("STREAM.UPDATE.S", {"name": "S", "subjects": ["s.>"], "discard": "new", "max_msgs_per_subject": 1,
+                                        "discard_new_per_subject": True})
+    inbox = broker.js.shards[0].inbox
+    assert inbox is not None
+    read, found = inbox._read, []
+
+    async def seen(stream: object, request: Request) -> Staged:
+        staged = await read(stream, request)  # type: ignore[arg-type]
+        assert len(staged.subjects) == 5000
+        found.append((staged, [len(block.ids.names) for block in staged.blocks]))
+        return staged
+
+    monkeypatch.setattr(inbox, "_read", seen)
+    for number, msg_id in ((1, b""), (2, b"id")):
+        writer = await stage(broker.store, broker.state, "S",
+                             [(b"s.%d" % n, b"", msg_id and b"%d" % n) for n in range(5000)], block_messages=2500)
+        answer = await ask(broker, writer.entries, number)
+        assert answer.get("messages") == (5000 if number == 1 else None), answer
+    assert [names for _, names in found] == [[0, 0], [2500, 2500]]
+    assert all(not staged.blocks and not staged.subjects for staged, _ in found)
+
+
 @pytest.mark.parametrize("accepted", [True, False])
 async def test_subjects_are_checked_by_the_present_configuration(broker: Inside, monkeypatch: pytest.MonkeyPatch,
                                                                  accepted: bool) -> None:

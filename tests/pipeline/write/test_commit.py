@@ -236,6 +236,22 @@ async def test_times(world: World) -> None:
                 in await world.refusal("S", [[("S.a", b"1", time_ns)]], names))
 
 
+async def test_times_in_the_future(world: World) -> None:
+    """A time that the stream would lower to the present is refused by default. A clock may be a little ahead."""
+    await world.make_stream("S")
+    names = "subject data ts_ns"
+    hour_ns = 3600 * 10**9
+    later = [[("S.a", b"1", time.time_ns()), ("S.a", b"2", time.time_ns() + hour_ns)]]
+    for hand_over_bytes in (0, 1 << 20):
+        text = await world.refusal("S", later, names, hand_over_bytes=hand_over_bytes)
+        assert "row 1 of partition 0" in text
+        assert "its time is in the future" in text
+    await world.write("S", later, names, times="raise")
+    await world.write("S", [[("S.a", b"3", time.time_ns() + 10**9)]], names)
+    assert len(rows := await world.rows("S", "ts_ns")) == 3
+    assert all(ts_ns < time.time_ns() for ts_ns, in rows)
+
+
 async def test_a_second_attempt_of_a_task(world: World) -> None:
     """Spark may run a task twice and take the result of one. The runs of the other one join nowhere."""
     await world.make_stream("S")
