@@ -124,12 +124,16 @@ async def test_a_reload_brings_the_first_remote_and_changes_it(tmp_path: Path) -
 @pytest.mark.parametrize(("solicitor", "listener"), [
     ("nats-server", "nats-server"), ("jetblock", "nats-server"), ("nats-server", "jetblock"), ("jetblock", "jetblock")])
 async def test_the_side_that_connects_may_be_the_hub(tmp_path: Path, solicitor: str, listener: str) -> None:
-    """With ``hub: true``, clients of the servers that listen reach each other, and the pages show the roles."""
+    """With ``hub: true``, clients of the servers that listen reach each other, and the pages show the roles.
+
+    What ``deny_imports`` names does not come in.
+    """
     ports = free_port(), free_port()
     listeners = [KINDS[listener]("-c", write(tmp_path / f"{number}.conf", f"""
         server_name: "spoke-{number}"
         leafnodes {{ listen: "127.0.0.1:{port}" }}""")) for number, port in enumerate(ports)]
-    remotes = ", ".join(f'{{ url: "nats-leaf://127.0.0.1:{port}", hub: true }}' for port in ports)
+    remotes = ", ".join(f'{{ url: "nats-leaf://127.0.0.1:{port}", hub: true, deny_imports: "secret.*" }}'
+                        for port in ports)
     hub_file = write(tmp_path / "hub.conf", f"server_name: hub\nleafnodes {{ remotes [ {remotes} ] }}")
     async with listeners[0], listeners[1], KINDS[solicitor]("-c", hub_file) as hub:
         assert await leafs(hub, 2) == ["spoke-0", "spoke-1"]
@@ -139,8 +143,15 @@ async def test_the_side_that_connects_may_be_the_hub(tmp_path: Path, solicitor: 
         await serve(two, "svc")
         await crossed(two, one)
         assert (await one.request("svc", timeout=10)).data == b"here"
-        await one.close()
-        await two.close()
+        own = await connect(hub)
+        await serve(own, "secret.1")
+        await serve(own, "open.1")
+        await crossed(own, one)
+        assert (await one.request("open.1", timeout=10)).data == b"here"
+        with pytest.raises((NoRespondersError, asyncio.TimeoutError)):
+            await one.request("secret.1", timeout=0.3)
+        for client in (one, two, own):
+            await client.close()
 
 
 class _Server:
