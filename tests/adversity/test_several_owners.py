@@ -160,6 +160,7 @@ async def lists(one: Cluster, wanted: list[int]) -> bool:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("kind", ["directory", "minio"])
 @pytest.mark.parametrize("seed", range(3))
 async def test_kills_and_pauses_while_streams_live(

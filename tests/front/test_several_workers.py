@@ -206,6 +206,7 @@ async def test_kills_between_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(5))
 async def test_many_kills_between_steps(tmp_path: Path, seed: int) -> None:
     """The same for longer."""
