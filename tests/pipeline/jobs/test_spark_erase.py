@@ -62,8 +62,8 @@ def expect_erased(store: str, *seqs: int) -> None:
 
 @pytest.mark.parametrize("selector", [
     {"subjects": "S.2.>", "where": "seq < 6 AND data LIKE 'payload%'"},
-    {"headers": ["Customer: 2", "Nats-Msg-Id"], "where": "msg_id IN ('id-02', 'id-05', 'id-12')",
-     "subjects": ["S.2.>"], "columns": {"seq": "id"}},
+    pytest.param({"headers": ["Customer: 2", "Nats-Msg-Id"], "where": "msg_id IN ('id-02', 'id-05', 'id-12')",
+                  "subjects": ["S.2.>"], "columns": {"seq": "id"}}, marks=pytest.mark.soak),
 ], ids=["subjects and SQL", "headers, ids and a table"])
 def test_a_stopped_store(spark: Any, store: str, tmp_path: Path, selector: dict[str, Any]) -> None:
     """Shows each kind of condition, the report and its proof; and that a second run finds nothing to erase."""
