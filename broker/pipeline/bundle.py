@@ -24,6 +24,8 @@ _PUBLIC = ("jetblock.spark", "jetblock.staging")
 _NOT_FOR_WORKERS = ("bundle.py", "cli.py", "jar.py", "autoload/*/*.py")
 """The command line and its parts, which run beside an installed jetblock; and ``pyspark_jetblock``, which is added
 under its own name."""
+_ONLY_INSTALLED = (f"{_PACKAGE}.erasure",)
+"""Packages that only an installed jetblock has: the job ``erase`` runs a broker on the driver."""
 _TIME = (1980, 1, 1, 0, 0, 0)
 """The time of every entry, the earliest that a zip can hold: equal sources make equal bytes."""
 
@@ -61,7 +63,7 @@ def modules() -> dict[str, Path]:
     while waiting:
         name = waiting.pop()
         path = _path(name)
-        if path is None or name in found:
+        if path is None or name in found or name.startswith(_ONLY_INSTALLED):
             continue
         found[name] = path
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]

@@ -77,6 +77,18 @@ print(len({names!r}))
     assert not [name for name in names if name.startswith(FORBIDDEN)]
 
 
+def test_the_job_erase_names_what_a_driver_with_the_zip_alone_lacks(archive: Path, tmp_path: Path) -> None:
+    out = python("""
+from jetblock.spark import erase
+try:
+    erase(None, store="file:///nowhere", stream="S", to="reports", subjects=">")
+except Exception as failure:
+    print(failure)
+""", archive, tmp_path)
+    assert out.strip() == ("the job erase needs an installed jetblock on the driver, because the zip for Spark's workers "
+                           "has no broker: run pip install jetblock there")
+
+
 def test_pyspark_is_imported_by_nothing_that_runs_without_spark(archive: Path, tmp_path: Path) -> None:
     out = python(f"""
 import importlib

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ErasedMessages", "erase"]
 
+_PACKAGE: Final = __name__.partition(".pipeline.")[0]
+"""``broker``, or ``jetblock._broker`` in an installed wheel."""
 _MSG_ID: Final = "Nats-Msg-Id"
 _KEYS: Final = ("seq", "msg_id", "subject")
 """The columns of a table that name messages."""
@@ -93,6 +96,10 @@ def erase(spark: SparkSession, *, store: str, stream: str, to: str, account: str
     Raises: PipelineError if the stream cannot be read, if another run uses ``to``, or if the erasure is refused.
     """
     from broker.storage.state.seq_ranges import SeqRanges
+
+    if find_spec(f"{_PACKAGE}.erasure") is None:
+        raise PipelineError("the job erase needs an installed jetblock on the driver, because the zip for Spark's workers "
+                            "has no broker: run pip install jetblock there")
 
     began = time.monotonic()
     show = report if report is not None else lambda what, done, of: None
