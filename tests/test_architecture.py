@@ -137,10 +137,9 @@ MAY: dict[str, set[str]] = {
     "jetstream.catalogue": {
         "jetstream.account", "jetstream.config", "jetstream.shard_streams", "jetstream.stream", "jetstream.wire",
         "storage.format", "storage.log", "storage.state"},
-    "jetstream.peers": {"jetstream.bus", "jetstream.stream.upstream", "jetstream.wire"},
-    "jetstream.shared_catalogue": {
-        "jetstream.account", "jetstream.bus", "jetstream.catalogue", "jetstream.config", "jetstream.peers",
-        "jetstream.shard_streams", "jetstream.stream", "jetstream.wire", "storage.format", "storage.log",
+    "jetstream.owners": {
+        "jetstream.account", "jetstream.bus", "jetstream.catalogue", "jetstream.config", "jetstream.shard_streams",
+        "jetstream.stream", "jetstream.stream.upstream", "jetstream.wire", "storage.format", "storage.log",
         "storage.objectstore", "storage.put", "storage.state"},
     "jetstream.shard_streams": {
         "base", "jetstream.account", "jetstream.inbox", "jetstream.stream", "storage.erasure", "storage.format",
@@ -148,8 +147,8 @@ MAY: dict[str, set[str]] = {
     "jetstream.engine": {
         "access", "base", "config.settings", "jetstream.account", "jetstream.api", "jetstream.bus",
         "jetstream.catalogue", "jetstream.config", "jetstream.consumer.delivery", "jetstream.inbox",
-        "jetstream.inflight", "jetstream.peers", "jetstream.shard_streams", "jetstream.shared_catalogue",
-        "jetstream.stream", "jetstream.stream.shared", "jetstream.stream.upstream", "jetstream.usage", "jetstream.wire",
+        "jetstream.inflight", "jetstream.owners", "jetstream.shard_streams", "jetstream.stream",
+        "jetstream.stream.shared", "jetstream.stream.upstream", "jetstream.usage", "jetstream.wire",
         "storage.erasure", "storage.format", "storage.log", "storage.read", "storage.staging", "storage.state"},
     "jetstream.overview": {"base", "jetstream.account", "jetstream.consumer", "jetstream.stream"},
     # NATS Streaming.
@@ -235,7 +234,7 @@ MAY: dict[str, set[str]] = {
     "front": {"access", "base", "config.settings", "jwt", "monitor", "server.accounts", "version"},
     "runtime": {
         "access", "base", "config", "config.kinds", "config.settings", "front", "jetstream.account", "jetstream.engine",
-        "jetstream.inbox", "jetstream.overview", "jetstream.peers", "jetstream.wire", "maintenance.scrub", "monitor",
+        "jetstream.inbox", "jetstream.overview", "jetstream.owners", "jetstream.wire", "maintenance.scrub", "monitor",
         "runtime.adopt", "runtime.own_shards", "runtime.shard_owner", "runtime.shard_set", "runtime.store_host",
         "server", "server.accounts", "server.auth", "server.listeners", "server.operator", "server.routing",
         "server.system", "storage.log",

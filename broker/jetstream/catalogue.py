@@ -62,7 +62,8 @@ class Catalogue:
 
     def open(self, entries: Mapping[int, CatalogueEntry]) -> None:
         """Begin with the entries in the store."""
-        self.entries = dict(entries)
+        self.entries.clear()
+        self.entries.update(entries)
 
     def place(self, config: StreamConfig) -> int:
         """Return the shard for a new stream: the one that its metadata names, or the one with the fewest streams.

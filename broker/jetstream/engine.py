@@ -50,8 +50,9 @@ if TYPE_CHECKING:
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.consumer.delivery.receiver import Receiver
-    from broker.jetstream.peers import Peers
-    from broker.jetstream.shared_catalogue import Shard, SharedCatalogue
+    from broker.jetstream.owners.peers import Peers
+    from broker.jetstream.owners.persisted import Shard
+    from broker.jetstream.owners.shared_catalogue import SharedCatalogue
     from broker.jetstream.stream.shared.listeners import Listener
     from broker.jetstream.stream.stream import Stream
     from broker.jetstream.stream.upstream.link import Remote
@@ -190,7 +191,7 @@ class JetStream:
         """Own some of the ``count`` shards of a store, beside other brokers. Call it before accounts are added."""
         from broker.jetstream.api.request import Request
         from broker.jetstream.api.streams import stream_info
-        from broker.jetstream.shared_catalogue import SharedCatalogue
+        from broker.jetstream.owners.shared_catalogue import SharedCatalogue
 
         async def show(account: Account, stream: Stream) -> dict[str, Any]:
             api = self.apis[account.name]

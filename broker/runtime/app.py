@@ -295,7 +295,7 @@ class App:
 
     def _share_store(self, jetstream: JetStream, host: StoreHost) -> None:
         """Let JetStream own some shards of the store, beside other brokers."""
-        from broker.jetstream.peers import Peers
+        from broker.jetstream.owners.peers import Peers
         from broker.storage.read.followed import FollowedShard
 
         system, storage = self.server.accounts.system, self.settings.storage

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream import shared_catalogue
-from broker.jetstream.shared_catalogue import SharedCatalogue
+from broker.jetstream.owners import shared_catalogue
+from broker.jetstream.owners.shared_catalogue import SharedCatalogue
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.header import Position
 from broker.storage.format.records.catalogue import CatalogueEntry
@@ -37,6 +37,7 @@ async def nothing(*_: object) -> Any:
 
 def shared(own: Any, chain: Chain, peers: Any = None) -> SharedCatalogue:
     """Return the catalogue of a broker whose shards are ``own``; the store has ``chain`` as shard 0."""
+    peers = peers or SimpleNamespace(hint=print)
     return SharedCatalogue(own, {}, peers, 2, lambda number: chain, random.Random(1), idle_seconds=1.0,  # type: ignore[arg-type, return-value]
                            flushed=nothing, show=nothing)
 
@@ -52,9 +53,9 @@ async def test_a_deposed_owner_of_shard_0_does_not_settle_by_its_own_state(monke
     catalogue = shared(own, Chain(Position(2, 3)))
     await catalogue.settle(SimpleNamespace(), 1)  # type: ignore[arg-type]
     assert not settled
-    assert not await catalogue._read_catalogue()  # nor does it follow its own, older state from now on
+    assert not await catalogue._persisted.catalogue()  # nor does it follow its own, older state from now on
     own[0].log.state = state(Position(3, 1), ENTRY)
-    assert await catalogue._read_catalogue()
+    assert await catalogue._persisted.catalogue()
 
 
 async def test_an_owner_whose_lease_has_expired_answers_nothing() -> None:
@@ -62,4 +63,4 @@ async def test_an_owner_whose_lease_has_expired_answers_nothing() -> None:
     own = {1: SimpleNamespace(number=1, log=SimpleNamespace(), available=False)}
     catalogue = shared(own, Chain(Position(1, 1)))
     with pytest.raises(ApiError, match="temporarily unavailable"):
-        await catalogue._answer(1, {"do": "infos", "account": "A", "names": ["S"]})
+        await catalogue._answers.answer(1, {"do": "infos", "account": "A", "names": ["S"]})

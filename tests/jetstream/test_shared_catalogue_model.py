@@ -4,7 +4,7 @@ The logs of three shards are what is persisted. Shard 0's has ("create", i, k), 
 incarnation i in shard k; those of shards 1 and 2 have ("+", i) and ("-", i). An owner acts on its own log as far as it
 knows it, and on a prefix of shard 0's log that it has read; only the append of a shard's newest owner is stored.
 
-The rules are those of ``broker/jetstream/shared_catalogue.py``. Each is left out once, and then the model fails.
+The rules are those of ``broker/jetstream/owners/shared_catalogue.py``. Each is left out once, and then the model fails.
 """
 
 from __future__ import annotations

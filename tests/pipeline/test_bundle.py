@@ -85,8 +85,8 @@ try:
 except Exception as failure:
     print(failure)
 """, archive, tmp_path)
-    assert out.strip() == ("the job erase needs an installed jetblock on the driver, because the zip for Spark's workers "
-                           "has no broker: run pip install jetblock there")
+    assert out.strip() == ("the job erase needs an installed jetblock on the driver, because the zip for Spark's "
+                           "workers has no broker: run pip install jetblock there")
 
 
 def test_pyspark_is_imported_by_nothing_that_runs_without_spark(archive: Path, tmp_path: Path) -> None:

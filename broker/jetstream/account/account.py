@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from contextlib import ExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -29,7 +29,7 @@ from broker.base.turns import in_turns
 from broker.config.settings import JetStreamSettings
 from broker.jetstream.account.consumers import Consumers
 from broker.jetstream.account.double_storage import DoubleStorage
-from broker.jetstream.account.elsewhere import ElsewhereStream, config_of
+from broker.jetstream.account.elsewhere import Elsewhere, config_of
 from broker.jetstream.account.external import locate
 from broker.jetstream.account.incoming import Incoming, Parts
 from broker.jetstream.account.long_work import LONG, Steps, at_once, in_thread_if_long
@@ -44,7 +44,6 @@ from broker.jetstream.stream.upstream.upstreams import Upstreams
 from broker.jetstream.wire.advisories import AccountEvents
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
-from broker.protocol.subject import collide
 from broker.storage.format.records.catalogue import CatalogueEntry
 from broker.storage.format.records.stream_delete import StreamDelete
 
@@ -66,9 +65,6 @@ _log = logging.getLogger(__name__)
 
 _CHECKS_MAX = 3
 """The largest number of checks of one configuration, if other requests meanwhile change mirrors or sources."""
-
-_GIVING_UP_SECONDS = 2.0
-"""The time for which a stream that wants a subject waits for another broker that is giving the subject up."""
 
 _OPENED_AT_ONCE = 32
 """Consumers of mirrors and sources that are reset or created at the same time."""
@@ -95,10 +91,6 @@ class Account:
         self.bus = bus
         self.streams: dict[str, Stream] = {}
         self.offline: dict[str, OfflineStream] = {}
-        self.elsewhere: dict[str, ElsewhereStream] = {}
-        self._given_up: dict[str, set[bytes]] = {}
-        """Subjects of streams elsewhere that their configurations do not have, and that are not free yet."""
-        self._freed = asyncio.Event()
         self.api_total = 0
         self.api_errors = 0
         self.settings = settings
@@ -124,6 +116,7 @@ class Account:
 
             overlaps = Overlaps()
         self._subscriptions = Subscriptions(bus, overlaps)
+        self.elsewhere = Elsewhere(self.streams, self._subscriptions)
         self.consumers = Consumers(self.streams, bus, clock, rng, settings, self._quota, self._subscriptions,
                                    self.events, host.receiver_of)
         incoming: dict[str, Stream] = {}
@@ -287,8 +280,7 @@ class Account:
         self.streams.clear()
         self.consumers.clear()
         self.offline.clear()
-        self.elsewhere.clear()
-        self._given_up.clear()
+        self.elsewhere.forget_all()
 
     async def release_streams(self, log: StreamLog) -> None:
         """Drop the streams with this log and write nothing: their shard is lost."""
@@ -324,40 +316,6 @@ class Account:
 
     # --- streams of other brokers, for the owner of shard 0 -----------------------------------------------------------
 
-    def keep_elsewhere(self, entry: CatalogueEntry) -> None:
-        """Take the name and the subjects of a stream in another broker's shard."""
-        known = self.elsewhere.get(entry.name)
-        if entry.name in self.streams or (known is not None and known.entry.stream_id != entry.stream_id):
-            return  # a later incarnation has the name; the deletion of this one is being finished
-        self.elsewhere[entry.name] = one = ElsewhereStream(entry, config_of(entry))
-        self._subscriptions.claim_anyway(entry.name, one.config.subjects_bytes)
-
-    def claim_elsewhere(self, name: str, subjects: Iterable[str]) -> None:
-        """Take subjects, too, that the broker of a stream may serve yet."""
-        kept = [subject.encode() for subject in subjects]
-        self._given_up.setdefault(name, set()).update(kept)
-        self._subscriptions.claim_anyway(name, kept)
-
-    def forget_elsewhere(self, name: str) -> None:
-        """Free the name and the subjects of a stream that another broker had."""
-        if (one := self.elsewhere.pop(name, None)) is not None:
-            subjects = [*one.config.subjects_bytes, *self._given_up.pop(name, ())]
-            at_once(self._subscriptions.give_back(name, subjects))
-            self._freed.set()
-
-    def free_subjects_elsewhere(self, name: str) -> None:
-        """Free what ``claim_elsewhere`` took, and the subjects that updates gave up."""
-        if (one := self.elsewhere.get(name)) is not None:
-            free = self._given_up.pop(name, set()) - set(one.config.subjects_bytes)
-            at_once(self._subscriptions.give_back(name, list(free)))
-            self._freed.set()
-
-    def forget_all_elsewhere(self) -> None:
-        """Forget the streams of other brokers: shard 0 is lost."""
-        self.elsewhere.clear()
-        self._given_up.clear()
-        self._subscriptions.claim_only(self.streams.values())
-
     @asynccontextmanager
     async def updating_elsewhere(self, entry: CatalogueEntry) -> AsyncIterator[None]:
         """Check an update of another broker's stream to the configuration in ``entry``, and take its new subjects.
@@ -370,10 +328,7 @@ class Account:
             self._quota.check_update_elsewhere(before, config)
             with self._quota.coming(config, before):
                 yield
-            if entry.name in self.elsewhere:
-                if given_up := _without(before.subjects, config.subjects):
-                    self._given_up.setdefault(entry.name, set()).update(subject.encode() for subject in given_up)
-                self.elsewhere[entry.name] = ElsewhereStream(entry, config)
+            self.elsewhere.change(entry, _without(before.subjects, config.subjects))
 
     # --- streams of this broker, for the catalogue --------------------------------------------------------------------
 
@@ -482,7 +437,7 @@ class Account:
                         await _done(change)
                 await _done(change)
             if isinstance(made, CatalogueEntry):
-                self.keep_elsewhere(made)
+                self.elsewhere.keep(made)
                 self._links += config.follows
                 return made
             stream = made
@@ -559,8 +514,7 @@ class Account:
         from broker.jetstream.config.upstream_rules import check_filter_subjects
 
         claimed = [one.encode() for one in subjects]
-        if self._given_up:
-            await self._until_given_up(claimed)
+        await self.elsewhere.until_given_up(claimed)
         async with self._claiming:
             await in_turns(self._subscriptions.claim(config.name, claimed))
             try:
@@ -594,15 +548,6 @@ class Account:
             await _done(self._host.catalogue.delete(stream.stream_id, stream.log,
                                                     partial(self._delete, stream, deleted)))
             await in_turns(self._subscriptions.give_back(name, subjects))
-
-    async def _until_given_up(self, subjects: Collection[bytes]) -> None:
-        """Wait until other brokers serve none of ``subjects`` that updates of their streams gave up; not for long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_GIVING_UP_SECONDS):
-                while any(collide(one, subject) for some in self._given_up.values() for one in some
-                          for subject in subjects):
-                    self._freed.clear()
-                    await self._freed.wait()
 
     async def _disconnect_to_delete(self, stream: Stream) -> list[str]:
         """Disconnect a stream from publishers and consumers; return the names of its consumers.

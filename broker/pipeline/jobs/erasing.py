@@ -98,8 +98,8 @@ def erase(spark: SparkSession, *, store: str, stream: str, to: str, account: str
     from broker.storage.state.seq_ranges import SeqRanges
 
     if find_spec(f"{_PACKAGE}.erasure") is None:
-        raise PipelineError("the job erase needs an installed jetblock on the driver, because the zip for Spark's workers "
-                            "has no broker: run pip install jetblock there")
+        raise PipelineError("the job erase needs an installed jetblock on the driver, because the zip for Spark's "
+                            "workers has no broker: run pip install jetblock there")
 
     began = time.monotonic()
     show = report if report is not None else lambda what, done, of: None

@@ -1,0 +1,91 @@
+"""The answers of a broker to the questions of others about its shards (``peers``).
+
+    to the owner of the stream's shard    show: one stream's info    infos: several    usage: of an account
+    to the owner of shard 0               update    delete    gone: wait until a deleted stream's name is free
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any
+
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.jetstream.account.account import Account
+    from broker.jetstream.owners.follower import Follower
+    from broker.jetstream.owners.writer import Writer
+    from broker.jetstream.shard_streams import ShardStreams
+    from broker.jetstream.stream.stream import Stream
+
+__all__ = ["Answers"]
+
+
+class Answers:
+    """Answers questions about ``shards``, those of this broker.
+
+    Args: ``flushed(account)`` returns once the other servers know what this broker subscribes to in the account;
+        ``show`` returns the members of a StreamInfo.
+    """
+
+    def __init__(self, shards: Mapping[int, ShardStreams], accounts: Mapping[str, Account], follower: Follower,
+                 writer: Writer, *, flushed: Callable[[str], Coroutine[Any, Any, None]],
+                 show: Callable[[Account, Stream], Coroutine[Any, Any, dict[str, Any]]]) -> None:
+        self._shards = shards
+        self._accounts = accounts
+        self._follower = follower
+        self._writer = writer
+        self._flushed = flushed
+        self._show = show
+
+    async def answer(self, number: int, question: dict[str, Any]) -> dict[str, Any]:
+        """Answer a question to the owner of a shard. Raises: ApiError; KeyError, TypeError: it is not understood."""
+        shard = self._shards.get(number)
+        if shard is None or not shard.available:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)  # another broker may own it
+        match question["do"]:
+            case "show":
+                return await self._answer_show(number, question)
+            case "infos":
+                return await self._answer_infos(question)
+            case "usage":
+                account = self._accounts.get(question["account"])
+                return {} if account is None else account.usage_of(shard.log)
+        if number or not self._writer.ready:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        match question["do"]:
+            case "gone":
+                await self._writer.until_gone(question["id"])
+            case "delete":
+                await self._writer.delete_elsewhere(question["id"])
+            case "update":
+                await self._writer.update_elsewhere(question["id"], question["config"])
+        return {}
+
+    async def _answer_show(self, number: int, question: dict[str, Any]) -> dict[str, Any]:
+        """Show a stream of one of our shards, once the other servers know that it serves."""
+        account = self._accounts.get(question["account"])
+        if account is None:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+
+        def served() -> bool:
+            stream = account.streams.get(question["name"])
+            return stream is not None and stream.stream_id == question["id"]
+
+        self._follower.wake()
+        await self._follower.until(served)
+        stream, shard = account.stream(question["name"]), self._shards.get(number)
+        if shard is None:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        await shard.log.persisted()
+        await self._flushed(account.name)
+        return {"info": await self._show(account, stream)}
+
+    async def _answer_infos(self, question: dict[str, Any]) -> dict[str, Any]:
+        account = self._accounts.get(question["account"])
+        infos = []
+        for name in question["names"]:
+            if account is not None and (stream := account.streams.get(name)) is not None:
+                infos.append(await self._show(account, stream))
+        return {"infos": infos}

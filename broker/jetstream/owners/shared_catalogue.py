@@ -1,0 +1,365 @@
+"""The catalogue of a store whose shards several brokers own.
+
+    shard 0's owner      writes the entries, one step of a stream at a time                  (writer)
+    shard k's owner      reads the entries in the store, and carries them out in shard k     (follower)
+    shard 0's owner      reads shard k in the store, and takes the next step                 (writer)
+
+    create    entry                   k: create record; the stream serves; the client gets its answer
+    update    entry with the config   k: update record                       subjects that it gave up are free
+    delete    deleting                k: delete record                       entry gone: name and subjects are free
+
+These rules make it safe, whatever crashes, is late, or acts after it lost its shard (docs/adr/0027-owners.md):
+
+    1  nobody acts on an entry that is not persisted
+    2  who takes shard k reads the catalogue after that, and carries out what k lacks before k serves (``settle``)
+    3  the next step of a stream begins only when k has, in the store, what the step before it asked for
+
+Owns: the parts of that, and the steps of requests about streams in this broker's shards. Does not own: the streams
+(accounts), the messages between brokers (peers), what is persisted elsewhere (persisted).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from broker.jetstream.catalogue import SHARD, Catalogue, settle_stream
+from broker.jetstream.owners.answers import Answers
+from broker.jetstream.owners.follower import STEP_SECONDS, Follower
+from broker.jetstream.owners.persisted import PersistedShards, Shard
+from broker.jetstream.owners.writer import Writer
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError, invalid_config
+from broker.storage.format.errors import FormatError
+from broker.storage.format.records.catalogue import CatalogueEntry
+from broker.storage.objectstore.base import StoreError
+from broker.storage.put import Fenced
+
+if TYPE_CHECKING:
+    from broker.jetstream.account.account import Account
+    from broker.jetstream.bus import Subscription
+    from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.owners.peers import Peers
+    from broker.jetstream.shard_streams import ShardStreams
+    from broker.jetstream.stream.stream import Stream
+    from broker.storage.format.records.stream_create import StreamCreate
+    from broker.storage.format.records.stream_update import StreamUpdate
+    from broker.storage.log.log import Log
+    from broker.storage.log.stream_log import StreamLog
+
+__all__ = ["SharedCatalogue"]
+
+_log = logging.getLogger(__name__)
+
+GATHER_SECONDS: Final = 2.0
+"""The time for which lists and account information wait for other brokers."""
+
+CATALOGUE: Final = "CATALOGUE"
+APPLIED: Final = "APPLIED."
+
+
+class SharedCatalogue(Catalogue):
+    """See the module. ``shards`` are those that this broker owns, of ``count``; ``accounts`` are JetStream's.
+
+    Args: ``read(number)``: see ``PersistedShards``; ``idle_seconds``: see ``Follower``; ``flushed``, ``show``: see
+        ``Answers``.
+    """
+
+    def __init__(self, shards: Mapping[int, ShardStreams], accounts: Mapping[str, Account], peers: Peers, count: int,
+                 read: Callable[[int], Shard], rng: random.Random, *, idle_seconds: float,
+                 flushed: Callable[[str], Coroutine[Any, Any, None]],
+                 show: Callable[[Account, Stream], Coroutine[Any, Any, dict[str, Any]]]) -> None:
+        super().__init__(shards)
+        self.peers = peers
+        self.count = count
+        self._accounts = accounts
+        self._rng = rng
+        self._serving: dict[int, Subscription] = {}
+        """The shards about which this broker answers questions."""
+        self._hints: list[Subscription] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._pending: dict[asyncio.Future[None], int] = {}
+        """The steps that requests wait for, each with the shard that it needs."""
+        self._persisted = PersistedShards(shards, count, read)
+        self._writer = Writer(shards, accounts, self.entries, self._persisted, partial(peers.hint, CATALOGUE),
+                              self._spawn)
+        self._follower = Follower(shards, self._serving, accounts, self._persisted, idle_seconds=idle_seconds,
+                                  is_newest=self._writer.is_newest, applied=self._applied)
+        self._answers = Answers(shards, accounts, self._follower, self._writer, flushed=flushed, show=show)
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool:
+        """True if this broker owns shard 0 and knows the streams of all others."""
+        return self._writer.ready
+
+    def start(self) -> None:
+        """Follow the catalogue from now on."""
+        self._hints = [self.peers.listen(CATALOGUE, self._follower.wake),
+                       self.peers.listen(APPLIED + "*", self._persisted.changed.set)]
+        self._follower.start()
+
+    async def stop(self) -> None:
+        """Stop following, and answer nothing more."""
+        for subscription in (*self._hints, *self._serving.values()):
+            self.peers.end(subscription)
+        self._hints.clear()
+        self._serving.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._writer.stop()
+        await self._follower.stop()
+        await self.peers.stop()
+
+    async def settle(self, log: Log, number: int) -> None:
+        """Carry out in a shard, which was just taken and does not serve, what the catalogue says and it does not have.
+
+        Rule 2: the catalogue is read after the shard was taken, so no earlier owner has acted on a newer one. It is
+        read in the store, even if this broker believes that it owns shard 0: another broker may have taken that.
+        Raises: Fenced, StoreError, FormatError, CutOff.
+        """
+        if not number:
+            return
+        changed = False
+        for entry in (await self._persisted.catalogue_in_store()).values():
+            if entry.shard == number:
+                changed |= settle_stream(entry, log)
+        if changed:
+            log.urgent()
+            await log.persisted()
+
+    def opened(self, number: int) -> None:
+        """Serve a shard, whose streams are restored."""
+        if not number:
+            self.open(self._shards[0].log.state.catalogue)
+        self._writer.opened(number)
+        self._serving[number] = self.peers.answer(number, partial(self._answers.answer, number))
+        self._applied(number)
+        self._follower.wake()
+
+    def closed(self, number: int) -> None:
+        """Forget a shard that was lost or given back, and is no longer among ``shards``."""
+        if (subscription := self._serving.pop(number, None)) is not None:
+            self.peers.end(subscription)
+        for future, needed in list(self._pending.items()):
+            if needed == number and not future.done():
+                future.set_exception(ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
+        self._persisted.forget(number)
+        self._writer.closed(number)
+        self._follower.forget()
+
+    def account_added(self, account: Account) -> None:
+        """Take the names and subjects that an account's streams in other shards have."""
+        self._writer.account_added(account)
+
+    async def purge(self, account: str) -> None:
+        """Delete all streams of an account that other brokers have. Raises: ApiError 10008 if one cannot be deleted."""
+        await self._writer.purge(account)
+
+    # --- for accounts -------------------------------------------------------------------------------------------------
+
+    def place(self, config: StreamConfig) -> int:
+        """Return the shard for a new stream: one that has an owner. Raises: ApiError 10052; 10008 if there is none."""
+        if not self.leads:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        if config.storage == "memory":
+            return 0
+        wanted = config.metadata.get(SHARD)
+        if wanted is not None:
+            found = next((number for number in range(self.count) if str(number) == wanted), None)
+            if found is None:
+                raise invalid_config(f"metadata {SHARD} is {wanted!r}, and the store has the shards "
+                                     f"{', '.join(map(str, range(self.count)))}")
+            if found not in self._shards and not self.peers.is_owned(found):
+                raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+            return found
+        streams = dict.fromkeys(range(self.count), 0)
+        for entry in self.entries.values():
+            streams[entry.shard] += 1
+        streams[0] = self._shards[0].streams
+        return min((number for number in streams if number in self._shards or self.peers.is_owned(number)),
+                   key=lambda number: (streams[number], number))
+
+    def is_elsewhere(self, shard: int) -> bool:
+        return shard not in self._shards
+
+    def create(self, stream: Stream, record: StreamCreate) -> asyncio.Future[None] | None:
+        shard = self._of(stream.log)
+        if shard is None or not shard.number:
+            return super().create(stream, record)
+        entry = CatalogueEntry(stream.stream_id, shard.number, record.account, record.name, record.config,
+                               record.created_ns)
+        shard.streams += 1
+        self.entries[entry.stream_id] = entry
+        return self._step(stream.stream_id, shard.number, self._create(entry, stream, record))
+
+    def create_elsewhere(self, account: str, config: StreamConfig, shard: int, now_ns: int,
+                         ) -> tuple[CatalogueEntry, asyncio.Future[None]]:
+        """Let another broker create a stream. Returns: its entry, and a future that is done once it is persisted."""
+        while (stream_id := self._rng.getrandbits(63) | 1 << 62) in self.entries:
+            pass
+        entry = CatalogueEntry(stream_id, shard, account, config.name, config.to_json(), now_ns)
+        self.entries[stream_id] = entry
+        return entry, self._step(stream_id, 0, self._writer.commit([entry]))
+
+    async def shown(self, entry: CatalogueEntry) -> dict[str, Any]:
+        """Return the info of a stream in another broker's shard, once it serves. Raises: ApiError."""
+        question = {"do": "show", "account": entry.account, "name": entry.name, "id": entry.stream_id}
+        answer = await self.peers.ask(entry.shard, question, STEP_SECONDS)
+        info: dict[str, Any] = answer["info"]
+        return info
+
+    async def infos(self, account: str, names: Iterable[tuple[str, int]]) -> dict[str, dict[str, Any]]:
+        by_shard: dict[int, list[str]] = {}
+        for name, shard in names:
+            by_shard.setdefault(shard, []).append(name)
+        answers = await asyncio.gather(*(
+            self.peers.ask(shard, {"do": "infos", "account": account, "names": some}, GATHER_SECONDS)
+            for shard, some in by_shard.items()), return_exceptions=True)
+        return {info["config"]["name"]: info for answer in answers if isinstance(answer, dict)
+                for info in answer["infos"]}
+
+    async def usages(self, account: str) -> list[dict[str, int]]:
+        others = [number for number in range(self.count)
+                  if number not in self._shards and any(
+                      entry.account == account and entry.shard == number for entry in self.entries.values())]
+        answers = await asyncio.gather(*(self.peers.ask(number, {"do": "usage", "account": account}, GATHER_SECONDS)
+                                         for number in others), return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, dict)]
+
+    def update(self, stream: Stream, config: StreamConfig) -> asyncio.Future[None] | None:
+        shard = self._of(stream.log)
+        if shard is None or not shard.number:
+            return super().update(stream, config)
+        step = self._update if 0 in self._shards else self._update_by_owner_of_0
+        return self._step(stream.stream_id, shard.number, step(stream, shard, config))
+
+    @asynccontextmanager
+    async def deleting(self, stream: Stream) -> AsyncIterator[None]:
+        shard = self._of(stream.log)
+        if shard is None or not shard.number or 0 in self._shards:
+            yield
+            return
+        with self._follower.changing(stream.stream_id):
+            await self._announced(stream.stream_id)
+            yield
+
+    def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
+        shard = self._of(log)
+        if shard is None or not shard.number:
+            return super().delete(stream_id, log, delete)
+        entry = self.entries.get(stream_id)
+        if entry is not None and entry.deleting:
+            return self._step(stream_id, 0, self._gone(stream_id))
+        shard.streams -= 1
+        return self._step(stream_id, shard.number, self._delete(stream_id, shard, delete))
+
+    # --- steps of the owner of a stream's shard -----------------------------------------------------------------------
+
+    async def _create(self, entry: CatalogueEntry, stream: Stream, record: StreamCreate) -> None:
+        await self._writer.commit([entry])
+        self._record(stream, record)
+
+    async def _update(self, stream: Stream, shard: ShardStreams, config: StreamConfig) -> None:
+        await shard.log.persisted()  # rule 3
+        entry = replace(self._writer.entry(stream.stream_id), config=config.to_json())
+        self.entries[stream.stream_id] = entry
+        await self._writer.commit([entry])
+        self._record(stream, stream.enforcement.update_record(config))
+
+    async def _update_by_owner_of_0(self, stream: Stream, shard: ShardStreams, config: StreamConfig) -> None:
+        wanted = config.to_json()
+        await self.peers.ask(0, {"do": "update", "id": stream.stream_id, "config": wanted}, STEP_SECONDS)
+        await self._follower.until(lambda: (one := self._follower.seen.get(stream.stream_id)) is not None
+                                   and one.config == wanted)
+        self._record(stream, stream.enforcement.update_record(config))
+        shard.log.wait(self._applied, shard.number)
+
+    async def _announced(self, stream_id: int) -> None:
+        """Let shard 0's owner announce the deletion, and see it in the store."""
+        def seen() -> bool:
+            return (entry := self._follower.seen.get(stream_id)) is not None and entry.deleting
+
+        if not seen():
+            await self.peers.ask(0, {"do": "delete", "id": stream_id}, STEP_SECONDS)
+            await self._follower.until(seen)
+
+    async def _delete(self, stream_id: int, shard: ShardStreams, delete: Callable[[], object]) -> None:
+        if 0 in self._shards:
+            await shard.log.persisted()  # rule 3
+            await self._writer.announce_deletion(self._writer.entry(stream_id))
+        else:
+            await self._announced(stream_id)
+        if shard.log.failure is not None:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        if delete() is False:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)  # the shard's next owner deletes it
+        shard.log.barrier()
+        shard.log.urgent()
+        await shard.log.persisted()
+        self._applied(shard.number)
+        await self._gone(stream_id)
+
+    async def _gone(self, stream_id: int) -> None:
+        """Return once the stream's name and subjects are free."""
+        if 0 in self._shards:
+            await self._writer.until_gone(stream_id)
+        else:
+            await self.peers.ask(0, {"do": "gone", "id": stream_id}, STEP_SECONDS)
+
+    def _record(self, stream: Stream, record: StreamCreate | StreamUpdate) -> None:
+        """Raises: ApiError 10008 if the shard was lost meanwhile."""
+        shard = self._of(stream.log)
+        if shard is None or shard.log.failure is not None:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        stream.log.block(stream).add(record)
+        stream.log.barrier()
+        stream.log.urgent()
+
+    def _applied(self, number: int) -> None:
+        """Let shard 0's owner read what a shard of this broker has stored."""
+        self.peers.hint(f"{APPLIED}{number}")
+
+    # --- tasks --------------------------------------------------------------------------------------------------------
+
+    def _step(self, stream_id: int, shard: int, step: Coroutine[Any, Any, None]) -> asyncio.Future[None]:
+        """Take a step, whatever becomes of the request that asked for it; the stream is busy until it is taken."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(lambda _: done.cancelled() or done.exception())  # a request may have ended meanwhile
+        self._pending[done] = shard
+
+        async def take() -> None:
+            try:
+                with self._follower.changing(stream_id):
+                    await step
+            except (Fenced, StoreError, FormatError) as error:
+                _log.warning("a step of the catalogue was not taken: %s", error)
+                if not done.done():
+                    done.set_exception(ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
+            except ApiError as error:
+                if not done.done():
+                    done.set_exception(error)
+            else:
+                if not done.done():
+                    done.set_result(None)
+            finally:
+                self._pending.pop(done, None)
+                if not done.done():
+                    done.cancel()
+
+        self._spawn(take(), "a step of the catalogue")
+        return done
+
+    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
