@@ -20,7 +20,7 @@ SHELLS = ("bash", "zsh", "fish", "tcsh")
 _FILES = frozenset({"FILE", "CONF"})
 _FOLDERS = frozenset({"DIR", "FOLDER"})
 _FILE_FLAGS = frozenset({"c", "config", "l", "log", "P", "pid", "tlscert", "tlskey", "tlscacert", "sc", "stan_config"})
-_FOLDER_FLAGS = frozenset({"sd", "store_dir", "ports_file_dir"})
+_FOLDER_FLAGS = frozenset({"dir", "sd", "store_dir", "ports_file_dir"})
 
 
 def main(arguments: Sequence[str]) -> int:

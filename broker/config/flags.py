@@ -71,6 +71,7 @@ Worker Options:
 
 NATS Streaming Options (any of them serves NATS Streaming clients, and enables JetStream):
     -cid,--cluster_id <id>           Cluster ID (default: test-cluster)
+        --dir <dir>                  Keep channels in this directory, unless --store or -sd names a store
     -mc, --max_channels <number>     Max number of channels (default: 100; 0 for unlimited)
     -msu,--max_subs <number>         Max number of subscriptions per channel (default: 1000; 0 for unlimited)
     -mm, --max_msgs <number>         Max number of messages per channel (default: 1000000; 0 for unlimited)
@@ -121,7 +122,7 @@ FLAGS: dict[str, str] = {
     "user": "auth.user", "pass": "auth.password", "auth": "auth.token",
     "tls": "!tls", "tlscert": "tls.cert_file", "tlskey": "tls.key_file", "tlsverify": "tls.verify",
     "tlscacert": "tls.ca_file",
-    "cid": "streaming.cluster_id", "cluster_id": "streaming.cluster_id",
+    "cid": "streaming.cluster_id", "cluster_id": "streaming.cluster_id", "dir": "streaming.dir",
     "mc": "streaming.max_channels", "max_channels": "streaming.max_channels",
     "msu": "streaming.max_subs", "max_subs": "streaming.max_subs",
     "mm": "streaming.max_msgs", "max_msgs": "streaming.max_msgs",
@@ -157,7 +158,7 @@ _REFUSED: dict[str, str] = {
     **dict.fromkeys(("clustered", "cluster_bootstrap"), f"{_LATER}: brokers on one store stand by for each other"),
 }
 _NO_EFFECT: dict[str, str] = {
-    **dict.fromkeys(("st", "dir", *(f"file_{name}" for name in (
+    **dict.fromkeys(("st", *(f"file_{name}" for name in (
         "compact_enabled", "compact_frag", "compact_interval", "compact_min_size", "buffer_size", "read_buffer_size",
         "crc", "crc_poly", "sync", "slice_max_msgs", "slice_max_bytes", "slice_max_age", "slice_archive_script",
         "fds_limit", "parallel_recovery", "truncate_bad_eof", "auto_sync")), *(f"sql_{name}" for name in (
@@ -174,6 +175,8 @@ _NO_EFFECT: dict[str, str] = {
     "syslog_name": "it is for Windows",
 }
 """Flags of nats-streaming-server that are accepted with a line in the log."""
+_STORE_TYPES = frozenset({"FILE", "MEMORY", "SQL"})
+"""Values of nats-streaming-server's flag ``--store``; jetblock's takes a URL."""
 _SWITCHES = frozenset({"logging.times", "logging.utc", "logging.debug", "logging.trace", "jetstream.enabled",
                        "tls.verify", "streaming.partitioning", "streaming.replace_durable", "!test",
                        "!print_config", "!help", "!version", "!debug_trace", "!tls"})
@@ -233,6 +236,8 @@ def read_flags(arguments: Sequence[str]) -> CommandLine:
             if not rest:
                 raise FlagError(f"flag needs an argument: -{name}")
             value = rest.pop(0)
+        if name == "store" and value.upper() in _STORE_TYPES:
+            name, target = "st", None
         if target is not None:
             _set_flag(line, name, target, value)
         elif name in _FRONT and "workers" in {word.lstrip("-").partition("=")[0] for word in arguments}:
@@ -241,6 +246,7 @@ def read_flags(arguments: Sequence[str]) -> CommandLine:
             raise ConfigError(f"--{name} {_REFUSED[name]}")
         else:
             line.notices.append(f"--{name} has no effect here: {_NO_EFFECT[name]}")
+            line.values.setdefault("streaming.enabled", True)
     return line
 
 

@@ -5,7 +5,7 @@
                      the file enables it
     the store is     --store or -sd (not both), otherwise JETBLOCK_STORE, otherwise the file's (one of
                      `jetstream { store_dir }`, `jetstream { object_store }`, `jetblock { store }`), otherwise a
-                     directory under the temporary one
+                     directory of `streaming { dir }`, otherwise one under the temporary directory
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def load(line: CommandLine, environ: Mapping[str, str], read: Callable[[str], st
                                                if path not in file.values or value != file.values[path]))
     _add_anonymous_user(values, authorization=file.authorization)
     _take_from_operator(values)
-    values["storage.url"] = _store(line, outer, file)
+    values["storage.url"] = _store(line, outer, file) or _streaming_store(values.get("streaming.dir", ""))
     values.setdefault("streaming.enabled", any(path.startswith("streaming.") for path in values))
     jetstream = _jetstream(line, outer, file)
     values["jetstream.enabled"] = values["streaming.enabled"] if jetstream is None else jetstream
@@ -212,6 +212,16 @@ def _store(line: CommandLine, outer: dict[str, Any], file: FileSettings) -> str:
     for place, url in file.stores.items():
         return _store_url(url, f"{place}: store")
     return ""
+
+
+def _streaming_store(directory: str) -> str:
+    """Return the URL of the directory that nats-streaming-server's settings name; "" for none."""
+    if not directory:
+        return ""
+    if Path(directory, "server.dat").exists():
+        raise ConfigError(f"{directory} has the channels of a nats-streaming-server, which jetblock does not read: "
+                          "name another directory, and copy them with jetblock migrate --from-streaming")
+    return _store_url("file://" + directory, "--dir")
 
 
 def _store_url(url: str, where: str) -> str:

@@ -50,6 +50,9 @@ class StreamingSettings(Section):
     cluster_id: str = setting(
         "test-cluster", kinds.name, "Cluster ID that the clients of NATS Streaming connect to.", "cluster_id", "id",
         "cid", variable="CLUSTER_ID")
+    dir: str = setting(
+        "", kinds.text, "Directory of the store, unless another setting names a store.", "dir", "datastore",
+        variable="DIR")
     discover_prefix: str = setting(
         "_STAN.discover", kinds.name, "Subject prefix of connect requests.", "discover_prefix")
     hb_interval_ns: int = setting(

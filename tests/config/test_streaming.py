@@ -106,11 +106,26 @@ def test_a_file_of_its_own(tmp_path: Path) -> None:
 
 def test_flags_without_effect(tmp_path: Path) -> None:
     """The other flags of nats-streaming-server are reported, or refused with the reason."""
-    notices = loaded(tmp_path, "", "-cid", "x", "-st", "FILE", "--dir", "/x", "-SDV", "--file_sync=false").notices
-    assert [notice.split(" has no effect")[0] for notice in notices] [:4] == [
-        "--st", "--dir", "--SDV", "--file_sync"]
+    settings = loaded(tmp_path, "", "-st", "FILE", "--store", "file", "-SDV", "--file_sync=false")
+    assert [notice.split(" has no effect")[0] for notice in settings.notices][:4] == [
+        "--st", "--st", "--SDV", "--file_sync"]
+    assert settings.streaming.enabled
     assert "NATS Streaming clients connect to this broker" in refused(tmp_path, "", "-ns", "nats://x")
     assert "stand by for each other" in refused(tmp_path, "", "-clustered")
+
+
+def test_dir_is_the_store_unless_another_setting_names_one(tmp_path: Path) -> None:
+    """The store of nats-streaming-server itself is refused: its channels would seem to be gone."""
+    store = tmp_path / "store"
+    block = f"streaming {{ store: file, datastore: {store} }}"
+    assert loaded(tmp_path, "", "--store", "FILE", "--dir", str(store)).storage.url == f"file://{store}"
+    assert loaded(tmp_path, block).storage.url == f"file://{store}"
+    assert loaded(tmp_path, block, "--store", "memory://").storage.url == "memory://"
+    assert loaded(tmp_path, f"{block}\njetstream {{ store_dir: /x }}").storage.url == "file:///x"
+    store.mkdir()
+    (store / "server.dat").touch()
+    assert f"{store} has the channels of a nats-streaming-server" in refused(tmp_path, block)
+    assert loaded(tmp_path, block, "-sd", "/x").storage.url == "file:///x"
 
 
 def test_what_is_shown_can_be_read(tmp_path: Path) -> None:
@@ -122,7 +137,7 @@ def test_what_is_shown_can_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("streaming { store: file, dir: /x, file_options { sync: true } }", "dir has no effect here"),
+    ("streaming { store: file, file_options { sync: true } }", "store has no effect here"),
     ("streaming { sd: true }", "sd has no effect here"),
     ("streaming { cluster { node_id: a } }", "cluster has no effect here"),
     ("streaming { tls { client_cert: x } }", "tls has no effect here")])

@@ -18,7 +18,6 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 
 import nats
 import pytest
@@ -26,7 +25,6 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 
 from broker.streaming.wire import stan_pb2 as wire
-from tests.harness import BrokerProcess
 from tests.streaming.stan_client import FIRST, StanClient
 from tests.streaming.test_recovery import Start, start
 
@@ -230,15 +228,15 @@ async def test_many_kills(start: Start, kind: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_many_take_overs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "s3"])
+async def test_many_take_overs(start: Start, kind: str) -> None:
     """Two brokers on one store are killed in turn, each time the owner."""
-    store = ("--store", f"file://{tmp_path / 'store'}", "-cid", "test-cluster")
     async with AsyncExitStack() as stack:
-        owner = await stack.enter_async_context(BrokerProcess(*store, "-n", "one"))
-        standby = BrokerProcess(*store, "-n", "two")
+        owner = await stack.enter_async_context(start(kind))
+        standby = start(kind, "two")
         await standby.start(ready=False)
         stack.push_async_callback(standby.close)
-        await standby.wait_line("standby: another broker holds")
+        await standby.wait_line(r"standby: \w+ ")
         both = [owner, standby]
 
         async def take_over() -> None:
@@ -246,7 +244,7 @@ async def test_many_take_overs(tmp_path: Path) -> None:
             await first.kill()
             await second.wait_ready()
             await first.start(ready=False)
-            await first.wait_line("standby: another broker holds")
+            await first.wait_line(r"standby: \w+ ")
             both.reverse()
 
         await play(stack, [one.url if one is owner else f"nats://127.0.0.1:{one.port}" for one in both], take_over,

@@ -16,17 +16,20 @@ from tests.streaming.stan_client import FIRST, NEW, StanClient
 pytestmark = pytest.mark.shows("streaming.recovery")
 
 STORES = ["file", "s3"]
-Start = Callable[[str], BrokerProcess]
+Start = Callable[..., BrokerProcess]
 
 
 @pytest.fixture
 def start(tmp_path: Path, request: pytest.FixtureRequest) -> Start:
-    """Return a function that makes a broker with the gateway on a directory or in a bucket."""
-    def start(kind: str) -> BrokerProcess:
-        if kind == "file":
-            return BrokerProcess("--store", f"file://{tmp_path / 'store'}", "-cid", "test-cluster")
-        minio: S3Server = request.getfixturevalue("minio")
-        return BrokerProcess("--store", minio.new_url(), "-cid", "test-cluster", "-n", "one", environ=minio.env)
+    """Return a function that makes a broker with the gateway on a directory or in a bucket, the same each time."""
+    stores: dict[str, tuple[str, dict[str, str]]] = {"file": (f"file://{tmp_path / 'store'}", {})}
+
+    def start(kind: str, name: str = "one") -> BrokerProcess:
+        if kind not in stores:
+            minio: S3Server = request.getfixturevalue("minio")
+            stores[kind] = minio.new_url(), minio.env
+        url, environ = stores[kind]
+        return BrokerProcess("--store", url, "-cid", "test-cluster", "-n", name, environ=environ)
     return start
 
 

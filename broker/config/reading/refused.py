@@ -68,7 +68,7 @@ NO_EFFECT: dict[str, str] = {
     "jetstream.meta_compact": "there is no meta log",
     "jetstream.meta_compact_size": "there is no meta log",
     "jetstream.meta_compact_sync": "there is no meta log",
-    **dict.fromkeys((f"streaming.{key}" for key in ("st", "store_type", "store", "storetype", "dir", "datastore")),
+    **dict.fromkeys((f"streaming.{key}" for key in ("st", "store_type", "store", "storetype")),
                     "channels are kept in JetStream's store"),
     **dict.fromkeys(("streaming.file", "streaming.file_options", "streaming.sql", "streaming.sql_options"),
                     "channels are kept in JetStream's store"),
