@@ -40,7 +40,9 @@ _LIBC = ctypes.CDLL(None)
 _IMPORTED: Final = ("broker.cli", "broker.config.load", "broker.runtime.process", "broker.runtime.shard_set",
                     "broker.runtime.store_host", "broker.runtime.jetstream_accounts", "broker.runtime.sources",
                     "broker.runtime.pages", "broker.monitor.listener", "broker.monitor.endpoints",
-                    "broker.jetstream.engine", "broker.jetstream.inbox.inbox", "aiobotocore.session", "uvloop")
+                    "broker.monitor.web", "broker.monitor.stacks", "broker.jetstream.engine",
+                    "broker.jetstream.inbox.inbox", "broker.jetstream.api.disabled", "pydantic_settings",
+                    "aiohttp.web", "aiobotocore.session", "uvloop")
 """The modules that a start imports, if they are installed."""
 
 
