@@ -7,11 +7,13 @@ Source: nats-streaming-server, server/monitor.go.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from broker.base.descriptors import open_files_max
 from broker.base.gotime import format_time
 from broker.config.streaming import LIMIT_KEYS, ChannelLimits
 
@@ -93,7 +95,8 @@ class StreamingPages:
             "uptime": _uptime((self._clock.monotonic_ns() - self._started_mono_ns) // 1_000_000_000),
             "clients": len(gateway.clients), "subscriptions": gateway.subscriptions.total if gateway.serving else 0,
             "channels": len(self._names()), **self._totals(), "in_msgs": traffic.in_msgs,
-            "in_bytes": traffic.in_bytes, "out_msgs": traffic.out_msgs, "out_bytes": traffic.out_bytes}
+            "in_bytes": traffic.in_bytes, "out_msgs": traffic.out_msgs, "out_bytes": traffic.out_bytes,
+            "open_fds": len(os.listdir("/dev/fd")), "max_fds": open_files_max()}
 
     def _storez(self) -> Page:
         settings = self._gateway.settings

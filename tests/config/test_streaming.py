@@ -12,6 +12,8 @@ from broker.config.settings import ConfigError, Settings
 from broker.config.show import show
 from broker.config.streaming import ChannelLimits
 
+pytestmark = pytest.mark.shows("streaming.settings")
+
 
 def loaded(tmp_path: Path, text: str = "", *flags: str, **environ: str) -> Settings:
     path = tmp_path / "server.conf"
