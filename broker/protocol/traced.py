@@ -1,11 +1,12 @@
-"""A message with a trace: each stream that receives it reports to the trace what it did with the message.
+"""A message with a trace: each stream that receives it reports to the trace what it did with the message, and each
+connection to another server asks the trace for the message to send.
 
 Does not own: the choice of traced messages, and the receiver of the trace (server/connection/message_trace).
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ["DEST", "DISABLED", "Trace", "TracedMsg"]
 
@@ -25,6 +26,15 @@ class Trace(Protocol):
 
         Args: ``subject``: the subject under which it is stored, b"" if it was refused before that was known;
             ``no_interest``: it is not stored, since no consumer waits for it.
+        """
+
+
+    def forward(self, msg: tuple[bytes, bytes, int, bytes], to: dict[str, Any],
+                error: str = "") -> tuple[bytes, bytes, int, bytes]:
+        """Record that ``msg`` goes to another server, which continues the trace under a number of its own.
+
+        Args: ``to``: the connection, as events show it; ``error``: the reason why no trace comes from there.
+        Returns: the message to send.
         """
 
 

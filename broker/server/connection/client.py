@@ -46,6 +46,7 @@ class Client(Connection):
 
     server: ClientHost[Client]
     parser: Parser
+    from_server = False
     _handshake: Handshake
     _publishing: Publishing
 

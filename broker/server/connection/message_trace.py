@@ -2,11 +2,12 @@
 
     Nats-Trace-Dest: SUBJECT     one event (a MsgTraceEvent) is published there; ``trace disabled`` turns tracing off
     Nats-Trace-Only: true|1|on   in addition the message itself is neither delivered nor stored, nor answered
+    Nats-Trace-Hop: 2.1          from another server: the first one that its second one sent the message to
     traceparent: …-01            like Nats-Trace-Dest, if the account has a destination (``msg_trace``)
 
 The event lists the ingress (``in``) with the error that ended the message there, a mapping of the subject (``sm``),
-and the entries found on the way (trace_walk). It is published when all streams that receive the message have decided
-about it.
+the entries found on the way (trace_walk), and the other servers that it is sent to. These publish events of their own.
+The event is published when all streams that receive the message have decided about it.
 
 Source: nats-server 2.15, server/msgtrace.go.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from broker.base.gojson.encoding import marshal
@@ -26,19 +27,23 @@ from broker.protocol.run import Msg
 from broker.protocol.subject import is_literal, is_valid
 from broker.protocol.traced import DEST, DISABLED, TracedMsg
 from broker.server.connection import trace_walk
-from broker.server.connection.trace_walk import Walk, text
+from broker.server.connection.trace_walk import CLIENT, Walk, text
 from broker.server.routing.neighbours import Tracing
+from broker.server.routing.router import Router
+from broker.server.routing.routes import Routes
 
-__all__ = ["MessageTrace", "asks_for_trace", "begin"]
+__all__ = ["MessageTrace", "begin", "may_begin"]
 
 _log = logging.getLogger(__name__)
 
 _ONLY = b"Nats-Trace-Only"
 _YES = (b"true", b"1", b"on")
+_HOP = b"Nats-Trace-Hop"
 _ORIGIN = b"Nats-Trace-Origin-Account"
 _PARENT = b"traceparent"
 _FLAGS = re.compile(rb"[0-7+-][0-9a-fA-F]")
 _CRLF = b"\r\n"
+_LEAF = 4
 
 _Headers = dict[bytes, list[bytes]]
 
@@ -47,6 +52,8 @@ class Publisher(trace_walk.Publisher, Protocol):
     """The connection that published the message."""
 
     label: str
+    from_server: bool
+    """Flag: the connection is that of another server, which has begun the trace."""
 
     def server_identity(self, at: str) -> dict[str, Any]:
         """Return the server as events show it, at the time ``at``."""
@@ -67,13 +74,15 @@ class MessageTrace:
         self._now_ns = now_ns
         self._at = at = format_time(now_ns)
         self._ingress: dict[str, Any] = {
-            "type": "in", "ts": at, "kind": 0, "cid": client.cid, **trace_walk.name_member(client.identity()),
-            "acc": client.router.name, "subj": text(msg[0])}
+            "type": "in", "ts": at, "kind": _LEAF if client.from_server else CLIENT, "cid": client.cid,
+            **trace_walk.name_member(client.identity()), "acc": client.router.name, "subj": text(msg[0])}
         self._events = [self._ingress]
         self._undecided: list[dict[str, Any]] = []
         self._routed = False
         self._hops = 0
         """The number of other servers that the message goes to."""
+        self._hop = headers.get(_HOP, [b""])[0] if client.from_server else b""
+        self._forwarded = False
 
         self.only = only
         self.size = len(msg[3])
@@ -87,20 +96,34 @@ class MessageTrace:
         self._ingress["error"] = error
         self.routed()
 
-    def follow(self, msg: Msg) -> TracedMsg:
+    def follow(self, msg: Msg, routes: Routes | None = None) -> TracedMsg:
         """Find the receivers of ``msg``, which is mapped already. A message for the trace alone ends here.
 
+        Args: ``routes``: as for ``Router.route``.
         Returns: the message, with its trace.
         """
         traced = TracedMsg.of(msg, self)
         walk = Walk(self._client, self._at, self._events, self._undecided)
-        received = walk.follow(self._router, traced, self._now_ns)
-        self._hops = len(walk.leafs)
+        received = walk.follow(self._router, traced, self._now_ns, routes)
         if self.only:
-            if not received and msg[1] and self._client.wants_no_responders:
+            if not received and not self._forwarded and msg[1] and self._client.wants_no_responders:
                 self._client.no_responders(msg[0], msg[1])
             self.routed()
         return traced
+
+    def forward(self, msg: Msg, to: dict[str, Any], error: str = "") -> Msg:
+        self._hops += 1
+        hop = b"%b.%d" % (self._hop, self._hops) if self._hop else b"%d" % self._hops
+        subject, reply, hlen, body = msg
+        block = body[:hlen]
+        account = to.get("acc", "")
+        self._events.append({
+            "type": "eg", "ts": self._at, "kind": _LEAF, "cid": to.get("id", 0), **trace_walk.name_member(to),
+            "hop": text(hop), **({"acc": account} if account != self._router.name else {}),
+            **({"error": error} if error else {})})
+        self._forwarded = self._forwarded or not error
+        block = headers.move(block, _HOP, hop)
+        return subject, reply, len(block), block + body[hlen:]
 
     def routed(self) -> None:
         """Record that the message has been routed: the event waits for streams only."""
@@ -146,7 +169,7 @@ def begin(client: Publisher, msg: Msg, may_trace_to: Callable[[bytes], bool],
         tracing: Tracing | None = client.router.tracing
         if tracing is None:
             return msg, None
-        if not tracing.sampled():
+        if not client.from_server and not tracing.sampled():
             return _untraced(msg), None
         dest = tracing.dest
     if origin := shown.get(_ORIGIN):
@@ -162,9 +185,9 @@ def begin(client: Publisher, msg: Msg, may_trace_to: Callable[[bytes], bool],
     return msg, MessageTrace(client, msg, shown, dest, only, now_ns)
 
 
-def asks_for_trace(block: bytes) -> bool:
-    """Return whether ``begin`` must examine this header block, in an account with a destination for outer traces."""
-    return _PARENT in block.lower()
+def may_begin(router: Router, msgs: Sequence[Msg]) -> bool:
+    """Return whether ``begin`` must examine these messages, because one of them may carry an outer trace."""
+    return router.tracing is not None and any(hlen and _PARENT in body[:hlen].lower() for _, _, hlen, body in msgs)
 
 
 def _headers(block: bytes) -> _Headers | None:

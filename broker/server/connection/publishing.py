@@ -26,7 +26,6 @@ from broker.protocol.run import Msg
 from broker.protocol.subject import is_literal, is_valid
 from broker.server.auth.permissions import PublishRules, ReplyPermissions
 from broker.server.connection import message_trace
-from broker.server.connection.message_trace import asks_for_trace
 from broker.server.connection.subscribing import quoted
 from broker.server.routing.outward import AT_ONCE
 
@@ -90,8 +89,7 @@ class Publishing:
         """Route ops[start:end], which are messages. Returns: False if ``resume`` must route the last ones."""
         parser = self._parser
         router = self._client.router
-        traced = parser.traced or (router.tracing is not None and any(
-            hlen and asks_for_trace(body[:hlen]) for _, _, hlen, body in ops[start:end]))
+        traced = parser.traced or message_trace.may_begin(router, ops[start:end])
         singly = traced or self._pedantic
         if router.mapper is not None and not singly and (mapped := router.mapper.map_run(ops, start, end)) is not None:
             ops, start, end = mapped, 0, len(mapped)

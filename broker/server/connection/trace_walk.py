@@ -1,10 +1,10 @@
 """The receivers of a traced message, in the order in which they would receive it.
 
-    eg    a client's subscription, or a leaf       js    a stream, which completes the entry after its decision
+    eg    a client's subscription                  js    a stream, which completes the entry after its decision
     se    a stream export, to another account      si    a service import, into another account
 
 Receivers in other accounts are listed if their export or import allows traces. A message for the trace alone is passed
-to the streams here, and to no other receiver.
+to the streams here, to the leafs, which record it by themselves, and to no other receiver.
 
 Source: nats-server, server/msgtrace.go, server/client.go (deliverMsg, processMsgResults, processServiceImport).
 """
@@ -13,20 +13,19 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from broker.protocol.traced import TracedMsg
+from broker.protocol import headers
+from broker.protocol.run import Run
+from broker.protocol.traced import DEST, DISABLED, TracedMsg
 from broker.server.routing.router import Router
+from broker.server.routing.routes import Routes
 from broker.server.routing.subscription import Leaf, Relay, Source, Subjects, Subscription
 
-__all__ = ["Publisher", "Walk", "name_member", "text"]
+__all__ = ["CLIENT", "Publisher", "Walk", "name_member", "text"]
 
 _HOPS_MAX = 64
 
-_CLIENT, _LEAF = 0, 4
-"""The kinds of connections, as events have them."""
-
-_NO_TRACE = ("Message delivered but remote does not support message tracing so no trace event generated from there",
-             "Not delivered because remote does not support message tracing")
-"""The error of a leaf: no server traces over leaf connections here. The second one is that of ``Trace.only``."""
+CLIENT = 0
+"""The kind of a client's connection, as events have it."""
 
 
 class Publisher(Source, Protocol):
@@ -46,15 +45,18 @@ class Walk:
         self._events = events
         self._undecided = undecided
         self._passed: list[Relay] = []
-        self.leafs: set[Leaf] = set()
-        """The leafs that have an entry: each receives the message once."""
+        self._denied: set[Leaf] = set()
 
-    def follow(self, router: Subjects, msg: TracedMsg, now_ns: int, *, imported: bool = False) -> bool:
-        """Add all receivers of ``msg``; ``imported``: it came through a service import. Returns: whether there are
-        any."""
+    def follow(self, router: Subjects, msg: TracedMsg, now_ns: int, routes: Routes | None = None, *,
+               imported: bool = False) -> bool:
+        """Add all receivers of ``msg`` here.
+
+        Args: ``routes``: as for ``Router.route``; ``imported``: it came through a service import.
+        Returns: whether there are any.
+        """
         received = False
         subject = msg[0]
-        for sub, obstacle in router.audience(subject, self._client):
+        for sub, obstacle in router.audience(subject, self._client, routes):
             if sub.relay is not None:
                 received |= self._relay(sub.relay, msg, now_ns)
             elif sub.original is None:
@@ -66,6 +68,8 @@ class Walk:
                 received |= not obstacle
                 if sub.allow_trace:
                     self._receive(sub, sub.original, msg.as_changed((to, *msg[1:])), sub.account, now_ns, obstacle)
+        if msg.trace.only:
+            router.send_to_leafs(msg, self._client, routes)
         return received
 
     def _relay(self, relay: Relay, msg: TracedMsg, now_ns: int) -> bool:
@@ -76,8 +80,11 @@ class Walk:
         if not hop.traceable:
             return False
         self._passed.append(relay)
-            # The reply subject is left out: a stream's refusal of an undelivered message must not be sent.
-        received = self.follow(hop.router, msg.as_changed((hop.to, b"", *msg[2:])), now_ns, imported=True)
+        # The reply subject is left out: a stream's refusal of an undelivered message must not be sent. The header is
+        # that of a delivered message (sharing/service_imports).
+        block = headers.move(msg[3][:msg[2]], DEST, DISABLED)
+        passed = msg.as_changed((hop.to, b"", len(block), block + msg[3][msg[2]:]))
+        received = self.follow(hop.router, passed, now_ns, imported=True)
         self._passed.pop()
         return received
 
@@ -91,15 +98,16 @@ class Walk:
             return True
         if sub.peer is None:
             return False
+        if sub.leaf is not None:
+            if not obstacle and msg.trace.only:
+                sub.leaf.deliver(original, Run((msg,)))
+            elif obstacle and sub.leaf not in self._denied:
+                self._denied.add(sub.leaf)
+                msg.trace.forward(msg, sub.leaf.identity(), obstacle)
+            return not obstacle
         who = sub.peer.identity()
         elsewhere = {"acc": account} if account != self._client.router.name else {}
-        if sub.leaf is not None:
-            if sub.leaf not in self.leafs:
-                self.leafs.add(sub.leaf)
-                self._add("eg", kind=_LEAF, cid=who.get("id", 0), **name_member(who), hop=str(len(self.leafs)),
-                          **elsewhere, error=_NO_TRACE[msg.trace.only])
-            return not msg.trace.only
-        self._add("eg", kind=_CLIENT, cid=who.get("id", 0), **name_member(who), **elsewhere, sub=text(sub.subject),
+        self._add("eg", kind=CLIENT, cid=who.get("id", 0), **name_member(who), **elsewhere, sub=text(sub.subject),
                   **({"queue": text(sub.queue)} if sub.queue else {}), **({"error": obstacle} if obstacle else {}))
         return not obstacle
 

@@ -36,7 +36,7 @@ from broker.server.leaf.connection import (
     texts,
     with_denials,
 )
-from broker.server.leaf.solicited import PROTOCOL, Server, decoded
+from broker.server.leaf.solicited import PROTOCOL, Server, decoded, takes_traces
 from broker.server.listeners.certificates import TlsParameters
 from broker.server.listeners.opening import Opening
 
@@ -263,6 +263,7 @@ class AcceptedLeaf(LeafConnection):
             # A hub that connects says nothing of its limits: those of this server, as its configuration has them.
             self.peer_payload_max = self.account.settings.payload_bytes_max(self.server.settings.clients.max_payload)
         self.isolated = self.isolated or bool(fields.get("isolate"))
+        self.traces = takes_traces(fields.get("protocol"))
         self.parser.headers = bool(fields.get("headers")) and not self.server.settings.clients.no_header_support
         permissions = _permissions(login)
         info = {**self._info(), "connect_info": True, "remote_account": self.account.name}

@@ -20,12 +20,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from broker.access.accounts import SubjectPermission
-from broker.protocol import encoder
+from broker.protocol import encoder, headers
 from broker.protocol.leaf import encoder as leaf_encoder
 from broker.protocol.leaf.parser import MAX_LINE, Info, Interest, LeafParser
 from broker.protocol.operations import Connect, Err, Ping, Pong
 from broker.protocol.run import AnyRun, Msg, Run
 from broker.protocol.subject import is_literal, is_valid
+from broker.protocol.traced import DEST, DISABLED, TracedMsg
 from broker.server.accounts.account import Account
 from broker.server.auth.permissions import PublishRules, SubscribeRules
 from broker.server.connection.connect_options import go_quoted
@@ -51,6 +52,11 @@ _RAFT: Final = ("$JSC.>", "$NRG.>")
 
 _TOLD_BY_HUBS: Final = (*EXEMPT, b"$SYS.", b"$JS.")
 """Prefixes of the interest that a hub tells whatever its user may publish, like nats-server's service imports."""
+
+_NO_TRACE: Final = (
+    "Message delivered but remote does not support message tracing so no trace event generated from there",
+    "Not delivered because remote does not support message tracing")
+"""The error of another server that does not continue a trace. The second one is that of ``Trace.only``."""
 
 _REMOVED_AT_ONCE: Final = 2000
 """Subscriptions that are removed, or inserted again, in one turn of the loop."""
@@ -119,6 +125,7 @@ class LeafConnection(Connection):
     _publishing: LeafPublishing
     wants_no_responders = False
     no_echo = True
+    from_server = True
     accepted: bool
     hub: bool
     """Flag: this server is the hub of the connection; usually the side that accepted it."""
@@ -160,6 +167,9 @@ class LeafConnection(Connection):
 
         self.group = ""
         self.isolated = False
+        self.traces = False
+        """Flag: the other server continues the traces of messages."""
+
         self.peer_payload_max = 0
         """The most bytes of a message that the other server takes, as far as is known; 0: unknown."""
 
@@ -347,6 +357,12 @@ class LeafConnection(Connection):
             self.deliver(sub, run)
 
     def _deliver(self, msgs: Sequence[Msg], body_bytes: int, queues: Sequence[bytes], to: bytes) -> None:
+        if isinstance(traced := msgs[0], TracedMsg):
+            error = "" if self._continues(traced) else _NO_TRACE[traced.trace.only]
+            forwarded = traced.trace.forward(traced, self.identity(), error)
+            if error and traced.trace.only:
+                return
+            msgs, body_bytes = (forwarded,), len(forwarded[3])
         if self.peer_payload_max and body_bytes > self.peer_payload_max:
             msgs = self._without_oversized(msgs)
             body_bytes = sum(len(msg[3]) for msg in msgs)
@@ -354,6 +370,10 @@ class LeafConnection(Connection):
             msgs = [(subject, reply, 0, body[hlen:]) for subject, reply, hlen, body in msgs]
         buffers = leaf_encoder.encode(msgs, queues, to)
         self._queue(buffers, sum(map(len, buffers)), len(msgs), body_bytes)
+
+    def _continues(self, traced: TracedMsg) -> bool:
+        """Return whether the other server will continue a trace; not behind a service import, which turns it off."""
+        return self.traces and self.parser.headers and headers.get(traced[3][:traced[2]], DEST) != DISABLED
 
     def _without_oversized(self, msgs: Sequence[Msg]) -> list[Msg]:
         """Return the messages that the other server takes: it would close the connection at any other."""

@@ -6,7 +6,8 @@
     $JS.ACK.…@subj    the reply of a delivery that another server routes by its inbox; receivers see ``subj``
     rules             what the other server may send
 
-A message has been through another server, so it is never answered with "no responders", and never held back.
+A message has been through another server, so it is never answered with "no responders", and never held back. The other
+server may have begun a trace of it, which continues here.
 
 Source: nats-server, server/leafnode.go (processInboundLeafMsg), server/client.go (processMsgResults).
 """
@@ -20,9 +21,8 @@ from broker.protocol.framing import Framing
 from broker.protocol.leaf.parser import split_route
 from broker.protocol.run import Msg
 from broker.server.auth.permissions import PublishRules
+from broker.server.connection import message_trace
 from broker.server.routing.outward import AT_ONCE
-from broker.server.routing.router import Router
-from broker.server.routing.subscription import Source
 
 __all__ = ["EXEMPT", "LeafPublishing"]
 
@@ -34,10 +34,9 @@ EXEMPT: Final = (b"_R_.", b"$JS.ACK.", b"$LDS.", b"$GR.", b"_GR_.")
 """Prefixes of subjects between servers, which no permission forbids."""
 
 
-class LeafPublisher(Source, Protocol):
+class LeafPublisher(message_trace.Publisher, Protocol):
     """The leaf connection."""
 
-    router: Router
     closed: bool
     registered: bool
     """Flag: the handshake is complete."""
@@ -52,11 +51,14 @@ class LeafPublisher(Source, Protocol):
 class LeafPublishing:
     """The messages of one leaf connection. ``rules``: the subjects that it may publish to; None: all."""
 
-    __slots__ = ("_leaf", "_rest", "rules")
+    __slots__ = ("_leaf", "_rest", "_traced", "rules")
 
     def __init__(self, leaf: LeafPublisher) -> None:
         self._leaf = leaf
         self._rest: tuple[Sequence[Any], int, int] | None = None
+        self._traced = False
+        """Flag: a message of ``_rest`` may have a trace."""
+
         self.rules: PublishRules | None = None
 
     def forget_connection(self) -> None:
@@ -68,6 +70,7 @@ class LeafPublishing:
         if not self._leaf.registered:
             return True
         self._rest = ops, start, end
+        self._traced = self._leaf.parser.traced or message_trace.may_begin(self._leaf.router, ops[start:end])
         return self.resume(now_ns)
 
     def resume(self, now_ns: int) -> bool:
@@ -89,6 +92,10 @@ class LeafPublishing:
     def _route(self, ops: Sequence[Any], start: int, end: int, now_ns: int) -> int:
         """Route a part of ops[start:end], and return its end."""
         leaf, rules = self._leaf, self.rules
+        if self._traced:
+            if self._route_traced(ops[start], now_ns):
+                return start + 1
+            end = start + 1
         last = end
         if rules is not None:
             end = self._permitted_end(rules, ops, start, end)
@@ -139,6 +146,34 @@ class LeafPublishing:
         if msgs:
             leaf.router.deliver_as(to, msgs, leaf, now_ns, leaf.router.narrowed(()))
         return start + len(msgs)
+
+    def _route_traced(self, op: Msg, now_ns: int) -> bool:
+        """Route a message that has a trace. Returns: whether that is done; False: the message has none."""
+        leaf = self._leaf
+        msg, trace = message_trace.begin(leaf, op, self._may_trace_to, now_ns)
+        if msg is None:
+            return True
+        if trace is None:
+            return False
+        subject, routed, hlen, body = msg
+        reply, queues = split_route(routed)
+        routes = leaf.router.narrowed(tuple(sorted(queues)))
+        if leaf.router.mapper is not None and (mapped := leaf.router.mapper.map(subject)) != subject:
+            trace.mapped(mapped)
+            subject, routes = mapped, routes if queues else leaf.router.routes
+        if self.rules is not None and not self.rules.permits(op[0]):
+            leaf.refuse_publish(op[0])
+        else:
+            traced = trace.follow((subject, reply, hlen, body), routes)
+            if trace.only:
+                return True
+            leaf.router.route((traced,), 0, 1, leaf, now_ns, routes)
+        trace.routed()
+        return True
+
+    def _may_trace_to(self, dest: bytes) -> bool:
+        """Return whether the other server may send trace events to ``dest``."""
+        return not self._leaf.router.refuses(dest) and (self.rules is None or self.rules.permits(dest))
 
     def _route_one(self, msg: Msg, now_ns: int) -> None:
         """Route a message that names queue groups, or has its subject in its reply."""

@@ -38,7 +38,7 @@ from broker.server.leaf.connection import (
     with_denials,
 )
 
-__all__ = ["PROTOCOL", "Remote", "RemoteFailed", "SolicitedLeaf", "tls_context"]
+__all__ = ["PROTOCOL", "Remote", "RemoteFailed", "SolicitedLeaf", "takes_traces", "tls_context"]
 
 log = logging.getLogger(__name__)
 
@@ -49,8 +49,8 @@ _LONG_PAUSES: Final = {"Loop detected": RECONNECT_DELAY_NS, "Permissions Violati
                        "connection rejected since minimum version": _VERSION_DELAY_NS}
 """The pauses after errors of the other server, by the beginning of the error."""
 
-PROTOCOL: Final = 2
-"""The version of the protocol between servers: from 3 on, traces of messages pass; they do not pass here."""
+PROTOCOL: Final = 3
+"""The version of the protocol between servers: from 3 on, traces of messages pass."""
 
 _INFO_FIELDS: Final = (
     "cluster", "domain", "export", "headers", "import", "info_on_connect", "jetstream", "leafnode_urls", "max_payload",
@@ -150,6 +150,7 @@ class SolicitedLeaf(LeafConnection):
         self.remote_account = str(self.known_info.get("remote_account") or "")
         self.remote_domain = str(self.known_info.get("domain") or "")
         self.group = str(self.known_info.get("cluster") or "") if self.hub else ""
+        self.traces = takes_traces(self.known_info.get("proto"))
         most = self.known_info.get("max_payload")
         self.peer_payload_max = most if isinstance(most, int) and most > 0 else 0
         self.register(self._passage())
@@ -390,6 +391,11 @@ class _Greeting(asyncio.Protocol):
         if not self._line.done():
             self._line.set_exception(exc if isinstance(exc, OSError) else ConnectionResetError("EOF"))
             self._line.exception()  # it is retrieved, even if nobody waits any more
+
+
+def takes_traces(protocol: object) -> bool:
+    """Return whether the server of a protocol's version continues the traces of messages."""
+    return isinstance(protocol, int) and protocol >= PROTOCOL
 
 
 def tls_context(settings: LeafTls | None) -> ssl.SSLContext:

@@ -183,6 +183,9 @@ class Route:
             if ops[i][1]:
                 source.no_responders(ops[i][0], ops[i][1])
 
+    def send_to_leafs(self, msg: Msg, source: Source) -> None:
+        """Send a message to the other servers only: none."""
+
     def serves(self, queue: bytes) -> bool:
         """Return whether a receiver is a member of the queue group."""
         return any(group[0].queue == queue for group in self.groups)

@@ -434,8 +434,12 @@ class Router:
         """Return whether clients may not publish to ``subject``."""
         return subject.startswith(self._refused)
 
-    def audience(self, subject: bytes, source: Source) -> list[tuple[Subscription, str]]:
-        return audience(self.routes.match(subject), subject, source, self._rng)
+    def audience(self, subject: bytes, source: Source,
+                 routes: Routes | None = None) -> list[tuple[Subscription, str]]:
+        return audience((routes or self.routes).match(subject), subject, source, self._rng)
+
+    def send_to_leafs(self, msg: Msg, source: Source, routes: Routes | None = None) -> None:
+        (routes or self.routes).route_of(msg[0]).send_to_leafs(msg, source)
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
         """Return a subscription of ``peer`` without a queue group that matches the literal ``subject``, if any."""

@@ -107,11 +107,16 @@ class Subjects(Protocol):
     @property
     def name(self) -> str: ...
 
-    def audience(self, subject: bytes, source: Source) -> list[tuple[Subscription, str]]:
+    def audience(self, subject: bytes, source: Source,
+                 routes: Any = None) -> list[tuple[Subscription, str]]:
         """Return the subscriptions that match a message from ``source``, with one random member of each queue group.
 
         The text beside a subscription is the reason why it does not receive the message; "" if it does.
+        Args: ``routes``: those of ``Router.narrowed``, if not all queue groups receive the message.
         """
+
+    def send_to_leafs(self, msg: Msg, source: Source, routes: Any = None) -> None:
+        """Send a message to the other servers that have receivers, and to no receiver here; ``routes``: see above."""
 
     def arrival(self, subject: bytes, hops: int) -> tuple[str, bytes] | None:
         """Return ``Route.destination`` of a message to the literal ``subject``, which is already mapped."""

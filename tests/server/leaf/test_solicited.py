@@ -234,7 +234,7 @@ async def test_connect_fields(tmp_path: Path) -> None:
     assert fields == {
         "version": "2.15.1", "nkey": key(USER, "leaf").public,
         "sig": encode_base64url(key(USER, "leaf").sign(b"abc")), "name": "spoke", "cluster": "spoke", "headers": True,
-        "deny_pub": ["x"], "isolate": True, "compress_mode": "off", "remote_account": "$G", "protocol": 2}
+        "deny_pub": ["x"], "isolate": True, "compress_mode": "off", "remote_account": "$G", "protocol": 3}
 
 
 async def test_an_old_hub_without_second_info(tmp_path: Path) -> None:
