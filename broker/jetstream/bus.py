@@ -141,6 +141,16 @@ class Bus(Protocol):
     def publish_all(self, msgs: Sequence[Msg]) -> None:
         """``publish`` each of ``msgs``."""
 
+    def send(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+        """``publish`` to connections only: no handler of the broker receives it.
+
+        So a client may name the subject without permission to publish there: neither an API of the broker nor a stream
+        takes the message for a request.
+        """
+
+    def send_all(self, msgs: Sequence[Msg]) -> None:
+        """``send`` each of ``msgs``."""
+
     def deliver(self, to: bytes, batch: Deliveries, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.
 

@@ -3,7 +3,7 @@
 Owns: which streams are channels, and the limits of new ones. Does not own: messages (JetStream).
 
 A channel's stream is a stream like any other: JetStream clients may read it and publish to it. If they delete
-it, the channel is deleted.
+it, the channel is deleted; its subscriptions go on when a client makes it again.
 
 Source: nats-streaming-server, server/server.go lookupOrCreateChannel; stores/limits.go.
 """
@@ -11,6 +11,7 @@ Source: nats-streaming-server, server/server.go lookupOrCreateChannel; stores/li
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
 from broker.jetstream.config.stream import StreamConfig
@@ -26,41 +27,70 @@ if TYPE_CHECKING:
 __all__ = ["Channels"]
 
 
+_MADE_AT_ONCE = 16
+"""Channels that are made at once, each of which takes about a millisecond: a client may ask for many together."""
+
+
 class Channels:
     """The channels of one gateway."""
 
-    def __init__(self, account: Account, settings: StreamingSettings) -> None:
+    def __init__(self, account: Account, settings: StreamingSettings,
+                 made: Callable[[Stream, str], Awaitable[None]]) -> None:
+        """Args: ``made`` is called with the stream and the name of each new channel, before anybody uses it."""
+        self._made = made
         self._account = account
         self._settings = settings
+        self._reserved = ("_STAN.", settings.discover_prefix + ".")
+        """The beginnings of the gateway's own subjects: a stream there would answer its requests, too."""
+        self._names: list[str] = []
+        self._version = 0, ""
+        """Number of streams and newest stream for which ``_names`` is true."""
         self._making: dict[str, asyncio.Task[Stream]] = {}
         self._deleting: set[str] = set()
+        self._turns = asyncio.Semaphore(_MADE_AT_ONCE)
 
     def existing(self, channel: str) -> Stream | None:
         """Return the stream of a channel, or None if there is no such channel."""
         return self._account.streams.get(stream_of(channel)) if channel not in self._deleting else None
 
-    def names(self) -> list[str]:
+    def names(self) -> Sequence[str]:
         """Return the names of all channels."""
-        return [channel for name in self._account.streams
-                if name.startswith(STREAM_PREFIX) and (channel := channel_of(name))]
+        streams = self._account.streams
+        version = len(streams), next(reversed(streams), "")  # another set of streams differs in one of them
+        if version != self._version:
+            self._version = version
+            self._names = [channel for name in streams
+                           if name.startswith(STREAM_PREFIX) and (channel := channel_of(name))]
+        return self._names
 
     async def stream(self, channel: str) -> Stream:
         """Return the stream of a channel; make the channel if it does not exist. Raises: StanError; ApiError."""
         if (stream := self.existing(channel)) is not None:
             return stream
-        if not is_literal_channel(channel):
+        self.check(channel)
+        making = self._making.get(channel)
+        if making is None:
+            making = self._making[channel] = asyncio.get_running_loop().create_task(
+                self._make(channel), name=f"make channel {channel}")
+            making.add_done_callback(lambda _: self._making.pop(channel, None))
+        return await asyncio.shield(making)
+
+    async def _make(self, channel: str) -> Stream:
+        async with self._turns:
+            stream = await self._account.create_stream(self._config(channel))
+        await self._made(stream, channel)
+        return stream
+
+    def check(self, channel: str) -> None:
+        """Check that a channel that does not exist may be made. Raises: StanError."""
+        if channel in self._making:
+            return
+        if not is_literal_channel(channel) or channel.startswith(self._reserved):
             raise StanError(StanErrors.SUBJECT)
         if channel in self._deleting:
             raise StanError(StanErrors.CHANNEL_BEING_DELETED)
-        making = self._making.get(channel)
-        if making is None:
-            most = self._settings.max_channels
-            if 0 < most <= len(self.names()) + len(self._making):
-                raise StanError(StanErrors.TOO_MANY_CHANNELS)
-            making = self._making[channel] = asyncio.get_running_loop().create_task(
-                self._account.create_stream(self._config(channel)), name=f"make channel {channel}")
-            making.add_done_callback(lambda _: self._making.pop(channel, None))
-        return await asyncio.shield(making)
+        if 0 < self._settings.max_channels <= len(self.names()) + len(self._making):
+            raise StanError(StanErrors.TOO_MANY_CHANNELS)
 
     async def delete(self, channel: str) -> None:
         """Delete a channel with its messages; nobody may use it meanwhile. Raises: ApiError; StoreError."""

@@ -39,8 +39,8 @@ class Client:
 
     @classmethod
     def stored(cls, client_id: str, record: dict[str, Any]) -> Client:
-        """Return a client from its record. Raises: KeyError, ValueError."""
-        return cls(client_id, record["heartbeat_inbox"], record["protocol"], bytes.fromhex(record["conn_id"]))
+        """Return a client from its record. Raises: KeyError, TypeError, ValueError, if a field is missing or wrong."""
+        return cls(client_id, str(record["heartbeat_inbox"]), int(record["protocol"]), bytes.fromhex(record["conn_id"]))
 
     def record(self) -> dict[str, Any]:
         """Return the members of its record."""

@@ -109,12 +109,16 @@ class Gateway:
                              f"{server['cluster_id']!r}")
         self.server_id = server["server_id"]
         self.subjects = subjects = Subjects.of(self.settings.discover_prefix, self.settings.cluster_id, self.server_id)
-        self.channels = Channels(account, self.settings)
+        self.channels = Channels(account, self.settings,
+                                 lambda stream, channel: self.subscriptions.resume(stream, channel))
         self._heartbeats = Heartbeats(bus, account.clock, self.settings, subjects.heartbeat,
                                       lambda client: self.subscriptions.client_answers(client.id), self._lost)
         for key, record in records.items():
             if key.startswith("client."):
-                self._add(Client.stored(key.removeprefix("client."), record))
+                try:
+                    self._add(Client.stored(key.removeprefix("client."), record))
+                except (KeyError, TypeError, ValueError) as error:
+                    log.warning("the registration %s of NATS Streaming is not valid (%r); it is ignored", key, error)
         self.subscriptions = Subscriptions(account, self._registry, self.channels, self._groups, self.traffic)
         self.subscriptions.restore(records, self.clients)
         publish_subjects = [subjects.pub + ".>"]
@@ -238,7 +242,7 @@ class Gateway:
 
     def _answer(self, reply: bytes, answer: Message) -> None:
         if reply:
-            self._bus.publish(reply, b"", 0, answer.SerializeToString())
+            self._bus.send(reply, b"", 0, answer.SerializeToString())
 
     # --- connections
 
@@ -295,8 +299,12 @@ class Gateway:
         if client is None:
             self._answer(reply, wire.CloseResponse(error=StanErrors.CLIENT_UNKNOWN))
             return
-        await self._close_client(client)
-        self._answer(reply, wire.CloseResponse())
+        error = ""
+        try:
+            await self._close_client(client)
+        except (ApiError, StoreError) as failed:
+            error = str(failed)
+        self._answer(reply, wire.CloseResponse(error=error))
 
     def _add(self, client: Client) -> None:
         self.clients[client.id] = client
@@ -312,9 +320,10 @@ class Gateway:
             del self.clients[client.id]
         self._conn_ids.pop(client.conn_id, None)
         self._heartbeats.remove(client)
-        for sub in self.subscriptions.of_client(client.id):
-            await self.subscriptions.close(sub, remove=False)
-        await self._registry.delete(f"client.{client.id}")
+        try:
+            await self.subscriptions.close_all_of(client.id)
+        finally:
+            await self._registry.delete(f"client.{client.id}")
 
     def _lost(self, client: Client) -> None:
         log.info("NATS Streaming: client %s does not answer heartbeats; it is closed", client.id)
@@ -369,7 +378,7 @@ class Gateway:
         except (StanError, ApiError, StoreError) as error:
             self._answer(reply, wire.SubscriptionResponse(error=str(error)))
             return
-        self._answer(reply, wire.SubscriptionResponse(ack_inbox=f"{self.subjects.ack}.{sub.id}"))
+        self._answer(reply, wire.SubscriptionResponse(ack_inbox=f"{self.subjects.ack}.{sub.ack_id}"))
         self.subscriptions.begin(sub)
 
     def _on_unsubscribe(self, request: wire.UnsubscribeRequest | None, reply: bytes) -> None:
@@ -386,15 +395,17 @@ class Gateway:
 
     async def _end_subscription(self, request: wire.UnsubscribeRequest, reply: bytes, *, remove: bool) -> None:
         sub = self._named(request.inbox) or self.subscriptions.with_inbox(request.inbox, request.client_id)
-        if self.channels.existing(request.subject) is None:
-            error = StanErrors.CHANNEL_UNKNOWN
-        elif sub is None or sub.channel != request.subject:
-            error = StanErrors.SUBSCRIPTION
+        if sub is None or sub.channel != request.subject:
+            unknown = self.channels.existing(request.subject) is None
+            error = StanErrors.CHANNEL_UNKNOWN if unknown else StanErrors.SUBSCRIPTION
         elif sub.client_id != request.client_id:
             error = StanErrors.CLIENT_UNKNOWN
         else:
             error = ""
-            await self.subscriptions.close(sub, remove=remove)
+            try:
+                await self.subscriptions.close(sub, remove=remove)
+            except (ApiError, StoreError) as failed:
+                error = str(failed)
         self._answer(reply, wire.SubscriptionResponse(error=error))
 
     def _on_acks(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
@@ -413,8 +424,8 @@ class Gateway:
 
     def _named(self, ack_inbox: str) -> Subscription | None:
         """Return the subscription with an ack inbox."""
-        prefix, _, sub_id = ack_inbox.rpartition(".")
-        return self.subscriptions.by_id.get(sub_id) if prefix == self.subjects.ack else None
+        prefix, _, ack_id = ack_inbox.rpartition(".")
+        return self.subscriptions.by_ack_id.get(ack_id) if prefix == self.subjects.ack else None
 
     # --- tasks --------------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ new message, some member may receive it. Redeliveries ignore the limit, as in na
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from itertools import islice, repeat
 from typing import TYPE_CHECKING
@@ -38,7 +39,8 @@ class Group:
     """The members of one position.
 
     Attributes: ``members``: the subscriptions that get messages now; ``offline``: the registration of a durable
-        position that has no members; ``ended``: True once the consumer is deleted or stopped.
+        position that has no members; ``making``: set once the consumer is made, or cannot be; None before and
+        after; ``ended``: True once the consumer is deleted or stopped.
     """
 
     def __init__(self, consumer_name: str, channel: str, bus: Bus, traffic: Traffic) -> None:
@@ -49,6 +51,7 @@ class Group:
         self.offline: Subscription | None = None
         self.consumer: Consumer | None = None
         self.interested = False
+        self.making: asyncio.Event | None = None
         self.ended = False
         self.ack_start = ack_start(channel)
         self._encoder = MsgEncoder(channel)
@@ -94,7 +97,7 @@ class Group:
         elif lost := [seq for seq, owner in self._owners.items() if owner is member]:
             for seq in lost:
                 del self._owners[seq]
-            if self.consumer is not None:
+            if self.consumer is not None and not self.ended:
                 self.consumer.redeliver(sorted(lost))
 
     def acked(self, seqs: list[int]) -> None:
@@ -149,7 +152,7 @@ class Group:
         if not first.queue:
             inbox, bodies = first.inbox.encode(), self._encoded(batch, len(batch))
             self._traffic.sent(bodies)
-            self._bus.publish_all([(inbox, b"", 0, body) for body in bodies])
+            self._bus.send_all([(inbox, b"", 0, body) for body in bodies])
             return len(batch)
         members = self._shared_out(batch)
         bodies = self._encoded(batch, len(members))
@@ -157,13 +160,14 @@ class Group:
         msgs: list[Msg] = [(member.inbox.encode(), b"", 0, body)
                            for member, body in zip(members, bodies, strict=True)]
         msgs.sort(key=_inbox)  # stable: one run for each member
-        self._bus.publish_all(msgs)
+        self._bus.send_all(msgs)
         return len(members)
 
     def _shared_out(self, batch: Deliveries) -> list[Subscription]:
         """Return the member for each message from the front, in turn, until all members have enough."""
         owners, members = self._owners, self._turns
-        if len(owners) > _STALE_OWNERS and self.consumer is not None:
+        if self.consumer is not None and (len(owners) - len(self.consumer.acks.pending) > _STALE_OWNERS
+                                          or not any(member.held < member.max_in_flight for member in members)):
             self._forget_gone(self.consumer)
         chosen: list[Subscription] = []
         for seq, delivered in zip(batch.stream_seqs, batch.delivered, strict=True):
@@ -195,9 +199,8 @@ class Group:
     def _forget_gone(self, consumer: Consumer) -> None:
         """Forget the owners of messages that are no longer pending, because they left the stream."""
         pending = consumer.acks.pending
-        if len(self._owners) - len(pending) > _STALE_OWNERS:
-            for seq in [seq for seq in self._owners if seq not in pending]:
-                self._owners.pop(seq).held -= 1
+        for seq in [seq for seq in self._owners if seq not in pending]:
+            self._owners.pop(seq).held -= 1
 
     def _encoded(self, batch: Deliveries, count: int) -> list[bytes]:
         if batch.hlens is None and count == len(batch):

@@ -100,7 +100,7 @@ class Heartbeats:
         """Send a heartbeat; return the token of its reply subject, or b"" if nobody receives it."""
         token = b"%d" % next(self._numbers)
         self._calls[token] = answered
-        if self._bus.publish(client.heartbeat_inbox.encode(), self._subject + b"." + token, 0, b""):
+        if self._bus.send(client.heartbeat_inbox.encode(), self._subject + b"." + token, 0, b""):
             return token
         del self._calls[token]
         return b""

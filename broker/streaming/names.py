@@ -20,6 +20,9 @@ __all__ = ["STREAM_PREFIX", "channel_of", "is_client_id", "is_inbox", "is_litera
 
 STREAM_PREFIX = "STAN_"
 
+_KEPT_LENGTH = 255
+"""The longest name that the cache of checked names keeps. No stream has a longer one."""
+
 _CLIENT_ID = re.compile("[a-zA-Z0-9_-]+")
 _ESCAPED = re.compile(r"[%:/\\\s\x00-\x20\x7f]")
 
@@ -29,9 +32,14 @@ def is_client_id(name: str) -> bool:
     return _CLIENT_ID.fullmatch(name) is not None
 
 
-@lru_cache(maxsize=65_536)
 def is_literal_channel(name: str) -> bool:
     """Return whether ``name`` is the name of one channel: a subject without wildcards, slashes and white space."""
+    check = _is_literal_channel if len(name) <= _KEPT_LENGTH else _is_literal_channel.__wrapped__
+    return check(name)
+
+
+@lru_cache(maxsize=65_536)
+def _is_literal_channel(name: str) -> bool:
     return (bool(name) and all(name.split(".")) and not any(char in name for char in "*>/")
             and not any(char.isspace() for char in name))
 
@@ -51,6 +59,7 @@ def stream_of(channel: str) -> str:
     return STREAM_PREFIX + escaped.replace(".", ":")
 
 
+@lru_cache(maxsize=65_536)
 def channel_of(stream: str) -> str:
     """Return the channel that a stream keeps, by the stream's name; "" if no channel has that stream."""
     if not stream.startswith(STREAM_PREFIX):

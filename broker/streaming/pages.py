@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.base.descriptors import open_files_max
@@ -79,8 +79,8 @@ class StreamingPages:
         return {"total_msgs": sum(stream.msgs for stream in streams),
                 "total_bytes": sum(stream.size_bytes for stream in streams)}
 
-    def _names(self) -> list[str]:
-        return self._gateway.channels.names() if self._gateway.serving else []
+    def _names(self) -> Sequence[str]:
+        return self._gateway.channels.names() if self._gateway.serving else ()
 
     def _serverz(self) -> Page:
         gateway = self._gateway
@@ -169,7 +169,7 @@ class StreamingPages:
     def _subscription(self, sub: Subscription) -> dict[str, Any]:
         last_sent, pending = self._gateway.subscriptions.group(sub).progress(sub)
         shown: dict[str, Any] = {"client_id": sub.client_id, "inbox": sub.inbox,
-                                 "ack_inbox": f"{self._gateway.subjects.ack}.{sub.id}"}
+                                 "ack_inbox": f"{self._gateway.subjects.ack}.{sub.ack_id}"}
         if sub.queue:
             shown["queue_name"] = f"{sub.durable}:{sub.queue}" if sub.durable else sub.queue
         elif sub.durable:

@@ -127,7 +127,7 @@ class Partition:
                 reply, channels = self._waiting.popleft()
                 with suppress(ValueError):
                     answer = CtrlMsg(MsgType=_PARTITIONING, ServerID=self._server_id, Data=await self._common(channels))
-                    self._bus.publish(reply, b"", 0, answer.SerializeToString())
+                    self._bus.send(reply, b"", 0, answer.SerializeToString())
         finally:
             self._answering = False
 

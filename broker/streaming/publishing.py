@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 
 from broker.jetstream.stream.publish.pub_ack_receiver import PubAckReceiver
 from broker.jetstream.wire.errors import ApiError
+from broker.protocol.subject import matches_any
 from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.names import is_literal_channel
 from broker.streaming.stored import reply_header
@@ -97,14 +98,19 @@ class Publishing:
         return (client_id, conn_id) not in self._early and self._registered(client_id, conn_id)
 
     def _store(self, channel: str, publisher: _Publisher, msgs: list[Msg]) -> None:
-        stream = self._channels.existing(channel)
-        if stream is not None and channel not in self._waiting:
-            stream.publish_for(publisher, msgs)
-            return
-        publisher.hold()
         if channel in self._waiting:
+            publisher.hold()
             self._waiting[channel].append((publisher, msgs))
+            return
+        if (stream := self._channels.existing(channel)) is not None:
+            _publish(stream, channel, publisher, msgs)
+            return
+        try:
+            self._channels.check(channel)
+        except StanError as error:
+            publisher.refuse_all([token for _, token, _, _ in msgs], str(error))
         else:
+            publisher.hold()
             self._waiting[channel] = [(publisher, msgs)]
             self._start(self._make(channel), f"first publish to {channel}")
 
@@ -142,9 +148,19 @@ class Publishing:
             for publisher, msgs in self._waiting.pop(channel):
                 publisher.release()
                 if stream is not None:
-                    stream.publish_for(publisher, msgs)
+                    _publish(stream, channel, publisher, msgs)
                 elif error:
                     publisher.refuse_all([token for _, token, _, _ in msgs], error)
+
+
+def _publish(stream: Stream, channel: str, publisher: _Publisher, msgs: list[Msg]) -> None:
+    """Publish messages of a channel to its stream, unless that is a mirror or stores other subjects."""
+    subjects = stream.config.subjects
+    if channel in subjects or matches_any((subject.encode() for subject in subjects), channel.encode()):
+        stream.publish_for(publisher, msgs)
+    else:
+        publisher.refuse_all([token for _, token, _, _ in msgs],
+                             f"stream {stream.name} does not store subject {channel}")
 
 
 def _decoded(body: bytes) -> PubMsgFields | None:
@@ -169,7 +185,7 @@ class _Publisher(PubAckReceiver):
     def refuse(self, reply: bytes, guid: str, error: str) -> None:
         """Answer a message that is not stored."""
         if reply:
-            self._bus.publish(reply, b"", 0, PubAck(guid=guid, error=error).SerializeToString())
+            self._bus.send(reply, b"", 0, PubAck(guid=guid, error=error).SerializeToString())
 
     def refuse_all(self, tokens: Sequence[bytes], error: str) -> None:
         """Answer messages that are not stored, by their tokens."""
@@ -181,7 +197,7 @@ class _Publisher(PubAckReceiver):
 
     def stored(self, replies: Sequence[bytes], first_seq: int) -> None:
         answers = [token.partition(b"\n") for token in replies]
-        self._bus.publish_all([(reply, b"", 0, ack) for reply, _, ack in answers if reply])
+        self._bus.send_all([(reply, b"", 0, ack) for reply, _, ack in answers if reply])
 
     def duplicate(self, reply: bytes, seq: int) -> None:
         self.stored((reply,), seq)

@@ -6,7 +6,7 @@ their unacknowledged messages are not here: they are the state of JetStream cons
 
     $STAN.server          {"server_id": …, "cluster_id": …}
     $STAN.client.<id>     a client, by its ID
-    $STAN.sub.<id>        a subscription, by the last token of its ack inbox
+    $STAN.sub.<id>        a subscription
 """
 
 from __future__ import annotations

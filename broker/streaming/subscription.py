@@ -16,7 +16,9 @@ class Subscription:
     """A subscription. Subscriptions with one ``consumer`` are the members of a queue group.
 
     Attributes:
-        ``id``: the last token of the ack inbox.
+        ``id``: identifies its registration. A client that resumes a durable subscription takes the registration over.
+        ``ack_id``: the last token of the ack inbox: a new one for each client, so that none acks or ends the
+            subscription of its successor.
         ``client_id``: the owner, also while the subscription is a durable one that nobody uses.
         ``queue``: the queue group; "" for none.
         ``consumer``: the name of the JetStream consumer that has the position.
@@ -36,6 +38,7 @@ class Subscription:
     queue: str
     consumer: str
     online: bool = True
+    ack_id: str = ""
     held: int = 0
     last_sent: int = 0
     ready: bool = True
@@ -44,20 +47,26 @@ class Subscription:
     def requested(cls, request: SubscriptionRequest, sub_id: str, consumer: str) -> Subscription:
         """Return the subscription that a client asks for."""
         return cls(sub_id, request.subject, request.client_id, request.inbox, request.max_in_flight,
-                   request.ack_wait_in_secs, request.durable_name, request.q_group, consumer, ready=False)
+                   request.ack_wait_in_secs, request.durable_name, request.q_group, consumer, ack_id=sub_id,
+                   ready=False)
 
     @classmethod
     def stored(cls, sub_id: str, record: dict[str, Any]) -> Subscription:
-        """Return a subscription from its record. Raises: KeyError, if the record lacks a field."""
-        return cls(sub_id, record["channel"], record["client_id"], record["inbox"], record["max_in_flight"],
-                   record["ack_wait_seconds"], record["durable"], record["queue"], record["consumer"],
-                   record["online"])
+        """Return a subscription from its record.
+
+        Raises: KeyError, TypeError, ValueError, if a field is missing or wrong.
+        """
+        return cls(sub_id, str(record["channel"]), str(record["client_id"]), str(record["inbox"]),
+                   int(record["max_in_flight"]), int(record["ack_wait_seconds"]), str(record["durable"]),
+                   str(record["queue"]), str(record["consumer"]), bool(record["online"]),
+                   str(record.get("ack_id", sub_id)))
 
     def record(self) -> dict[str, Any]:
         """Return the members of its record."""
         return {"channel": self.channel, "client_id": self.client_id, "inbox": self.inbox,
                 "max_in_flight": self.max_in_flight, "ack_wait_seconds": self.ack_wait_seconds,
-                "durable": self.durable, "queue": self.queue, "consumer": self.consumer, "online": self.online}
+                "durable": self.durable, "queue": self.queue, "consumer": self.consumer, "online": self.online,
+                "ack_id": self.ack_id}
 
     @property
     def group_key(self) -> tuple[str, ...]:

@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 
 _SECOND = 1_000_000_000
 _RECORD = "sub."
+_CLOSED_AT_ONCE = 100
+"""Subscriptions that are closed in one turn of the loop."""
 
 
 def check_request(request: SubscriptionRequest) -> None:
@@ -67,13 +69,13 @@ def check_request(request: SubscriptionRequest) -> None:
 class Subscriptions:
     """The subscriptions of one gateway.
 
-    Attributes: ``by_id``: the subscriptions that are online, by the last token of their ack inboxes.
+    Attributes: ``by_ack_id``: the subscriptions that are online, by their ``ack_id``.
     """
 
     def __init__(self, account: Account, registry: Registry, channels: Channels, groups: dict[str, Group],
                  traffic: Traffic) -> None:
         """Args: ``groups``: the groups of restored consumers, by the names of the consumers."""
-        self.by_id: dict[str, Subscription] = {}
+        self.by_ack_id: dict[str, Subscription] = {}
         self._account = account
         self._registry = registry
         self._channels = channels
@@ -84,6 +86,8 @@ class Subscriptions:
         self._by_client: dict[str, list[Subscription]] = {}
         self._by_channel: dict[str, int] = {}
         self._groups_of_channel: dict[str, dict[str, Group]] = {}
+        self._dropped: list[str] = []
+        """The keys of stored registrations without a consumer."""
         self._expected: dict[Subscription, InterestWatch] = {}
         """Restored subscriptions whose clients have not subscribed to their inboxes again."""
 
@@ -130,13 +134,14 @@ class Subscriptions:
                 continue
             try:
                 sub = Subscription.stored(key.removeprefix(_RECORD), record)
-            except KeyError as error:
-                log.warning("the registration %s of NATS Streaming lacks %s; it is ignored", key, error)
+            except (KeyError, TypeError, ValueError) as error:
+                log.warning("the registration %s of NATS Streaming is not valid (%r); it is ignored", key, error)
                 continue
             group = self._groups.get(sub.consumer)
             if group is None:
                 log.warning("channel %s: the consumer of a subscription of client %s is gone; the subscription is "
                             "dropped", sub.channel, sub.client_id)
+                self._dropped.append(key)
                 continue
             sub.online = sub.online and sub.client_id in known
             self._by_channel[sub.channel] = self.count(sub.channel) + 1
@@ -155,7 +160,8 @@ class Subscriptions:
             group.consumer = self._consumer(group)
             for member in group.members:
                 self._expect(member)
-        await asyncio.gather(*(self.accept(name) for name in list(self._groups)))
+        await asyncio.gather(*(self.accept(name) for name in list(self._groups)), *map(self._registry.delete,
+                                                                                        self._dropped))
 
     async def accept(self, name: str) -> None:
         """Register the durable position of a consumer that has no registration; delete another such consumer.
@@ -185,6 +191,16 @@ class Subscriptions:
         self._by_channel[sub.channel] = self.count(sub.channel) + 1
         self._index(group, sub)
         await self._registry.put(_RECORD + sub.id, sub.record())
+
+    async def resume(self, stream: Stream, channel: str) -> None:
+        """Let the subscriptions that are online go on in a channel that was deleted and is made again.
+
+        Raises: ApiError; StoreError.
+        """
+        for group in list(self._groups_of_channel.get(channel, {}).values()):
+            if group.ended and group.members:
+                config = _config(group, group.members[0], {})
+                await self._account.consumers.create(stream, config, "create")  # the gateway recognises it by its name
 
     def _consumer(self, group: Group) -> Consumer | None:
         stream = self._channels.existing(group.channel)
@@ -224,10 +240,13 @@ class Subscriptions:
         stream = await self._channels.stream(request.subject)
         if request.q_group and ":" in request.durable_name:
             raise StanError(StanErrors.DURABLE_NAME)
-        existing = self._by_key.get(sub.group_key)
-        if existing is not None and existing.ended:
-            await self._drop(existing)
-            existing = None
+        while (existing := self._by_key.get(sub.group_key)) is not None:
+            if existing.ended:
+                await self._drop(existing)
+            elif existing.making is not None:
+                await existing.making.wait()
+            else:
+                break
         if existing is not None and existing.members and not sub.queue:
             if not self._channels.replaces_durables:
                 raise StanError(StanErrors.DUPLICATE_DURABLE)
@@ -245,19 +264,17 @@ class Subscriptions:
         self._index(group, sub)
         self._by_channel[sub.channel] = self.count(sub.channel) + 1
         self._join(group, sub)
-        config = ConsumerConfig(durable_name=sub.consumer, ack_policy="explicit", max_deliver=-1,
-                                metadata=consumer_metadata(
-                                    sub.channel, sub.client_id, sub.durable, sub.queue), **_start(request, stream))
-        _limit(config, group)
+        config = _config(group, sub, _start(request, stream))
+        group.making = asyncio.Event()
         try:
             group.consumer = await self._account.consumers.create(stream, config, "create")
-            await self._configure(group, stream)  # others may have joined meanwhile
             await self._registry.put(_RECORD + sub.id, sub.record())
         except BaseException:
-            self._forget(sub)
-            if group.consumer is not None and not group.members:
-                self._account.consumers.delete(group.consumer)
+            self._remove(sub)
             raise
+        finally:
+            group.making.set()
+            group.making = None
         return sub
 
     async def _join_existing(self, group: Group, sub: Subscription, stream: Stream) -> Subscription:
@@ -274,11 +291,12 @@ class Subscriptions:
             await self._configure(group, stream)
             await self._registry.put(_RECORD + sub.id, sub.record())
         except BaseException:
-            self._leave(sub)
-            if before is not None and not group.members:
-                group.offline = before
+            if sub.durable and group.members == [sub]:
+                self._leave(sub)
+                sub.online = False
+                group.offline = before or sub
             else:
-                self._by_channel[sub.channel] -= 1
+                self._remove(sub)
             raise
         return sub
 
@@ -291,6 +309,8 @@ class Subscriptions:
 
     async def close(self, sub: Subscription, *, remove: bool) -> None:
         """End a subscription; ``remove``: the client unsubscribes, so that its durable position goes, too."""
+        if self.by_ack_id.get(sub.ack_id) is not sub:
+            return  # its group was dropped meanwhile
         group = self._leave(sub)
         if group.members:
             self._by_channel[sub.channel] -= 1
@@ -302,10 +322,18 @@ class Subscriptions:
             group.offline = sub
             await self._registry.put(_RECORD + sub.id, sub.record())
         else:
-            self._forget(sub)
-            if group.consumer is not None:
-                self._account.consumers.delete(group.consumer)
+            self._remove(sub)
             await self._registry.delete(_RECORD + sub.id)
+
+    async def close_all_of(self, client_id: str) -> None:
+        """Close the subscriptions of a client, many at once. Raises: ApiError; StoreError, after all are closed."""
+        subs, errors = self.of_client(client_id), []
+        for at in range(0, len(subs), _CLOSED_AT_ONCE):
+            closing = (self.close(sub, remove=False) for sub in subs[at:at + _CLOSED_AT_ONCE])
+            results = await asyncio.gather(*closing, return_exceptions=True)
+            errors += [result for result in results if isinstance(result, BaseException)]
+        if errors:
+            raise errors[0]
 
     def in_use(self, channel: str) -> bool:
         """Return whether a channel has a subscription that is online."""
@@ -320,9 +348,11 @@ class Subscriptions:
         log.info("Channel %s has been deleted", channel)
 
     async def _drop(self, group: Group) -> None:
-        """Remove the subscriptions of a group whose consumer is deleted."""
-        for sub in (*group.members, *([group.offline] if group.offline is not None else [])):
+        """Remove the subscriptions of a group whose consumer is deleted; other requests find none of them."""
+        subs = [*group.members, *([group.offline] if group.offline is not None else [])]
+        for sub in subs:
             self._forget(sub)
+        for sub in subs:
             await self._registry.delete(_RECORD + sub.id)
 
     # --- parts --------------------------------------------------------------------------------------------------------
@@ -335,7 +365,7 @@ class Subscriptions:
 
     def _join(self, group: Group, sub: Subscription) -> None:
         group.add(sub)
-        self.by_id[sub.id] = sub
+        self.by_ack_id[sub.ack_id] = sub
         self._by_client.setdefault(sub.client_id, []).append(sub)
 
     def _leave(self, sub: Subscription) -> Group:
@@ -343,7 +373,7 @@ class Subscriptions:
         group = self._groups[sub.consumer]
         if sub in group.members:
             group.remove(sub)
-        self.by_id.pop(sub.id, None)
+        self.by_ack_id.pop(sub.ack_id, None)
         if (watch := self._expected.pop(sub, None)) is not None:
             watch.cancel()
         subs = self._by_client.get(sub.client_id, [])
@@ -352,6 +382,13 @@ class Subscriptions:
         if not subs:
             self._by_client.pop(sub.client_id, None)
         return group
+
+    def _remove(self, sub: Subscription) -> None:
+        """Remove a subscription; with the last member of its group, the group and its position."""
+        group = self._groups[sub.consumer]
+        self._forget(sub)
+        if not group.members and group.consumer is not None:
+            self._account.consumers.delete(group.consumer)
 
     def _forget(self, sub: Subscription) -> None:
         """Remove a subscription; with the last member of its group, the group."""
@@ -367,8 +404,11 @@ class Subscriptions:
                 del self._by_key[sub.group_key]
 
     async def _configure(self, group: Group, stream: Stream) -> None:
-        """Give the consumer the limits of the group's present members."""
-        if group.consumer is None:
+        """Give the consumer the limits of the group's present members.
+
+        While the caller waited, all may have left, or the consumer may have been deleted.
+        """
+        if group.consumer is None or group.ended or not group.members:
             return
         config = group.consumer.config.copy()
         _limit(config, group)
@@ -384,6 +424,14 @@ def _moved(group: Group, config: ConsumerConfig) -> Subscription | None:
     return Subscription(secret_id(), group.channel, metadata.get("client_id", ""), "", max(config.max_ack_pending, 1),
                         max(config.ack_wait // _SECOND, 1), metadata["durable"], metadata.get("queue", ""),
                         group.consumer_name, online=False)
+
+
+def _config(group: Group, sub: Subscription, start: dict[str, Any]) -> ConsumerConfig:
+    """Return the configuration of the consumer of a group; ``start``: its members for the start position."""
+    config = ConsumerConfig(durable_name=group.consumer_name, ack_policy="explicit", max_deliver=-1, **start,
+                            metadata=consumer_metadata(sub.channel, sub.client_id, sub.durable, sub.queue))
+    _limit(config, group)
+    return config
 
 
 def _limit(config: ConsumerConfig, group: Group) -> None:

@@ -5,6 +5,7 @@ A scenario gets a ``World`` of its own, and notes what a client sees. The notes 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -497,6 +498,24 @@ async def durable_of_a_dead_client(world: World) -> None:
     world.note(again.error, await again.take(2))
 
 
+@scenario
+async def durable_of_a_dead_client_that_comes_back(world: World) -> None:
+    """Acks and requests of the first client's subscription do not reach that of its successor."""
+    first = await world.client()
+    await first.publish_all(world.channel, b"1", b"2")
+    sub = await first.subscribe(world.channel, FIRST, durable="d")
+    world.note(await sub.take(2, ack=False))
+    first.answers_heartbeats = False
+    second = await world.client()
+    again = await second.subscribe(world.channel, durable="d")
+    await sub.ack(1, 2)
+    world.note(await again.take(2, ack=False), again.ack_inbox != sub.ack_inbox)
+    world.note(await sub.close(), await sub.unsubscribe(), await first.ping())
+    world.note(await again.close())
+    again = await second.subscribe(world.channel, durable="d")
+    world.note(await again.take(2), await again.rest())
+
+
 # --- queue groups -----------------------------------------------------------------------------------------------------
 
 
@@ -750,6 +769,16 @@ async def durable_queue_members_come_and_go(world: World) -> None:
     world.note(await two.close())
     three = await client.subscribe(world.channel, FIRST, queue="q", durable="d")
     world.note(await three.rest())
+
+
+@scenarios({"close": "", "close_durable": "d"})
+async def queue_members_leave_at_once(world: World, durable: str) -> None:
+    clients = [await world.client(name) for name in "abcd"]
+    for end in (Sub.close, Sub.unsubscribe):
+        subs = [await client.subscribe(world.channel, queue="q", durable=durable) for client in clients]
+        world.note(await asyncio.gather(*map(end, subs)))
+    again = await clients[0].subscribe(world.channel, queue="q", durable=durable)
+    world.note(again.error, await asyncio.gather(*(client.close() for client in clients)))
 
 
 @scenarios({"inbox": "inbox", "ack_inbox": "ack_inbox"})

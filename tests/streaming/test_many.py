@@ -16,6 +16,7 @@ import pytest
 from broker.base.clock import SystemClock
 from broker.streaming.client import Client
 from broker.streaming.heartbeats import Heartbeats
+from tests.adversity.clients import resident_bytes
 from tests.harness import BrokerProcess
 from tests.streaming.stan_client import FIRST, StanClient
 
@@ -39,7 +40,7 @@ class _Bus:
     def unsubscribe(self, subscription: None) -> None:
         self.handler = None
 
-    def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+    def send(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         self.sent += 1
         asyncio.get_running_loop().call_soon(self.handler, [(reply, b"", 0, b"")], 0, 1, None, 0)
         return 1
@@ -102,7 +103,3 @@ async def test_a_client_that_never_acks(tmp_path: Path) -> None:
         await client.nc.close()
         await other.nc.close()
 
-
-def resident_bytes(server: BrokerProcess) -> int:
-    text = Path(f"/proc/{server.pid}/status").read_text()
-    return int(text.partition("VmRSS:")[2].split()[0]) * 1024

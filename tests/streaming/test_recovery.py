@@ -132,3 +132,16 @@ async def test_the_cluster_id_belongs_to_the_store(tmp_path: Path) -> None:
     assert await other.wait_end() == 1
     assert "Cluster ID 'two' does not match recovered value of 'one'" in other.tail()
     await other.close()
+
+
+async def test_registrations_that_cannot_be_read(start: Start) -> None:
+    """Whoever may publish to the gateway's stream does not keep a broker from starting."""
+    async with start("file") as broker:
+        client = await StanClient.open(broker.url, "me")
+        js = client.nc.jetstream()
+        for key, record in (("client.a", b"{}"), ("client.b", b"1"), ("client.c", b"x"), ("sub.d", b'{"channel":1}'),
+                            ("client.e", b'{"heartbeat_inbox":1,"protocol":[],"conn_id":"00"}'), ("other", b"")):
+            await js.publish(f"$STAN.{key}", record)
+        await broker.restart()
+        assert await client.ping() == ""
+        await client.nc.close()

@@ -82,8 +82,9 @@ class Router:
         self.tracer: Any = None
         """The receiver of what streams and consumers do with messages (``broker.jetstream.bus.MessageTracer``)."""
         self._narrowed: dict[tuple[bytes, ...], Routes] = {}
+        self._outside: Routes | None = None
         self._all_routes: tuple[Routes, ...] = (self.routes,)
-        """``routes``, and those of ``narrowed``."""
+        """``routes``, ``_outside``, and those of ``narrowed``."""
         self.interest_observer: InterestObserver | None = None
         """The observer that informs other servers about subscriptions; None if there are no leaf nodes."""
 
@@ -216,6 +217,21 @@ class Router:
         """Route messages to their subscribers; handlers receive them on a later turn of the loop."""
         self.route(msgs, 0, len(msgs), None, self._clock.now_ns())
 
+    def send(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
+        """``publish`` to connections, and to no handler of the broker. Returns: the number of receivers."""
+        route = self._routes_outside().route_of(subject)
+        return route.deliver(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
+
+    def send_all(self, msgs: Sequence[Msg]) -> None:
+        """``send`` each of ``msgs``."""
+        self.route(msgs, 0, len(msgs), None, self._clock.now_ns(), self._routes_outside())
+
+    def _routes_outside(self) -> Routes:
+        if self._outside is None:
+            self._outside = self.routes.outside()
+            self._update_all_routes()
+        return self._outside
+
     def deliver(self, to: bytes, batch: Columns, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, which see the message's own subject.
 
@@ -270,8 +286,12 @@ class Router:
             if len(self._narrowed) >= _NARROWED_MAX:
                 del self._narrowed[next(iter(self._narrowed))]
             routes = self._narrowed[queues] = self.routes.narrowed(queues)
-            self._all_routes = (self.routes, *self._narrowed.values())
+            self._update_all_routes()
         return routes
+
+    def _update_all_routes(self) -> None:
+        outside = () if self._outside is None else (self._outside,)
+        self._all_routes = (self.routes, *outside, *self._narrowed.values())
 
     def import_msgs(self, msgs: Sequence[Msg], source: Source | None, now_ns: int, to: bytes = b"") -> list[int]:
         """Deliver messages that came through a service import; stream exports do not pass them on.

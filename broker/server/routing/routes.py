@@ -87,6 +87,10 @@ class Routes:
 
         self._queues: Collection[bytes] | None = None
         """The only queue groups that receive messages; None: all groups do."""
+        self._outside = False
+        """True if no handler of the broker receives messages."""
+        self._narrows = False
+        """True if some subscriptions receive nothing by ``_queues`` or ``_outside``."""
         self._scans_left = 0
         self._receivers_kept = 0
         self._nobody = Route(Match(), (), rng, inward, outward)
@@ -97,10 +101,24 @@ class Routes:
 
         They have caches of their own. The caller also notifies them of every change of the subscriptions.
         """
+        other = self._copy()
+        other._queues = queues
+        return other
+
+    def outside(self) -> Routes:
+        """Return routes without the broker's own handlers and without services of other accounts.
+
+        Responses to requests from other accounts do pass. The caller notifies them as those of ``narrowed``.
+        """
+        other = self._copy()
+        other._outside = True
+        return other
+
+    def _copy(self) -> Routes:
         other = Routes(self._subs, self._rng, self._inward, self._outward, self._refused)
         other.leaving, other._ack_readers = self.leaving, self._ack_readers
         other._particular = self._particular
-        other._queues = queues
+        other._narrows = True
         return other
 
     @property
@@ -238,7 +256,7 @@ class Routes:
             route = self._inboxes[prefix]
         except KeyError:
             match = self._subs.match_prefix(prefix)
-            if match is not None and (self.leaving or self._queues is not None):
+            if match is not None and (self.leaving or self._narrows):
                 self._narrow(match)
             route = self.route_of_match(match) if match is not None and not self._denied_some(match) else None
             if len(self._inboxes) >= ROUTES_KEPT:
@@ -281,7 +299,7 @@ class Routes:
     def match(self, subject: bytes) -> Match[Subscription]:
         """Return the subscriptions that match a literal subject and have not ended."""
         match = self._subs.match(subject)
-        if self.leaving or self._queues is not None:
+        if self.leaving or self._narrows:
             self._outward.work += len(match.plain)
             self._narrow(match)
         return match
@@ -292,6 +310,8 @@ class Routes:
             match.groups = {name: group for name, group in match.groups.items() if name in self._queues}
         if self.leaving:
             _retain(match, _is_active)
+        if self._outside:
+            _retain(match, _is_outside)
 
     def _denied_some(self, match: Match[Subscription]) -> bool:
         """Return whether a permission may exclude some of these subscriptions, depending on the literal subject."""
@@ -343,6 +363,11 @@ class Routes:
 
 def _is_active(sub: Subscription) -> bool:
     return not sub.ended
+
+
+def _is_outside(sub: Subscription) -> bool:
+    """Return whether a subscription is that of a connection, or takes responses to another account."""
+    return (sub.original or sub).handler is None and (sub.relay is None or sub.subject.startswith(b"_R_."))
 
 
 def _retain(match: Match[Subscription], wanted: Callable[[Subscription], bool]) -> None:
