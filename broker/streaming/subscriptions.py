@@ -237,6 +237,8 @@ class Subscriptions:
     async def subscribe(self, request: SubscriptionRequest) -> Subscription:
         """Subscribe a client; call ``begin`` after the answer is sent. Raises: StanError; ApiError; StoreError."""
         sub = Subscription.requested(request, secret_id(), "")
+        if (existing := self._by_key.get(sub.group_key)) is not None and existing.ended:
+            await self._drop(existing)  # otherwise it would be resumed, and the request refused
         stream = await self._channels.stream(request.subject)
         if request.q_group and ":" in request.durable_name:
             raise StanError(StanErrors.DURABLE_NAME)
