@@ -56,9 +56,10 @@ docs: $(VENV)/.dev  ## the documentation site, into ./site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo "open $(abspath site)/index.html"
 
-soak: $(VENV)/.soak compiled  ## long runs: kill loops, simulation over many seeds, fuzzing
+soak: $(VENV)/.soak compiled  ## long runs: kill loops, simulation over many seeds, fuzzing, property tests with more examples
 	@$(BIN)/python -m tests.real.parts
-	@JETBLOCK_TEST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m soak --timeout 7200 $(ARGS)
+	@JETBLOCK_TEST_SEEDS=$(SEEDS) $(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile long \
+		--timeout 7200 $(ARGS)
 
 bench: $(VENV)/.dev compiled  ## measure beside the real nats-server, in one run
 	@$(BIN)/python -m tests.real.parts

@@ -27,10 +27,11 @@ if sys.version_info < (3, 12):
 if sys.version_info < (3, 12, 2):
     ast.parse = parse
 lengthen_timeouts()
-# The time of an example depends on the machine.
-hypothesis.settings.register_profile("busy", hypothesis.settings.default, deadline=None,
-                                     suppress_health_check=[hypothesis.HealthCheck.too_slow])
-hypothesis.settings.load_profile("busy")
+# The time of an example depends on the machine. `make soak` loads the profile "long".
+for profile, examples in (("short", 50), ("long", 1000)):
+    hypothesis.settings.register_profile(profile, hypothesis.settings.default, max_examples=examples, deadline=None,
+                                         suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("short")
 
 
 @pytest_asyncio.fixture
