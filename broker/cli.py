@@ -108,6 +108,10 @@ def _run(arguments: Sequence[str]) -> int:
         from broker.erasure.cli import main as erase
 
         return erase(list(arguments[1:]))
+    if arguments[:1] == ["shards"]:
+        from broker.runtime.shards_cli import main as shards
+
+        return shards(list(arguments[1:]))
     if arguments[:1] == ["report"]:
         from broker.maintenance.report_cli import main as report
 
@@ -156,7 +160,7 @@ def _word(word: str) -> int:
         print(USAGE)
         return 0
     near = did_you_mean(word, ("inspect", "fsck", "adopt", "erase", "archive", "cost", "copy", "backup", "restore",
-                               "migrate", "pipeline", "console", "report", "completion", "version", "help"))
+                               "shards", "migrate", "pipeline", "console", "report", "completion", "version", "help"))
     raise ConfigError(f'unrecognized command: "{word}"{near}')
 
 

@@ -92,8 +92,9 @@ def _makers() -> dict[str, Callable[[], argparse.ArgumentParser]]:
     from broker.migration.cli import make_parser as migrate
     from broker.pipeline.cli import make_parser as pipeline
     from broker.runtime.adopt_cli import make_parser as adopt
+    from broker.runtime.shards_cli import make_parser as shards
 
     return {"inspect": inspect, "report": report, "fsck": fsck, "adopt": adopt, "erase": erase, "cost": cost,
             **{verb: partial(copy, verb) for verb in ("copy", "backup", "restore")},
-            "migrate": migrate, "archive": archive, "console": console, "pipeline": pipeline,
+            "shards": shards, "migrate": migrate, "archive": archive, "console": console, "pipeline": pipeline,
             "completion": make_parser}

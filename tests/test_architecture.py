@@ -138,9 +138,9 @@ MAY: dict[str, set[str]] = {
         "jetstream.account", "jetstream.config", "jetstream.shard_streams", "jetstream.stream", "jetstream.wire",
         "storage.format", "storage.log", "storage.state"},
     "jetstream.owners": {
-        "jetstream.account", "jetstream.bus", "jetstream.catalogue", "jetstream.config", "jetstream.shard_streams",
-        "jetstream.stream", "jetstream.stream.upstream", "jetstream.wire", "storage.format", "storage.log",
-        "storage.objectstore", "storage.put", "storage.state"},
+        "base", "jetstream.account", "jetstream.bus", "jetstream.catalogue", "jetstream.config",
+        "jetstream.shard_streams", "jetstream.stream", "jetstream.stream.upstream", "jetstream.wire", "storage.format",
+        "storage.log", "storage.objectstore", "storage.put", "storage.state"},
     "jetstream.shard_streams": {
         "base", "jetstream.account", "jetstream.inbox", "jetstream.stream", "storage.erasure", "storage.format",
         "storage.log", "storage.paths", "storage.read", "storage.state"},
@@ -225,12 +225,13 @@ MAY: dict[str, set[str]] = {
         "base", "jetstream.catalogue", "maintenance.scrub", "runtime.shard_owner", "runtime.store_host",
         "storage.objectstore", "storage.shard"},
     "runtime.own_shards": {
-        "base", "maintenance.scrub", "runtime.shard_owner", "runtime.store_host", "storage.format",
-        "storage.objectstore", "storage.paths", "storage.put", "storage.shard"},
+        "base", "cluster", "jetstream.owners", "maintenance.scrub", "runtime.shard_owner", "runtime.store_host",
+        "storage.format", "storage.objectstore", "storage.paths", "storage.put", "storage.shard"},
     "runtime.adopt": {
         "access", "base", "config.settings", "jetstream.engine", "jetstream.inbox", "jetstream.wire",
         "runtime.shard_set", "runtime.store_host", "server.accounts", "server.routing", "storage.objectstore",
         "storage.shard"},
+    "runtime.shards_cli": {"base", "client"},
     "front": {"access", "base", "config.settings", "jwt", "monitor", "server.accounts", "version"},
     "runtime": {
         "access", "base", "config", "config.kinds", "config.settings", "front", "jetstream.account", "jetstream.engine",
@@ -255,10 +256,10 @@ MAY: dict[str, set[str]] = {
         "base", "inspect", "jetstream.wire", "maintenance", "maintenance.cost", "protocol", "storage.objectstore"},
     "completion": {
         "archive", "config", "config.settings", "console", "erasure", "inspect", "maintenance", "migration", "pipeline",
-        "runtime"},
+        "runtime", "runtime.shards_cli"},
     "cli": {
         "archive", "base", "completion", "config", "config.settings", "console", "erasure", "front", "inspect",
-        "maintenance", "migration", "pipeline", "runtime", "storage.format", "version"},
+        "maintenance", "migration", "pipeline", "runtime", "runtime.shards_cli", "storage.format", "version"},
     "__main__": {"cli"},
 }
 """The rooms that each room may import. It imports all of them: an entry that no module needs is removed."""

@@ -6,9 +6,11 @@ found the last entry, up to one pause after its put: the busier the owner, the s
 never shortened, because the owner may answer for that long.
 
     it takes over                   when
-    at once                         there is no owner; or the last one sealed its own epoch (a clean stop);
+    if the shard is free, at once   there is no owner; or the last one sealed its own epoch (a clean stop);
                                     or the last claim is under our own configured name (a restart)
     otherwise                       no new entry was found for T, by its own monotonic clock
+
+If another broker is to take a free shard, this one leaves it free for a while (``HoldOff``).
 
 The wait returns the end of the log that it saw (``Watched``). An owner may wake up after the last poll, and the short
 cuts consider the last claim alone, so ``ownership.take_shard`` compares, and delays its first answer if another lease
@@ -22,13 +24,13 @@ On a directory a lock decides: flock takes it, and the process holds it for life
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable
 
 from broker.base.clock import Clock
 from broker.cluster.entries import end_of_segments
+from broker.cluster.hold_off import HoldOff
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Watched, newest_checkpoint, newest_claim
 from broker.storage.format.claim import Claim, Seal
@@ -58,12 +60,13 @@ def _nothing() -> None:
 
 
 async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable[[], object] = _nothing, *,
-                        clock: Clock | None = None, patience_ns: int = 0) -> StoreLock:
+                        clock: Clock | None = None, hold_off: HoldOff | None = None) -> StoreLock:
     """Return the shard's lock as soon as no other process holds it. Raises: StoreRefused if locks do not work here.
 
-    Args: ``patience_ns``: the time for which the lock must have been free by ``clock``, whenever it is tried.
+    Args: ``hold_off``: how long the lock must have been free by ``clock``, whenever it is tried; None: no time.
     """
     assert store.try_lock is not None
+    hold_off = hold_off or HoldOff()
     folder = paths.prefix.rstrip("/")
     waiting = False
     free_since_ns: int | None = None
@@ -71,12 +74,12 @@ async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable
         lock = store.try_lock(folder)
         if lock is None:
             free_since_ns = None
-        elif not patience_ns or clock is None:
+        elif clock is None or not (delay_ns := hold_off.delay_ns):
             return lock
         else:
             now_ns = clock.monotonic_ns()
             free_since_ns = now_ns if free_since_ns is None else free_since_ns
-            if now_ns - free_since_ns >= patience_ns:
+            if now_ns - free_since_ns >= delay_ns:
                 return lock
             lock.release()
         if not waiting:
@@ -84,22 +87,22 @@ async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable
             on_wait()
             _log.info("standby: another broker holds the lock of %s%s" if lock is None
                       else "standby: another broker is to hold the lock of %s%s", store.url, f"/{folder}")
-        await asyncio.sleep(LOCK_POLL_NS / 1e9)
+        await hold_off.sleep(LOCK_POLL_NS / 1e9)
 
 
 async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
                          lease_ns: int = LEASE_NS, on_wait: Callable[[], object] = _nothing, *,
-                         silence_ns: int | None = None, patient: bool = False) -> Watched:
-    """Return when taking the shard may be tried: its log has not grown for ``silence_ns``, or one of the short cuts
-    holds.
+                         silence_ns: int | None = None, hold_off: HoldOff | None = None) -> Watched:
+    """Return when taking the shard may be tried: its log has not grown for ``silence_ns``, or it is free.
 
     Args: lease_ns is T, which sets the interval of polls; silence_ns is T by default, and longer after failed attempts;
-        patient: the short cuts are for another broker.
+        hold_off: how long the shard must have been free; None: no time.
     Raises: Corrupt, StoreRefused. After a Transient error the wait continues: a store that fails cannot be taken.
     """
     watch = _Watch(store, paths, me, StoreRetry(store, clock, rng))
-    silence_ns = silence_ns or lease_ns
+    silence_ns, hold_off = silence_ns or lease_ns, hold_off or HoldOff()
     seen_at_ns = clock.monotonic_ns()
+    free_since_ns: int | None = None
     waiting = False
     last_ns = clock.monotonic_ns()
     while True:
@@ -107,7 +110,8 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
         since_ns, last_ns = began_ns - last_ns, began_ns
         try:
             grew = await watch.poll()
-            if watch.free and not patient:
+            free_since_ns = (free_since_ns or began_ns) if watch.free else None
+            if free_since_ns is not None and began_ns - free_since_ns >= hold_off.delay_ns:
                 return watch.seen(silent=False)
             if not grew and began_ns - seen_at_ns >= silence_ns:
                 # The awaited number may have been swept since the last poll: then there is a checkpoint beyond it.
@@ -126,8 +130,10 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
             on_wait()
             _log.info("standby: %s owns %s%s", watch.owner or "another broker", store.url, f"/{paths.prefix}")
         until_silent_ns = seen_at_ns + silence_ns - clock.monotonic_ns() + _MARGIN_NS
-        pause_ns = _pause_ns(lease_ns, watch.found, since_ns)
-        await asyncio.sleep((min(pause_ns, until_silent_ns) if until_silent_ns > 0 else pause_ns) / 1e9)
+        pauses = [_pause_ns(lease_ns, watch.found, since_ns), until_silent_ns]
+        if free_since_ns is not None:
+            pauses.append(free_since_ns + hold_off.delay_ns - clock.monotonic_ns() + _MARGIN_NS)
+        await hold_off.sleep(min(pause for pause in pauses if pause > 0) / 1e9)
 
 
 def _pause_ns(lease_ns: int, found: int, since_ns: int) -> int:
@@ -168,6 +174,7 @@ class _Watch:
             self.free = True  # there has never been an owner
             return grew
         if grew:
+            self.free = False
             self.owner = await self._claimant(self._next.epoch)
             if self.owner == self._me.name:
                 self.free = True
@@ -176,6 +183,7 @@ class _Watch:
         if number > self._next.number:
             self.found = 0 if grew else number - self._next.number
             self._next = Position(self._next.epoch, number)
+            self.free = False
             grew = True
         if seal is not None:
             self.free = await self._sealed_by_owner(self._next)

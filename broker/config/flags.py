@@ -23,6 +23,7 @@ Usage: jetblock [options]
        jetblock adopt [options]      let staged messages join their streams, where no broker runs
        jetblock erase [options]      erase messages for good, with a report
        jetblock cost [options]       what a load costs on S3
+       jetblock shards [options]     which broker owns each shard, and hand-overs
        jetblock copy | backup | restore [options]    copy a store; a broker may run on it
        jetblock migrate [options]    move streams here from a nats-server, or from its backups
        jetblock archive [options]    mirror streams of another NATS system in a store

@@ -177,15 +177,18 @@ def choice(*words: str) -> Kind:
     return parse
 
 
-def shard_numbers(value: Any) -> tuple[int, ...] | None:
-    """A list of numbers of shards, or one text in which commas (or spaces) separate them; "" and null for all."""
+def shard_numbers(value: Any) -> tuple[int, ...] | str | None:
+    """A list of numbers of shards, or one text in which commas (or spaces) separate them; "auto"; "" and null for all.
+    """
     if value is None or value == "":
         return None
+    if value == "auto":
+        return "auto"
     items = re.split(r"[,\s]+", value.strip()) if isinstance(value, str) else value
     if isinstance(items, int) and not isinstance(items, bool):
         items = [items]
     if not isinstance(items, list | tuple):
-        raise ValueError("must be a list of shard numbers, such as [0, 3]")
+        raise ValueError("must be a list of shard numbers, such as [0, 3], or auto")
     number = integer(0, 255)
     return tuple(sorted({number(item) for item in items}))
 

@@ -333,7 +333,7 @@ def _owner_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...],
         if not storage.shards:
             yield (here,), ("own needs the number of the store's shards: set jetblock { shards }, the same for all "
                             "brokers")
-        elif any(number >= storage.shards for number in storage.own):
+        elif isinstance(storage.own, tuple) and any(number >= storage.shards for number in storage.own):
             yield (here, "storage.shards"), (f"own names shard {storage.own[-1]}, and the store has the shards 0 to "
                                              f"{storage.shards - 1}")
     elif workers > 1:
@@ -345,8 +345,6 @@ def _owner_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...],
         return
     if settings.accounts.no_system:
         yield (here,), f"{shown} needs the system account, in which the brokers of a store ask each other"
-    if storage.key:
-        yield (here, "storage.key"), f"{shown}: an encrypted store has one broker in this version"
     if storage.sync_interval_ns is not None:
         yield (here, "storage.sync_interval_ns"), (f"{shown}: messages are synced before PubAcks if several brokers "
                                                    "own a store: leave sync_interval out")

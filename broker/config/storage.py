@@ -20,9 +20,9 @@ class StorageSettings(Section):
     shards: int = setting(
         0, kinds.integer(0, 256), "Number of the store's shards, 1 to 256; more can be had at any start, fewer if the "
         "others have no streams. Unset: as many as the store has, 1 at first.", "jetblock.shards")
-    own: tuple[int, ...] | None = setting(
+    own: tuple[int, ...] | str | None = setting(
         None, kinds.shard_numbers, "Shards that this broker takes, such as [0, 3], if several brokers own the store; "
-        "it stands by for the others. Unset: all.", "jetblock.own")
+        "it stands by for the others; auto: its share of all shards. Unset: all.", "jetblock.own")
     s3_endpoint: str = setting(
         "", kinds.text, "URL of the S3 service; unset: AWS_ENDPOINT_URL, else AWS.", "jetstream.object_store.endpoint",
         variable="S3_ENDPOINT")

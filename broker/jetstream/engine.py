@@ -437,11 +437,20 @@ class JetStream:
         if eraser is not None:
             opened.start_erasing(eraser)
 
-    async def close_shard(self, number: int) -> None:
-        """Drop the streams and consumers of one shard, which was lost, at once; write nothing, and notify no client."""
+    async def close_shard(self, number: int, *, given: bool = False) -> None:
+        """Drop the streams and consumers of one shard at once.
+
+        Args: ``given``: another broker takes the shard now, so waiting pull requests are notified, and each stream
+            writes its last record, as by ``close``. Otherwise it was lost: nothing is written, and no client is
+            notified.
+        """
         shard = self.shards.get(number)
         if shard is None or self.shared is None:
             return
+        self.shared.closing(number)
+        if given:
+            for account in self.accounts.values():
+                account.prepare_shutdown(shard.log)
         logs: list[StreamLog] = [shard.log]
         if not number:
             for api in self._all_apis():
@@ -456,9 +465,12 @@ class JetStream:
                 if names and isinstance(api, Api):
                     await api.drop_streams(names)
                 await account.release_streams(log)
+            self.shared.released(account, number)
             account.release_offline(state.name for state in shard.log.state.streams.values()
                                     if state.account == name)
         self.shards.pop(number, None)
+        for account in list(self.accounts.values()):
+            await account.release_streams(shard.log)  # those that were created in the meantime
         self.shared.closed(number)
         self.external.wake_all()
 

@@ -27,6 +27,7 @@ from broker.base.gotime import format_duration
 from broker.base.nats_server_store import find_store_dir
 from broker.base.reloads import Reloads
 from broker.config.settings import ClientSettings, ConfigError, Settings
+from broker.runtime.costs import commit_cost, heartbeat_cost
 from broker.runtime.first_use import load_first_used
 from broker.runtime.listening import or_start_error
 from broker.runtime.loop_lag import LoopLag
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from broker.runtime.pages import Pages
     from broker.runtime.shard_owner import ShardOwner
     from broker.runtime.shard_set import ShardSet
+    from broker.runtime.shared_store import SharedStore
     from broker.runtime.store_host import StoreHost
     from broker.storage.shard import Shard
     from broker.streaming.gateway import Gateway
@@ -54,9 +56,6 @@ if TYPE_CHECKING:
 __all__ = ["App", "StartError"]
 
 log = logging.getLogger(__name__)
-
-_CATALOGUE_SECONDS = 1.0
-"""On a directory, the interval at which the catalogue is read if another broker owns it and sends no hint."""
 
 _QUIET_START_SECONDS = 2.0
 """A start that takes longer than this serves the monitoring pages before it has ended."""
@@ -91,6 +90,8 @@ class App:
         """The other NATS systems whose streams are copied; None if none are configured."""
         self.store_host: StoreHost | None = None
         self.shards: ShardSet | OwnShards | None = None
+        self._shared_store: SharedStore | None = None
+        """The store, if several brokers own it."""
         self._accounts: JetStreamAccounts | None = None
         self.pages: Pages | None = None
         self._serving = False
@@ -161,6 +162,8 @@ class App:
             await self.gateway.close()
         if self.upstreams is not None:
             await self.upstreams.stop()
+        if self._shared_store is not None:
+            await self._shared_store.hand_over_all()
         if self.shards is not None:
             await self.shards.stop_taking()
         if self.jetstream is not None:
@@ -259,11 +262,6 @@ class App:
         if settings.storage.own is None:
             self.shards = ShardSet(self.store_host, self._lost, waits=self._begin_to_wait,
                                    before_claim=self._bind_for_clients, damaged=self._report_damage)
-        else:
-            from broker.runtime.own_shards import OwnShards
-
-            self.shards = OwnShards(self.store_host, self._serve_shard, self._close_shard, self._fail,
-                                    damaged=self._report_damage)
         url = self.store_host.store.url
         limits = settings.jetstream.server
         log.info("Starting JetStream")
@@ -295,33 +293,15 @@ class App:
 
     def _share_store(self, jetstream: JetStream, host: StoreHost) -> None:
         """Let JetStream own some shards of the store, beside other brokers."""
-        from broker.jetstream.owners.peers import Peers
-        from broker.storage.read.followed import FollowedShard
+        from broker.runtime.shared_store import SharedStore
 
-        system, storage = self.server.accounts.system, self.settings.storage
+        system = self.server.accounts.system
         assert system is not None
-        peers = Peers(system.router, host.store_id.hex())
-
-        def read(number: int) -> FollowedShard:
-            wanted = None if number else lambda account, name: False
-            return FollowedShard(host.store, number, self.clock, host.rng, wanted)
-
-        idle_seconds = storage.lease_ns / 3e9
-        if host.store.try_lock is not None:
-            idle_seconds = min(idle_seconds, _CATALOGUE_SECONDS)
-        jetstream.share(peers, storage.shards, read, idle_seconds=idle_seconds).start()
-
-    async def _serve_shard(self, owner: ShardOwner) -> None:
-        """Settle a shard that was taken, and open its streams. Raises: Fenced, StoreError, FormatError, CutOff."""
-        assert self.jetstream is not None
-        assert self.jetstream.shared is not None
-        if (shard := owner.shard) is not None:
-            await self.jetstream.shared.settle(shard.log, shard.number)
-            await self._open_shard(owner, shard)
-
-    async def _close_shard(self, number: int) -> None:
-        assert self.jetstream is not None
-        await self.jetstream.close_shard(number)
+        self._shared_store = SharedStore(
+            host, jetstream, system.router, self.server.server_id, self.server.server_name, damaged=self._report_damage,
+            open_shard=self._open_shard, fail=self._fail)
+        self.shards = self._shared_store.shards
+        self._shared_store.start()
 
     async def _open_shard(self, owner: ShardOwner, shard: Shard, *, more: bool = False) -> None:
         """Open the streams of a shard; ``more``: other shards follow before any is served."""
@@ -551,26 +531,6 @@ class App:
             return self.pages.address
         return {"http_host": self.settings.monitoring.host or self.settings.clients.host, "http_port": 0,
                 "https_port": 0}
-
-
-def commit_cost(interval_ns: int, *, at_aws: bool) -> str:
-    """Return a log line: how often commits are put, and their cost at AWS (see docs/STORES.md, "What commits cost")."""
-    if not interval_ns:
-        return "Commits: at once, as often as the store takes them" + (
-            "; each put is paid for, see commit_interval" if at_aws else "")
-    puts = 1e9 / interval_ns
-    rate = f"Commits: at most one put every {interval_ns / 1e6:g} ms, {puts:.0f} a second"
-    if not at_aws:
-        return rate
-    dollars = puts * 86_400 * 30 * 0.005 / 1000
-    return f"{rate}; at $0.005 for a thousand puts that is at most ${dollars:,.0f} a month under constant load"
-
-
-def heartbeat_cost(shards: int, lease_ns: int, *, at_aws: bool) -> str:
-    """Return a log line: the heartbeats of idle shards, and their cost at AWS."""
-    puts = shards * 3e9 / lease_ns
-    line = f"Shards: {shards}; if all are idle, their heartbeats are {puts:.1f} puts a second"
-    return f"{line}, at $0.005 for a thousand ${puts * 86_400 * 30 * 0.005 / 1000:,.2f} a month" if at_aws else line
 
 
 def prepare_directory(path: str) -> None:

@@ -2,10 +2,17 @@
 
 Each shard has a task of its own, so a process keeps the others when it loses one:
 
-    wait ── take ── settle and serve ── lost ── close ── wait T ── wait …
+                                  ┌── lost ── close ── wait T ──────────────────────────────> wait …
+    wait ── take ── settle, serve ┤
+                                  └── given ── close, drain, seal ── the other takes it ────> wait …
+                                                                  └─ it does not: take it back
 
-A shard that is to be another broker's is taken once nobody has owned it for T. Shards are dense in the store, so one
-that has never been taken waits until the one before it has been.
+``jetblock { own }`` says how long a free shard is left to other brokers (``_delay_ns``):
+
+    [0, 3]    these are taken at once; each other shard once nobody has owned it for T
+    auto      any shard; the later, the more shards this process has
+
+Shards are dense in the store, so one that has never been taken waits until the one before it has been.
 """
 
 from __future__ import annotations
@@ -13,10 +20,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from broker.base.errors import StartError
+from broker.cluster.hold_off import HoldOff
+from broker.jetstream.owners.giving import NotTaken
 from broker.runtime.shard_owner import ShardOwner
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.objectstore import StoreError
@@ -34,47 +44,110 @@ log = logging.getLogger(__name__)
 
 _DENSE_SECONDS: Final = 0.1
 
+_AUTO_DELAY_NS: Final = 250_000_000
+"""With ``auto``, the time for which a free shard is left to brokers with fewer shards, for each shard held."""
+
+
+class Services(Protocol):
+    """Serves the streams of a shard."""
+
+    async def serve(self, owner: ShardOwner) -> None:
+        """Settle and serve a shard that was taken. Raises: Fenced if it was lost meanwhile; StoreError, FormatError,
+        CutOff."""
+
+    async def close(self, number: int, *, given: bool) -> None:
+        """End that; ``given``: the log is intact, so clients are notified, and last records are written."""
+
+    def fail(self, why: str) -> None:
+        """End the process."""
+
+
+class _Gift:
+    """A shard on its way to another broker, which is named ``to``; ``take`` returns once that serves it."""
+
+    def __init__(self, to: str, take: Callable[[], Awaitable[object]]) -> None:
+        self.to = to
+        self.take = take
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+class _OwnShard:
+    """One shard in this process, which may own it."""
+
+    def __init__(self, delay_ns: Callable[[], int]) -> None:
+        self.hold_off = HoldOff(delay_ns)
+        self.ended = asyncio.Event()
+        """Set when the shard is lost, or is to be given away."""
+        self.known = asyncio.Event()
+        """Set once the shard serves, or another broker is known to have it."""
+        self.serving = asyncio.Event()
+        self.gift: _Gift | None = None
+        self.claiming = False
+        """True from the end of a wait until the shard is taken, or cannot be taken."""
+
+    def end_gift(self, error: Exception | None = None) -> None:
+        """Tell whoever waits for the gift, if there is one, that it is done, or why not."""
+        gift, self.gift = self.gift, None
+        if gift is not None and not gift.done.done():
+            if error is None:
+                gift.done.set_result(None)
+            else:
+                gift.done.set_exception(error)
+
 
 class OwnShards:
-    """The owners of a store's shards. ``first`` is that of shard 0.
+    """The owners of a store's shards. ``first`` is that of shard 0; ``damaged``: as for ``ShardOwner``."""
 
-    Args: ``serve(owner)`` settles and serves a shard that was taken, and raises Fenced if it was lost meanwhile;
-        ``close(number)`` ends that; ``fail(why)`` is called with what must end the process; ``damaged``: as for
-        ``ShardOwner``.
-    """
-
-    def __init__(self, host: StoreHost, serve: Callable[[ShardOwner], Awaitable[object]],
-                 close: Callable[[int], Awaitable[object]], fail: Callable[[str], object], *,
+    def __init__(self, host: StoreHost, services: Services, *,
                  damaged: Callable[[Finding], object] = lambda _: None) -> None:
         self._host = host
-        self._serve = serve
-        self._close = close
-        self._fail = fail
+        self._services = services
         settings = host.settings
-        own = settings.own or ()
-        self._lost = [asyncio.Event() for _ in range(settings.shards)]
-        self._taken = [asyncio.Event() for _ in range(settings.shards)]
-        """Set once a shard serves, or another broker is known to have it."""
-        self._own = [self._taken[number] for number in own]
+        self.own = settings.own if settings.own is not None else ()
+        """The numbers of the shards that are this broker's, or "auto"."""
+        self._parts = [_OwnShard(partial(self._delay_ns, number, host.rng.randrange(_AUTO_DELAY_NS)))
+                       for number in range(settings.shards)]
         self._owners = [ShardOwner(
-            host, number, partial(self._on_lost, number), waits=self._taken[number].set,
-            before_claim=partial(self._dense, number), damaged=damaged, patient=number not in own)
-            for number in range(settings.shards)]
+            host, number, partial(self._on_lost, number), waits=partial(self._on_wait, part),
+            before_claim=partial(self._before_claim, number), damaged=damaged, hold_off=part.hold_off)
+            for number, part in enumerate(self._parts)]
         self._tasks: list[asyncio.Task[None]] = []
+
+    def _delay_ns(self, number: int, jitter_ns: int) -> int:
+        """Return the time for which a free shard is left to other brokers."""
+        if self.own != "auto":
+            return 0 if number in self.own else self._host.settings.lease_ns
+        more = sum(owner.shard is not None or part.claiming
+                   for owner, part in zip(self._owners, self._parts, strict=True))
+        return more * _AUTO_DELAY_NS + jitter_ns
 
     @property
     def first(self) -> ShardOwner:
         return self._owners[0]
 
+    @property
+    def count(self) -> int:
+        """The number of the store's shards."""
+        return len(self._owners)
+
     def __iter__(self) -> Iterator[ShardOwner]:
         """Yield the owners of the shards that this process has; if it has none, that of shard 0."""
-        held = [owner for owner in self._owners if owner.shard is not None]
-        return iter(held or self._owners[:1])
+        return iter(self._held() or self._owners[:1])
+
+    def _held(self) -> list[ShardOwner]:
+        return [owner for owner in self._owners if owner.shard is not None]
+
+    def committed(self) -> dict[int, int]:
+        """Return the bytes that the shards which are served have committed so far, by number."""
+        return {owner.number: owner.shard.log.commit_bytes
+                for owner, part in zip(self._owners, self._parts, strict=True)
+                if owner.shard is not None and part.serving.is_set() and part.gift is None}
 
     @property
     def standby(self) -> bool:
         """True if this process waits for all shards."""
-        return all(owner.shard is None for owner in self._owners)
+        return not self._held()
 
     @property
     def failed(self) -> bool:
@@ -90,16 +163,46 @@ class OwnShards:
         if there > wanted:
             raise StartError(f"jetblock {{ shards: {wanted} }}: the store has {there} shards, and each needs an owner: "
                              f"set shards to {there} for all brokers, or let one broker without own retire empty ones")
-        self._tasks = [asyncio.create_task(self._keep(owner), name=f"shard {owner.number}") for owner in self._owners]
-        waiting = [asyncio.create_task(taken.wait()) for taken in self._own]
+        self._tasks = [asyncio.create_task(self._keep(owner, part), name=f"shard {owner.number}")
+                       for owner, part in zip(self._owners, self._parts, strict=True)]
+        # With auto it is not known which shards are ours: those that are free, until all could have been taken.
+        seconds = (wanted + 1) * _AUTO_DELAY_NS / 1e9 if isinstance(self.own, str) else None
+        own = range(wanted) if isinstance(self.own, str) else self.own
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                for number in own:
+                    await self._parts[number].known.wait()
+
+    # --- giving and taking --------------------------------------------------------------------------------------------
+
+    async def give(self, number: int, to: str, take: Callable[[], Awaitable[object]]) -> None:
+        """Hand a shard over to the broker that is named ``to``; return once that serves it.
+
+        Args: ``take`` lets that broker take the shard, which is sealed then, and returns once it serves.
+        Raises: NotTaken: this process takes the shard back, or did not have it.
+        """
+        if number not in self.committed():
+            raise NotTaken(f"shard {number} is not served here")
+        part = self._parts[number]
+        gift = part.gift = _Gift(to, take)
+        part.ended.set()
+        await asyncio.shield(gift.done)
+
+    async def take(self, number: int, seconds: float) -> None:
+        """Take a shard, whose owner has sealed it, at once; return when it serves. Raises: NotTaken."""
+        part = self._parts[number]
+        part.hold_off.end()
         try:
-            await asyncio.gather(*waiting)
-        finally:
-            for task in waiting:
-                task.cancel()
+            async with asyncio.timeout(seconds):
+                await part.serving.wait()
+        except TimeoutError:
+            part.hold_off.begin()
+            raise NotTaken(f"shard {number} could not be taken within {seconds:g} s") from None
 
     async def stop_taking(self) -> None:
         """Take no more shards, and keep those that this process has."""
+        await asyncio.gather(*(part.gift.done for part in self._parts if part.gift is not None),
+                             return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,41 +219,76 @@ class OwnShards:
         for owner in self._owners:
             await owner.abandon()
 
-    async def _keep(self, owner: ShardOwner) -> None:
+    # --- the life of one shard ----------------------------------------------------------------------------------------
+
+    async def _keep(self, owner: ShardOwner, part: _OwnShard) -> None:
         number = owner.number
         try:
             while True:
-                self._lost[number].clear()
+                part.ended.clear()
                 shard = await owner.acquire()
-                if await self._served(owner, shard):
-                    await self._lost[number].wait()
+                part.claiming = False
+                part.hold_off.begin()
+                if await self._served(owner, part, shard):
+                    await part.ended.wait()
+                    part.serving.clear()
+                    if part.gift is not None and shard.log.failure is None:
+                        await self._hand_over(owner, part, part.gift)
+                        continue
+                    part.end_gift(NotTaken("the shard was lost"))
                     log.warning("shard %d is lost: closing its streams, and waiting as a standby", number)
-                    await self._close(number)
+                    await self._services.close(number, given=False)
                 await owner.abandon()
-                await asyncio.sleep(self._host.settings.lease_ns / 1e9)
+                await part.hold_off.sleep(self._host.settings.lease_ns / 1e9)
         except StartError as error:
-            self._fail(str(error))
+            self._services.fail(str(error))
         except Exception as error:
             log.exception("shard %d cannot be kept", number)
-            self._fail(f"shard {number} cannot be kept: {error!r}")
+            self._services.fail(f"shard {number} cannot be kept: {error!r}")
         finally:
-            self._taken[number].set()
+            part.known.set()
 
-    async def _served(self, owner: ShardOwner, shard: Shard) -> bool:
+    async def _hand_over(self, owner: ShardOwner, part: _OwnShard, gift: _Gift) -> None:
+        """Close a shard, seal it, and let the other broker take it.
+
+        A crash of either broker in between is a take-over: the shard is sealed, and free, or its owner is silent for T.
+        """
+        number = owner.number
+        log.info("Shard %d: handing it over to %s", number, gift.to)
+        try:
+            await self._services.close(number, given=True)
+            await owner.give_back()
+            await gift.take()
+            part.end_gift()
+        except NotTaken as error:
+            log.warning("shard %d: %s did not take it, taking it back: %s", number, gift.to, error)
+            part.hold_off.end()
+            part.end_gift(error)
+        finally:
+            part.end_gift(NotTaken("this broker stops"))
+
+    async def _served(self, owner: ShardOwner, part: _OwnShard, shard: Shard) -> bool:
         """Serve a shard that was taken; return False if it cannot be served now."""
         try:
-            await self._serve(owner)
+            await self._services.serve(owner)
         except (Fenced, StoreError, FormatError, CutOff) as error:
             log.warning("shard %d cannot be served: %s", owner.number, error)
-            await self._close(owner.number)
+            await self._services.close(owner.number, given=False)
             return False
         log.info("Shard %d, epoch %d: %d streams, %d segments replayed", owner.number, shard.log.epoch,
                  len(shard.state.streams), shard.recovered.segments)
-        self._taken[owner.number].set()
+        part.known.set()
+        part.serving.set()
         return True
 
-    async def _dense(self, number: int) -> None:
+    def _on_wait(self, part: _OwnShard) -> None:
+        part.claiming = False
+        if self.own != "auto":
+            part.known.set()
+
+    async def _before_claim(self, number: int) -> None:
         """Wait until the shard before a shard has been taken once: readers count shards up to the first without."""
+        self._parts[number].claiming = True
         if number:
             before = ShardPaths(number - 1).epochs
             while not await self._host.retrying.list(before, limit=1):  # noqa: ASYNC110  # another process takes it
@@ -159,9 +297,9 @@ class OwnShards:
     def _on_lost(self, number: int, error: BaseException) -> None:
         owner = self._owners[number]
         if not isinstance(error, Fenced):
-            self._fail(str(error))
+            self._services.fail(str(error))
         elif owner.is_our_double(error):
-            self._fail(str(owner.double(error)))
+            self._services.fail(str(owner.double(error)))
         else:
             log.warning("%s", error)
-            self._lost[number].set()
+            self._parts[number].ended.set()

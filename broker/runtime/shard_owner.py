@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from broker.base.backoff import Backoff
 from broker.base.errors import StartError, StoreInUse
 from broker.base.histogram import Histogram
+from broker.cluster.hold_off import HoldOff
 from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take_shard
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.format.errors import CutOff, FormatError, KeyMissing
@@ -82,14 +83,14 @@ class ShardOwner(LogListener):
 
     def __init__(self, host: StoreHost, number: int, lost: Callable[[BaseException], object], *,
                  waits: Callable[[], object] = lambda: None, before_claim: Callable[[], Awaitable[object]] = do_nothing,
-                 damaged: Callable[[Finding], object] = lambda _: None, patient: bool = False) -> None:
+                 damaged: Callable[[Finding], object] = lambda _: None, hold_off: HoldOff | None = None) -> None:
         """Args:
         number: the shard's number in the store.
         lost: called once each time ownership is lost; the callee must call ``abandon``.
         waits: called each time that a wait for another broker, or for the store, begins.
         before_claim: awaited when the shard may be taken, before it is touched; ``acquire`` passes its StartError on.
         damaged: called once for each damaged object that scrubbing finds.
-        patient: another broker is to own the shard; this one takes it once nobody has owned it for a lease.
+        hold_off: how long a free shard is left to other brokers; None: it is taken at once.
         """
         self.shard: Shard | None = None
         self.standby = False
@@ -105,7 +106,7 @@ class ShardOwner(LogListener):
         self._waits = waits
         self._before_claim = before_claim
         self._damaged = damaged
-        self._patient = patient
+        self._hold_off = hold_off
         self.number = number
         self._in_use = asyncio.Event()
         """Set when the wait for another broker began."""
@@ -194,11 +195,11 @@ class ShardOwner(LogListener):
         host = self._host
         if host.store.try_lock is not None:
             self._lock = await wait_for_lock(host.store, self._paths, self._wait_for_owner, clock=host.clock,
-                                             patience_ns=silence_ns if self._patient else 0)
+                                             hold_off=self._hold_off)
             return None
         return await wait_for_lease(host.store, self._paths, host.identity, host.clock, host.rng,
                                     self._settings.lease_ns, self._wait_for_owner, silence_ns=silence_ns,
-                                    patient=self._patient)
+                                    hold_off=self._hold_off)
 
     async def _take_and_recover(self, watched: Watched | None) -> Shard:
         """Take the shard and recover it. Raises: Overtaken; Fenced, with ``by``; StoreError; FormatError; CutOff."""

@@ -24,7 +24,8 @@ from broker.storage.format.header import NONCE_BYTES
 from broker.storage.format.keyring import Cipher
 from broker.storage.format.store import StoreFormat
 from broker.storage.keys.master import BadKey, Masters
-from broker.storage.keys.shard_keys import ShardKeys
+from broker.storage.keys.opening import decode_all, open_all
+from broker.storage.keys.shard_keys import ShardKeys, read_wrapped
 from broker.storage.log.log import Log
 from broker.storage.objectstore import StoreError, open_store
 from broker.storage.objectstore.instrumented import InstrumentedStore
@@ -119,6 +120,15 @@ class StoreHost:
         cipher = Cipher.AES if self.settings.cipher == "aes" else Cipher.CHACHA
         return ShardKeys(paths, self.masters, cipher, self.identity.nonce,
                          Compression[self.settings.compression.upper()])
+
+    async def read_keys(self, paths: ShardPaths) -> None:
+        """Add the keys of another broker's shard to the ring of this process, which has a master key.
+
+        Raises: KeyMissing: they are wrapped by a master key that is not configured; FormatError; StoreError.
+        """
+        objects = decode_all(await read_wrapped(self.retrying, paths))
+        assert self.masters is not None
+        await asyncio.to_thread(open_all, objects, self.masters, self.store.url)
 
     async def check(self, *, must_exist: bool = False) -> None:
         """Probe the store, and create it if there is none; with ``must_exist``, that is an error. Raises:

@@ -5,123 +5,24 @@ is taken over by another broker, and the other shards serve meanwhile.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import re
 import signal
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import nats
 import pytest
-from nats.aio.client import Client
-from nats.js import JetStreamContext
 from nats.js.errors import APIError
 
 from tests.adversity.clients import until
 from tests.adversity.lives import Life, again
-from tests.harness import BrokerProcess, NatsServerProcess, free_port
-from tests.stores import Store, make_store
+from tests.adversity.owners import QUIET, Cluster, T, add_all, cluster, messages
+from tests.stores import make_store
 
 pytestmark = pytest.mark.shows("cluster.several_owners")
 
-T = 3.0
-"""The lease in these tests, in seconds."""
-TAKING = 1.0 if os.getloadavg()[0] <= (os.cpu_count() or 1) and "PYTEST_XDIST_WORKER" not in os.environ else 20.0
+TAKING = 1.0 if QUIET else 20.0
 """Time that a take-over may take beyond T, on a machine with nothing else to do."""
-
-
-def hub_config(port: int) -> str:
-    """Return the configuration of a nats-server for clients and brokers."""
-    return f"""
-        server_name: hub
-        leafnodes {{ listen: "127.0.0.1:{port}" }}
-        accounts {{
-          APP {{ users: [ {{ user: app, password: a }} ] }}
-          SYS {{ users: [ {{ user: sys, password: s }} ] }} }}
-        system_account: SYS
-        no_auth_user: app"""
-
-
-def broker_config(name: str, own: str, port: int, store: Store) -> str:
-    """Return the configuration of a broker with these shards of 3."""
-    return f"""
-        server_name: {name}
-        jetstream {{ domain: jb }}
-        jetblock {{ store: "{store.url}", shards: 3, own: [{own}], lease: {T:g}s, put_timeout: 1s }}
-        accounts {{ APP {{ jetstream: enabled }}, SYS {{}} }}
-        system_account: SYS
-        leafnodes {{ reconnect: 100ms, remotes [
-          {{ url: "nats-leaf://app:a@127.0.0.1:{port}", account: APP }}
-          {{ url: "nats-leaf://sys:s@127.0.0.1:{port}", account: SYS }} ] }}"""
-
-
-class Cluster:
-    """A nats-server and brokers behind it."""
-
-    def __init__(self, hub: NatsServerProcess, brokers: dict[str, BrokerProcess], client: Client) -> None:
-        self.hub = hub
-        self.brokers = brokers
-        self.client = client
-        self.js: JetStreamContext = client.jetstream(domain="jb", timeout=2)
-
-    async def publishes(self, name: str) -> bool:
-        """Return whether a stream takes a message now."""
-        try:
-            return (await self.js.publish(name.lower(), b"more")).stream == name
-        except (nats.errors.Error, TimeoutError):
-            return False
-
-    async def until_published(self, name: str) -> float:
-        """Return the seconds until a stream takes a message."""
-        began = time.monotonic()
-        await until(lambda: self.publishes(name), 60)
-        return time.monotonic() - began
-
-
-@asynccontextmanager
-async def cluster(tmp_path: Path, store: Store, **owns: str) -> AsyncIterator[Cluster]:
-    """Start a nats-server, and a broker for each of ``owns``, which says its shards."""
-    config = tmp_path / "hub.conf"
-    brokers: dict[str, BrokerProcess] = {}
-    leaf_port = free_port()
-    config.write_text(hub_config(leaf_port))
-    async with NatsServerProcess("-c", str(config), monitor=False) as hub:
-        try:
-            for name, own in owns.items():
-                path = tmp_path / f"{name}.conf"
-                path.write_text(broker_config(name, own, leaf_port, store))
-                brokers[name] = BrokerProcess("-c", str(path), environ={
-                    key: value for key, value in store.environ.items() if key != "JETBLOCK_SERVER_NAME"})
-            await asyncio.gather(*(broker.start() for broker in brokers.values()))
-            client = await nats.connect(hub.url, max_reconnect_attempts=-1)
-            try:
-                yield Cluster(hub, brokers, client)
-            finally:
-                await client.close()
-        finally:
-            await asyncio.gather(*(broker.close() for broker in brokers.values()))
-
-
-async def add_all(one: Cluster) -> None:
-    """Create the streams S0 to S2, one in each shard, with a message each."""
-    for shard in range(3):
-        async def is_added(shard: int = shard) -> bool:
-            try:
-                await one.js.add_stream(name=f"S{shard}", subjects=[f"s{shard}"],
-                                        metadata={"jetblock.shard": str(shard)})
-            except (nats.errors.Error, TimeoutError):
-                return False  # the connections of the brokers are being made
-            return True
-
-        await until(is_added, 60)
-        await one.until_published(f"S{shard}")
-
-
-async def messages(one: Cluster) -> list[int]:
-    return [info.state.messages for info in await one.js.streams_info()]
 
 
 @pytest.mark.parametrize("kind", ["directory", pytest.param("minio", marks=pytest.mark.soak)])

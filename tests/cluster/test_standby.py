@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.cluster.hold_off import HoldOff
 from broker.cluster.ownership import seal_at
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
@@ -171,3 +172,35 @@ async def test_a_directory_is_waited_for_by_its_lock(tmp_path: Path) -> None:
     (await asyncio.wait_for(waiting, 30)).release()
     await first.close()
     await second.close()
+
+
+def test_a_free_shard_is_left_to_others_for_a_while() -> None:
+    """A standby that holds off takes a sealed shard after the delay, or at once when it is asked to."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = Rig(shared, clock, "a", 1, settings=LEASED)
+        shard = await a.open()
+        await Publisher(a, {}).publish_many(3)
+        b, hold_off = Rig(shared, clock, "b", 2), HoldOff(lambda: 5 * SECOND)
+        end = await shard.close()
+        await seal_at(a.store, PATHS, end, 1, a.me, clock, a.rng)
+        began_ns = clock.monotonic_ns()
+        await wait_for_lease(b.store, PATHS, b.me, clock, b.rng, T, hold_off=hold_off)
+        assert 5 <= (clock.monotonic_ns() - began_ns) / SECOND < 6
+        waiting = asyncio.ensure_future(wait_for_lease(b.store, PATHS, b.me, clock, b.rng, T, hold_off=hold_off))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        hold_off.end()
+        assert not (await waiting).silent
+        assert (clock.monotonic_ns() - began_ns) / SECOND < 7.5
+    in_virtual_time(main)
+
+
+async def test_a_free_lock_is_left_to_others_for_a_while(tmp_path: Path) -> None:
+    """The same on a directory."""
+    store, clock, hold_off = FileStore(tmp_path), ManualClock(), HoldOff(lambda: 5 * SECOND)
+    waiting = asyncio.ensure_future(wait_for_lock(store, PATHS, clock=clock, hold_off=hold_off))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    hold_off.end()
+    (await waiting).release()

@@ -19,6 +19,7 @@ class FrontedProcess(BrokerProcess):
 
     def __init__(self, *flags: str, workers: int = 1, **options: Any) -> None:
         super().__init__("--workers", str(workers), *flags, **options)
+        self.workers = workers
 
     def child(self, name: str) -> int:
         """Return the newest process id of ``nats-server`` or ``worker 1``, as the log names it."""

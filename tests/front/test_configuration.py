@@ -89,7 +89,6 @@ async def test_errors_name_the_file_of_the_operator(tmp_path: Path) -> None:
     ("jetblock { shards: 2, workers: 3 }", "3 workers need a shard each, and shards is 2"),
     ("jetblock { workers: 2 }, no_system_account: true", "needs the system account"),
     ("jetblock { workers: 2 }, jetstream { sync_interval: 2m }", "leave sync_interval out"),
-    ("jetblock { workers: 2 }, jetstream { key: abc }", "an encrypted store has one broker"),
     ("jetblock { shards: 2, own: 1, store: 'memory://' }", "cannot reach a store in memory"),
     ("jetblock { shards: 2, own: 1 }, streaming { id: x }", "NATS Streaming needs all shards"),
 ])

@@ -11,7 +11,8 @@ import pytest
 
 from broker.config.settings import ClientSettings, JetStreamSettings, Settings, StorageSettings
 from broker.jetstream.engine import JetStream
-from broker.runtime.app import App, commit_cost
+from broker.runtime.app import App
+from broker.runtime.costs import commit_cost, shared_cost
 from broker.storage.log.log import Log
 from broker.storage.put import Fenced
 from broker.storage.read.reader import BlockReader
@@ -108,3 +109,12 @@ async def test_dollars_only_where_aws_is_paid(tmp_path: Path) -> None:
     async with BrokerProcess("-js", "-sd", str(tmp_path)) as directory:
         [said] = [line for line in directory.stderr if "Commits: " in line]
         assert "paid" not in said
+
+
+def test_cost_of_several_owners() -> None:
+    """Eight shards with a lease of 15 s: $2.6 a month for each shard's heartbeats, $0.8 for each that a broker watches.
+    """
+    line = shared_cost(8, 15_000_000_000, at_aws=True)
+    assert "$20.74 a month" in line
+    assert "$6.64 a month" in line
+    assert "$" not in shared_cost(8, 15_000_000_000, at_aws=False)

@@ -258,14 +258,21 @@ class Account:
         self._add_restored(stream)
         return tasks
 
-    def prepare_shutdown(self) -> None:
-        """Stop all consumers, notifying waiting pull requests, and let each stream write its last record."""
-        self.upstreams.stop_all()
-        for stream in self.streams.values():
-            self.consumers.shutdown(stream)
-            stream.prepare_shutdown()
-            # Write deferred changes too: a clean shutdown waits for all of them.
-            stream.log.barrier(stream)
+    def prepare_shutdown(self, log: StreamLog | None = None) -> None:
+        """Stop all consumers, notifying waiting pull requests, and let each stream write its last record.
+
+        Args: ``log``: only for the streams with this log, which another broker takes over; None: for all streams.
+        """
+        for stream in list(self.streams.values()):
+            if log is None or stream.log is log:
+                if log is not None:
+                    self._subscriptions.unsubscribe_api(stream)
+                    at_once(self._subscriptions.unsubscribe(stream))
+                at_once(self.upstreams.stop(stream.name))
+                self.consumers.shutdown(stream, moves=log is not None)
+                stream.prepare_shutdown()
+                # Write deferred changes too: a clean shutdown waits for all of them.
+                stream.log.barrier(stream)
 
     def release(self) -> None:
         """Drop everything (subscriptions, timers, state) and write nothing."""
@@ -283,7 +290,7 @@ class Account:
         self.elsewhere.forget_all()
 
     async def release_streams(self, log: StreamLog) -> None:
-        """Drop the streams with this log and write nothing: their shard is lost."""
+        """Drop the streams with this log and write nothing more: their shard is another broker's, or will be."""
         gone = [stream for stream in self.streams.values() if stream.log is log]
         await self.consumers.openings.cancel_of([one for stream in gone for one in self.consumers.of(stream).values()])
         for stream in gone:
@@ -292,7 +299,7 @@ class Account:
                 self.consumers.stop(stream)
                 self.consumers.remove_stream(stream)
                 stream.close()
-                stream.live.free_blocks()
+                stream.live.leave()
                 del self.streams[stream.name]
                 self.upstreams.changed(stream.name)
         for name, stream in list(self.incoming.streams.items()):

@@ -114,11 +114,11 @@ class Consumers:
                 await asyncio.sleep(0)
         return deleted
 
-    def shutdown(self, stream: Stream) -> None:
-        """Stop the stream's consumers, notifying waiting pull requests."""
+    def shutdown(self, stream: Stream, *, moves: bool = False) -> None:
+        """Stop the stream's consumers, notifying waiting pull requests; ``moves``: another broker goes on."""
         for consumer in self.of(stream).values():
             self._subscriptions.unsubscribe_acks(consumer)
-            consumer.shutdown()
+            consumer.shutdown(moves=moves)
 
     def stop(self, stream: Stream) -> None:
         """Stop the stream's consumers without notifying clients."""

@@ -107,8 +107,8 @@ class DirectGets:
         for at in range(start, end):
             op = ops[at]
             name, _, subject = op[0][_PREFIX_LEN:].partition(b".")
-            stream = self._answering(name.decode("utf-8", "replace")) if available else None
-            if stream is None:
+            stream = self._answering(name.decode("utf-8", "replace"))
+            if stream is None or not (available or self._account.serves(stream.name)):
                 unserved.append(at)
             elif op[1]:
                 reply = _at_once(stream, subject, op) if room > 0 else None

@@ -189,10 +189,10 @@ class Consumer(Notified):
         self._prefetcher.close()
         discarded(self)
 
-    def shutdown(self) -> None:
-        """Stop because the server stops; waiting pulls are notified."""
+    def shutdown(self, *, moves: bool = False) -> None:
+        """Stop because the server stops, or because the consumer ``moves`` to another; waiting pulls are notified."""
         self._large_acks.finish()
-        self.stop(status.SERVER_SHUTDOWN, pending=True)
+        self.stop(status.LEADERSHIP_CHANGE if moves else status.SERVER_SHUTDOWN, pending=not moves)
 
     def delete(self) -> None:
         """Stop because the consumer (or its stream) is deleted; waiting pulls are notified."""

@@ -69,15 +69,18 @@ class Answers:
         if account is None:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
 
+        shard = self._shards.get(number)
+
         def served() -> bool:
             stream = account.streams.get(question["name"])
-            return stream is not None and stream.stream_id == question["id"]
+            return self._shards.get(number) is not shard or (
+                stream is not None and stream.stream_id == question["id"])
 
         self._follower.wake()
         await self._follower.until(served)
-        stream, shard = account.stream(question["name"]), self._shards.get(number)
-        if shard is None:
+        if shard is None or self._shards.get(number) is not shard:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        stream = account.stream(question["name"])
         await shard.log.persisted()
         await self._flushed(account.name)
         return {"info": await self._show(account, stream)}

@@ -142,7 +142,8 @@ class Follower:
             if self._carried_out.get(entry.stream_id) is entry:
                 continue
             shard = serving.get(entry.shard)
-            if shard is None or not entry.shard or self._shards.get(entry.shard) is not shard:
+            if (shard is None or not entry.shard or self._shards.get(entry.shard) is not shard
+                    or entry.shard not in self._serving):
                 continue
             if entry.stream_id in self._busy or not self._is_newest(entry):
                 continue

@@ -1,8 +1,12 @@
-"""Messages between the brokers of one store: questions, and hints that something in the store has changed.
+"""Messages between the brokers of one store: questions, and hints that something has changed.
 
-    $JETBLOCK.<store>.SHARD.<k>     the owner of shard k: its interest shows that there is one, and it answers questions
-    $JETBLOCK.<store>.CATALOGUE     a hint to all: the catalogue has changed
-    $JETBLOCK.<store>.APPLIED.<k>   a hint to shard 0's owner: shard k has stored what the catalogue asked for
+    $JETBLOCK.SHARDS                        every broker of every store says which shards it has (docs/WORKERS.md)
+    $JETBLOCK.<store>.SHARD.<k>             the owner of shard k: its interest shows that there is one, and it answers
+    $JETBLOCK.<store>.SHARD.<k>.STEPDOWN    asks that owner to hand the shard over
+    $JETBLOCK.<store>.BROKER.<id>           one broker: is it ready to take a shard, take it now
+    $JETBLOCK.<store>.LOAD                  a hint to all, once a second: what a broker has
+    $JETBLOCK.<store>.CATALOGUE             a hint to all: the catalogue has changed
+    $JETBLOCK.<store>.APPLIED.<k>           a hint to shard 0's owner: shard k has stored what the catalogue asked for
 
 They are in the system account, which no client of another account reaches. A message saves a wait and nothing depends
 on it for safety: whoever gets one reads the store before it acts.
@@ -45,8 +49,8 @@ class Peers:
         """Return whether some broker in reach, or this one, answers for a shard."""
         return self._bus.interest(self._subject(f"SHARD.{shard}"))
 
-    def answer(self, shard: int, handler: Handler) -> Subscription:
-        """Answer the questions to the owner of a shard."""
+    def answer(self, name: str, handler: Handler, *, of_all_stores: bool = False) -> Subscription:
+        """Answer the questions that are sent to ``name``; ``of_all_stores``: those to the brokers of any store."""
         def on_questions(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
             for _, reply, hlen, body in ops[start:end]:
                 if reply and len(self._tasks) < _AT_ONCE:
@@ -55,12 +59,17 @@ class Peers:
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
 
-        return self._bus.subscribe(self._subject(f"SHARD.{shard}"), on_questions)
+        subject = f"$JETBLOCK.{name}".encode() if of_all_stores else self._subject(name)
+        return self._bus.subscribe(subject, on_questions)
 
-    def listen(self, hint: str, handler: Callable[[], object]) -> Subscription:
-        """Call ``handler`` for each hint of that name."""
+    def listen(self, hint: str, handler: Callable[[dict[str, Any]], object]) -> Subscription:
+        """Call ``handler`` for each hint of that name, with its members."""
         def on_hints(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
-            handler()
+            for _, _, hlen, body in ops[start:end]:
+                try:
+                    handler(json.loads(body[hlen:] or b"{}"))
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    _log.warning("a hint of another broker is not understood: %r", body[:200])
 
         return self._bus.subscribe(self._subject(hint), on_hints)
 
@@ -68,17 +77,20 @@ class Peers:
         """End a subscription of ``answer`` or ``listen``."""
         self._bus.unsubscribe(subscription)
 
-    def hint(self, hint: str) -> None:
+    def hint(self, hint: str, **members: Any) -> None:
         """Send a hint to all brokers, this one included."""
-        self._bus.publish(self._subject(hint), b"", 0, b"{}")
+        self._bus.publish(self._subject(hint), b"", 0, json.dumps(members).encode())
 
-    async def ask(self, shard: int, question: dict[str, Any], seconds: float) -> dict[str, Any]:
-        """Return the answer of a shard's owner. Raises: ApiError: what it answers, or 10008 if nobody does."""
-        subject = self._subject(f"SHARD.{shard}")
+    async def ask_owner(self, shard: int, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer of a shard's owner. Raises: as ``ask``."""
+        return await self.ask(f"SHARD.{shard}", question, seconds)
+
+    async def ask(self, name: str, question: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer to a question to ``name``. Raises: ApiError: what it says, or 10008 if nobody answers."""
         try:
-            answer, _ = await ask(self._bus, subject, json.dumps(question).encode(), seconds=seconds)
+            answer, _ = await ask(self._bus, self._subject(name), json.dumps(question).encode(), seconds=seconds)
         except NoAnswer as silent:
-            _log.debug("shard %d: %s", shard, silent)
+            _log.debug("%s: %s", name, silent)
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
         if (error := answer.get("error")) is not None:
             raise ApiError.of(error["err_code"], error["description"])
@@ -93,7 +105,7 @@ class Peers:
 
     async def _answer(self, handler: Handler, reply: bytes, body: bytes) -> None:
         try:
-            question = json.loads(body)
+            question = json.loads(body or b"{}")
             if not isinstance(question, dict):
                 return
             answer = await handler(question)

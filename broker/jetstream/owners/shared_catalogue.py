@@ -60,6 +60,9 @@ _log = logging.getLogger(__name__)
 GATHER_SECONDS: Final = 2.0
 """The time for which lists and account information wait for other brokers."""
 
+_TRY_SECONDS, _PAUSE_SECONDS = 1.0, 0.05
+"""The time for one question to the owner of a shard, and the pause before the next one."""
+
 CATALOGUE: Final = "CATALOGUE"
 APPLIED: Final = "APPLIED."
 
@@ -102,8 +105,8 @@ class SharedCatalogue(Catalogue):
 
     def start(self) -> None:
         """Follow the catalogue from now on."""
-        self._hints = [self.peers.listen(CATALOGUE, self._follower.wake),
-                       self.peers.listen(APPLIED + "*", self._persisted.changed.set)]
+        self._hints = [self.peers.listen(CATALOGUE, lambda _: self._follower.wake()),
+                       self.peers.listen(APPLIED + "*", lambda _: self._persisted.changed.set())]
         self._follower.start()
 
     async def stop(self) -> None:
@@ -142,20 +145,27 @@ class SharedCatalogue(Catalogue):
         if not number:
             self.open(self._shards[0].log.state.catalogue)
         self._writer.opened(number)
-        self._serving[number] = self.peers.answer(number, partial(self._answers.answer, number))
+        self._serving[number] = self.peers.answer(f"SHARD.{number}", partial(self._answers.answer, number))
         self._applied(number)
         self._follower.wake()
 
-    def closed(self, number: int) -> None:
-        """Forget a shard that was lost or given back, and is no longer among ``shards``."""
+    def closing(self, number: int) -> None:
+        """Answer no questions about a shard, and carry out nothing more in it: its streams are about to be released."""
         if (subscription := self._serving.pop(number, None)) is not None:
             self.peers.end(subscription)
+
+    def closed(self, number: int) -> None:
+        """Forget a shard that was lost or given away, and is no longer among ``shards``."""
         for future, needed in list(self._pending.items()):
             if needed == number and not future.done():
                 future.set_exception(ApiError(ApiErrors.CLUSTER_NOT_AVAIL))
         self._persisted.forget(number)
         self._writer.closed(number)
         self._follower.forget()
+
+    def released(self, account: Account, number: int) -> None:
+        """Keep the names and subjects of the streams of an account in a shard, which it has just released."""
+        self._writer.released(account, number)
 
     def account_added(self, account: Account) -> None:
         """Take the names and subjects that an account's streams in other shards have."""
@@ -214,16 +224,26 @@ class SharedCatalogue(Catalogue):
     async def shown(self, entry: CatalogueEntry) -> dict[str, Any]:
         """Return the info of a stream in another broker's shard, once it serves. Raises: ApiError."""
         question = {"do": "show", "account": entry.account, "name": entry.name, "id": entry.stream_id}
-        answer = await self.peers.ask(entry.shard, question, STEP_SECONDS)
-        info: dict[str, Any] = answer["info"]
-        return info
+        try:
+            async with asyncio.timeout(STEP_SECONDS):
+                while True:
+                    try:
+                        answer = await self.peers.ask_owner(entry.shard, question, _TRY_SECONDS)
+                        info: dict[str, Any] = answer["info"]
+                        return info
+                    except ApiError as error:  # the shard may be on its way to another broker
+                        if error.err_code != ApiErrors.CLUSTER_NOT_AVAIL:
+                            raise
+                    await asyncio.sleep(_PAUSE_SECONDS)
+        except TimeoutError:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
 
     async def infos(self, account: str, names: Iterable[tuple[str, int]]) -> dict[str, dict[str, Any]]:
         by_shard: dict[int, list[str]] = {}
         for name, shard in names:
             by_shard.setdefault(shard, []).append(name)
         answers = await asyncio.gather(*(
-            self.peers.ask(shard, {"do": "infos", "account": account, "names": some}, GATHER_SECONDS)
+            self.peers.ask_owner(shard, {"do": "infos", "account": account, "names": some}, GATHER_SECONDS)
             for shard, some in by_shard.items()), return_exceptions=True)
         return {info["config"]["name"]: info for answer in answers if isinstance(answer, dict)
                 for info in answer["infos"]}
@@ -232,8 +252,9 @@ class SharedCatalogue(Catalogue):
         others = [number for number in range(self.count)
                   if number not in self._shards and any(
                       entry.account == account and entry.shard == number for entry in self.entries.values())]
-        answers = await asyncio.gather(*(self.peers.ask(number, {"do": "usage", "account": account}, GATHER_SECONDS)
-                                         for number in others), return_exceptions=True)
+        question = {"do": "usage", "account": account}
+        answers = await asyncio.gather(*(self.peers.ask_owner(number, question, GATHER_SECONDS) for number in others),
+                                       return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, dict)]
 
     def update(self, stream: Stream, config: StreamConfig) -> asyncio.Future[None] | None:
@@ -278,7 +299,7 @@ class SharedCatalogue(Catalogue):
 
     async def _update_by_owner_of_0(self, stream: Stream, shard: ShardStreams, config: StreamConfig) -> None:
         wanted = config.to_json()
-        await self.peers.ask(0, {"do": "update", "id": stream.stream_id, "config": wanted}, STEP_SECONDS)
+        await self.peers.ask_owner(0, {"do": "update", "id": stream.stream_id, "config": wanted}, STEP_SECONDS)
         await self._follower.until(lambda: (one := self._follower.seen.get(stream.stream_id)) is not None
                                    and one.config == wanted)
         self._record(stream, stream.enforcement.update_record(config))
@@ -290,7 +311,7 @@ class SharedCatalogue(Catalogue):
             return (entry := self._follower.seen.get(stream_id)) is not None and entry.deleting
 
         if not seen():
-            await self.peers.ask(0, {"do": "delete", "id": stream_id}, STEP_SECONDS)
+            await self.peers.ask_owner(0, {"do": "delete", "id": stream_id}, STEP_SECONDS)
             await self._follower.until(seen)
 
     async def _delete(self, stream_id: int, shard: ShardStreams, delete: Callable[[], object]) -> None:
@@ -314,7 +335,7 @@ class SharedCatalogue(Catalogue):
         if 0 in self._shards:
             await self._writer.until_gone(stream_id)
         else:
-            await self.peers.ask(0, {"do": "gone", "id": stream_id}, STEP_SECONDS)
+            await self.peers.ask_owner(0, {"do": "gone", "id": stream_id}, STEP_SECONDS)
 
     def _record(self, stream: Stream, record: StreamCreate | StreamUpdate) -> None:
         """Raises: ApiError 10008 if the shard was lost meanwhile."""

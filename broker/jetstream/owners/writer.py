@@ -79,6 +79,13 @@ class Writer:
         elif 0 in self._shards:
             self._finish_all()
 
+    def released(self, account: Account, number: int) -> None:
+        """Keep the names and subjects of the streams of an account in a shard, which it has just released."""
+        if number and 0 in self._shards:
+            for entry in self._entries.values():
+                if entry.shard == number and entry.account == account.name:
+                    account.elsewhere.keep(entry)
+
     def closed(self, number: int) -> None:
         """Forget a shard that this broker no longer owns."""
         if not number:

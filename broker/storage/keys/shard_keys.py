@@ -31,7 +31,7 @@ from broker.storage.paths import ShardPaths
 from broker.storage.state.ids import decode_ids
 from broker.storage.state.stream import StreamState
 
-__all__ = ["KeyedStore", "ShardKeys", "keys_for_repair"]
+__all__ = ["KeyedStore", "ShardKeys", "keys_for_repair", "read_wrapped"]
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class ShardKeys:
 
         Raises: KeyMissing, with a line that names the missing key; Corrupt; StoreError.
         """
-        found = await self._read(store)
+        found = await read_wrapped(store, self._paths)
         objects = decode_all(found)
         opened = await self._blocking(lambda: open_all(objects, self._masters, store.url))
         self._objects = {text: one for (text, _), one in zip(found, objects, strict=True)}
@@ -92,14 +92,6 @@ class ShardKeys:
                       self._masters.current.name)
         elif self.must_merge:
             await self.merge(store)
-
-    async def _read(self, store: ObjectStore) -> list[tuple[str, bytes]]:
-        for _ in range(_TRIES):
-            try:
-                return [(info.key, await store.get(info.key)) for info in await store.list(self._paths.keys)]
-            except NotFound:  # merged by an owner that does not know yet that it was fenced
-                continue
-        raise Transient(f"{store.url}: {self._paths.keys}: its objects change all the time")
 
     async def _blocking(self, call: Callable[[], Opened | bytes]) -> Any:
         local = all(master is None or master.local for master in self._masters)
@@ -228,6 +220,16 @@ class ShardKeys:
                 self._objects.pop(other, None)
         finally:
             self._merging = False
+
+
+async def read_wrapped(store: ObjectStore, paths: ShardPaths) -> list[tuple[str, bytes]]:
+    """Return the objects with the keys of a shard, each with its own key in the store. Raises: StoreError."""
+    for _ in range(_TRIES):
+        try:
+            return [(info.key, await store.get(info.key)) for info in await store.list(paths.keys)]
+        except NotFound:  # merged by an owner
+            continue
+    raise Transient(f"{store.url}: {paths.keys}: its objects change all the time")
 
 
 async def keys_for_repair(store: ObjectStore, paths: ShardPaths, nonce: bytes) -> ShardKeys | None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from broker.base.clock import Clock
-from broker.storage.format.errors import CutOff
+from broker.storage.format.errors import CutOff, FormatError, KeyMissing
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import StoreRetry
@@ -23,27 +23,43 @@ __all__ = ["FollowedShard"]
 
 
 class FollowedShard:
-    """Shard ``number`` of a store. Args: ``wanted`` selects the streams, as for ``replay``."""
+    """Shard ``number`` of a store.
+
+    Args: ``wanted`` selects the streams, as for ``replay``; ``read_keys`` adds the keys that the shard has now to the
+        ring of this process.
+    """
 
     def __init__(self, store: ObjectStore, number: int, clock: Clock, rng: random.Random,
-                 wanted: Callable[[str, str], bool] | None = None) -> None:
+                 wanted: Callable[[str, str], bool] | None = None, *,
+                 read_keys: Callable[[ShardPaths], Awaitable[None]] | None = None) -> None:
         self._store = store
         self._paths = ShardPaths(number)
         self._retry = StoreRetry(store, clock, rng)
         self._wanted = wanted
+        self._read_keys = read_keys
         self._state: ShardState | None = None
         self._reading = asyncio.Lock()
 
     async def read(self) -> ShardState:
         """Return the state that includes everything persisted when this call began. Raises: StoreError, FormatError."""
         async with self._reading:
-            state, self._state = self._state, None  # a state that cannot be advanced must not be used again
             try:
-                if state is not None:
-                    await run(catch_up(self._paths, state), self._store, self._retry)
-            except CutOff:
-                state = None
-            if state is None:
-                state = (await run(replay(self._paths, self._wanted), self._store, self._retry)).state
-            self._state = state
-            return state
+                return await self._read()
+            except (FormatError, KeyMissing):
+                if self._read_keys is None:
+                    raise
+                # In an encrypted store, the owner has drawn keys since the last read. Otherwise it fails again.
+                await self._read_keys(self._paths)
+                return await self._read()
+
+    async def _read(self) -> ShardState:
+        state, self._state = self._state, None  # a state that cannot be advanced must not be used again
+        try:
+            if state is not None:
+                await run(catch_up(self._paths, state), self._store, self._retry)
+        except CutOff:
+            state = None
+        if state is None:
+            state = (await run(replay(self._paths, self._wanted), self._store, self._retry)).state
+        self._state = state
+        return state

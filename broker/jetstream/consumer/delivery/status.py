@@ -11,6 +11,7 @@ __all__ = [
     "BATCH_COMPLETED",
     "CONSUMER_DELETED",
     "FLOW_CONTROL",
+    "LEADERSHIP_CHANGE",
     "MESSAGE_SIZE",
     "NO_MESSAGES",
     "PUSH_BASED",
@@ -27,6 +28,7 @@ REQUEST_TIMEOUT = _V + b"408 Request Timeout"
 MESSAGE_SIZE = _V + b"409 Message Size Exceeds MaxBytes"
 BATCH_COMPLETED = _V + b"409 Batch Completed"
 SERVER_SHUTDOWN = _V + b"409 Server Shutdown"
+LEADERSHIP_CHANGE = _V + b"409 Leadership Change"
 CONSUMER_DELETED = _V + b"409 Consumer Deleted"
 WRONG_PIN = _V + b"423 Nats-Wrong-Pin-Id"
 NO_MESSAGES = _V + b"404 No Messages\r\n\r\n"

@@ -474,6 +474,10 @@ class Live:
         if self._stored is None:
             self.remove_whole_front(Front(self.last_seq + 1, self.msgs, self.size_bytes, None))
 
+    def leave(self) -> None:
+        """Count the stream no longer: another broker has it. Its last block may yet be sealed, and shows all of it."""
+        self.usage.size_bytes -= self.size_bytes
+
     def remove_seqs(self, block: LiveBlock, seqs: Sequence[int], size: int) -> list[Removal]:
         """Remove live messages of one block, ``size`` user bytes in all; return them as ranges.
 

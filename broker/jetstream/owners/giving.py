@@ -1,0 +1,234 @@
+"""Gives this broker's shards to other brokers, and takes theirs: on request, to balance them, and before a stop.
+
+    this broker                                  the other
+    is it ready? ─────────────────────────────>  it does not stop, and knows the shard
+    close the streams, drain, checkpoint, seal
+    take it ──────────────────────────────────>  claim, recover, settle, serve
+                 <─────────────────────────────  it serves
+
+The seal of its own owner makes a shard free, so the other broker waits for no lease. If it does not answer, this broker
+takes the shard back. Safety needs none of these messages: a hand-over is a clean stop and a take-over of one shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from broker.jetstream.owners.balance import heir, next_gift
+from broker.jetstream.owners.roster import INTERVAL_SECONDS, Line, Roster
+from broker.jetstream.wire.error_table import ApiErrors
+from broker.jetstream.wire.errors import ApiError
+
+if TYPE_CHECKING:
+    from broker.base.clock import Clock
+    from broker.jetstream.bus import Subscription
+    from broker.jetstream.owners.peers import Peers
+
+__all__ = ["Giving", "NotTaken"]
+
+_log = logging.getLogger(__name__)
+
+_READY_SECONDS: Final = 1.0
+_TAKE_SECONDS: Final = 10.0
+"""The time within which a broker must serve a shard that it was given; then its former owner takes it back."""
+
+
+class NotTaken(Exception):
+    """A broker did not take a shard that was given to it; ``str()`` says why."""
+
+
+class OwnedShards(Protocol):
+    """The shards of a store, some of which this process owns."""
+
+    @property
+    def count(self) -> int: ...
+
+    def committed(self) -> dict[int, int]:
+        """Return the bytes that the shards which are served have committed so far, by number."""
+
+    async def give(self, number: int, to: str, take: Callable[[], Any]) -> None:
+        """Hand a shard over. Raises: NotTaken: it stays."""
+
+    async def take(self, number: int, seconds: float) -> None:
+        """Take a shard that is free. Raises: NotTaken."""
+
+
+class Giving:
+    """See the module.
+
+    Args: ``me``: this broker's line, without shards; ``store``: what the operator is shown of the store;
+        ``why_fixed(number)`` returns why a shard cannot be given away now, or ""; ``interval_ns``: the least time
+        between two gifts that balance the shards.
+    """
+
+    def __init__(self, shards: OwnedShards, peers: Peers, me: Line, clock: Clock, *, store: Mapping[str, str],
+                 why_fixed: Callable[[int], str], interval_ns: int) -> None:
+        self._shards = shards
+        self._peers = peers
+        self._me = me
+        self._clock = clock
+        self._store = store
+        self._why_fixed = why_fixed
+        self._interval_ns = interval_ns
+        self._leaving = False
+        self._committed: dict[int, int] = {}
+        self._rates: dict[int, float] = {}
+        """The bytes a second that each shard committed of late."""
+        self._subscriptions: list[Subscription] = []
+        self._step_downs: dict[int, Subscription] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._refused: dict[str, int] = {}
+        """The brokers that did not take a shard, each with the time at which that was."""
+        self.roster = Roster(peers, me.id, self._own_line, clock)
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Answer the other brokers, and keep the shards balanced."""
+        self._subscriptions = [self._peers.answer(f"BROKER.{self._me.id}", self._answer),
+                               self._peers.answer("SHARDS", self._show, of_all_stores=True)]
+        self.roster.start()
+        self._task = asyncio.get_running_loop().create_task(self._keep_balanced(), name="balance the shards")
+
+    async def stop(self) -> None:
+        """Take no more shards, and give all away that other brokers take."""
+        self._leaving = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self.roster.publish()
+        await self._give_all()
+        await self.roster.stop()
+        for subscription in (*self._subscriptions, *self._step_downs.values()):
+            self._peers.end(subscription)
+
+    def opened(self, number: int) -> None:
+        """Answer requests to hand a shard over: this broker serves it."""
+        self._step_downs[number] = self._peers.answer(f"SHARD.{number}.STEPDOWN",
+                                                      lambda question: self._step_down(number, question))
+
+    def closed(self, number: int) -> None:
+        """Stop that."""
+        if (subscription := self._step_downs.pop(number, None)) is not None:
+            self._peers.end(subscription)
+        self.roster.publish()
+
+    # --- this broker's line -------------------------------------------------------------------------------------------
+
+    def _own_line(self) -> Line:
+        now = self._shards.committed()
+        return self._me._replace(leaving=self._leaving, shards={
+            number: self._rates.get(number, 0.0) for number in now})
+
+    def _measure(self) -> None:
+        """Note what the shards have committed in the last second."""
+        now = self._shards.committed()
+        self._rates = {number: max(size - self._committed.get(number, size), 0) / INTERVAL_SECONDS
+                       for number, size in now.items()}
+        self._committed = now
+
+    async def _show(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "io.jetblock.api.v1.shards_response", **self._store, "count": self._shards.count,
+                **self._own_line().to_json()}
+
+    # --- giving -------------------------------------------------------------------------------------------------------
+
+    def _takers(self) -> list[Line]:
+        """Return the other brokers, without those that did not take a shard of late."""
+        now_ns = self._clock.monotonic_ns()
+        self._refused = {name: at_ns for name, at_ns in self._refused.items() if now_ns - at_ns < self._interval_ns}
+        return [line for line in self.roster.others() if line.id not in self._refused]
+
+    async def _give(self, number: int, to: Line) -> None:
+        """Raises: NotTaken; ApiError: the shard cannot be given, or the other broker is not ready."""
+        if why := self._why_fixed(number):
+            raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, why)
+        try:
+            await self._peers.ask(f"BROKER.{to.id}", {"do": "prepare", "shard": number}, _READY_SECONDS)
+            await self._shards.give(number, to.name, lambda: self._offer(number, to))
+        except (NotTaken, ApiError):
+            self._refused[to.id] = self._clock.monotonic_ns()
+            raise
+
+    async def _give_all(self) -> None:
+        for number in self._shards.committed():
+            while not self._why_fixed(number) and (to := heir(number, self._takers())) is not None:
+                try:
+                    await self._give(number, to)
+                    break
+                except ApiError as error:
+                    _log.info("shard %d: %s", number, error)
+                except NotTaken:
+                    return  # the store may be failing: a stop must not wait for each shard
+
+    async def _offer(self, number: int, to: Line) -> None:
+        try:
+            await self._peers.ask(f"BROKER.{to.id}", {"do": "take", "shard": number}, _TAKE_SECONDS)
+        except ApiError as error:
+            raise NotTaken(str(error)) from None
+
+    async def _step_down(self, number: int, question: dict[str, Any]) -> dict[str, Any]:
+        """Answer a request to hand a shard over: to the broker that it prefers, or to the one with the fewest shards.
+
+        Raises: ApiError 10005: nobody takes it.
+        """
+        preferred = (question.get("placement") or {}).get("preferred") or ""
+        if preferred == self._me.name:
+            raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, f"{preferred} owns shard {number} already")
+        if (to := self._taker(number, preferred)) is None:
+            await asyncio.sleep(INTERVAL_SECONDS)  # a broker that has just started shows itself by then
+            to = self._taker(number, preferred)
+        if to is None:
+            raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, f"preferred server \"{preferred}\" not known" if preferred
+                              else "no other broker in reach")
+        own = self._me.own
+        if isinstance(own, tuple):  # until this broker starts again, the shard is not to come back by itself
+            self._me = self._me._replace(own=tuple(one for one in own if one != number))
+            self.roster.publish()
+        try:
+            await self._give(number, to)
+        except (NotTaken, ApiError) as error:
+            self._me = self._me._replace(own=own)
+            if isinstance(error, ApiError):
+                raise
+            raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, f"{to.name} did not take shard {number}: {error}") from None
+        return {"success": True, "shard": number, "owner": to.name}
+
+    def _taker(self, number: int, name: str) -> Line | None:
+        return heir(number, [line for line in self.roster.others() if name in ("", line.name)])
+
+    async def _keep_balanced(self) -> None:
+        given_ns = self._clock.monotonic_ns() - self._interval_ns
+        while True:
+            await asyncio.sleep(INTERVAL_SECONDS)
+            self._measure()
+            if self._clock.monotonic_ns() - given_ns < self._interval_ns:
+                continue
+            gift = next_gift(self._own_line(), self._takers(), lambda number: bool(self._why_fixed(number)))
+            if gift is None:
+                continue
+            given_ns = self._clock.monotonic_ns()
+            try:
+                await self._give(*gift)
+            except (NotTaken, ApiError) as error:
+                _log.info("shard %d stays: %s", gift.shard, error)
+            except Exception:
+                _log.exception("the shards cannot be balanced")
+
+    # --- taking -------------------------------------------------------------------------------------------------------
+
+    async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Raises: ApiError: the shard is not taken; KeyError, TypeError: the question is not understood."""
+        number = int(question["shard"])
+        if self._leaving or not 0 <= number < self._shards.count:
+            raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, f"{self._me.name} takes no shard {number}")
+        if question["do"] == "take":
+            try:
+                await self._shards.take(number, _TAKE_SECONDS - 1)
+            except NotTaken as error:
+                raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, str(error)) from None
+            self.roster.publish()
+        return {}

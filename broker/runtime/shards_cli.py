@@ -1,0 +1,125 @@
+"""``jetblock shards``: which broker owns each shard of a store that several brokers own, and hand-overs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
+
+from broker.base.command import run_command
+from broker.base.output import printable
+from broker.base.progress import Progress
+from broker.client.connection import ApiRefusal, Connection, ConnectionFailed, Login, connect
+
+__all__ = ["main", "make_parser"]
+
+_EPILOG = """\
+The user is one of the system account. Its subjects are $JETBLOCK.SHARDS and $JETBLOCK.*.SHARD.*.STEPDOWN.
+jetblock shards --server URL step-down 3 --preferred broker-2 lets the owner of shard 3 hand it over to broker-2;
+without --preferred, to the broker with the fewest shards.
+status: 0 done, 2 not carried out
+"""
+
+_GATHER_SECONDS: Final = 1.0
+_HAND_OVER_SECONDS: Final = 20.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """List the shards, or let one be handed over; return the exit status."""
+    return run_command("shards", lambda progress: _run(_parse(arguments), progress), ApiRefusal, ConnectionFailed,
+                       ValueError, again="list the shards: the hand-over may be done")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(prog="jetblock shards", epilog=_EPILOG,
+                                     description="Show which brokers own the shards of a store, and hand shards over.",
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("list", "step-down"), help="what to do")
+    parser.add_argument("shard", type=int, nargs="?", help="with step-down: the shard that is handed over")
+    parser.add_argument("--preferred", default="", metavar="NAME", help="the broker that gets the shard")
+    parser.add_argument("--store", default="", metavar="ID", help="the id of the store, if there are several")
+    parser.add_argument("--server", default="nats://127.0.0.1:4222", metavar="URL", help="a NATS server that reaches "
+                                                                                         "the brokers")
+    parser.add_argument("--creds", default="", metavar="FILE", help="credentials (JWT and seed)")
+    parser.add_argument("--nkey", default="", metavar="FILE", help="the seed of a user's nkey")
+    parser.add_argument("--user", default="", metavar="NAME", help="user of the system account")
+    parser.add_argument("--password", default="", metavar="TEXT", help="its password")
+    parser.add_argument("--tls-ca", default="", metavar="FILE", help="the CA of the server's certificate")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    return parser
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = make_parser()
+    options = parser.parse_args(list(arguments))
+    if (options.action == "step-down") != (options.shard is not None):
+        parser.error("step-down takes the number of a shard, and list takes none")
+    return options
+
+
+def _run(options: argparse.Namespace, progress: Progress) -> int:
+    found = asyncio.run(_carry_out(options))
+    progress.clear()
+    if options.json:
+        json.dump(found, sys.stdout, indent=1)
+        print()
+    elif options.action == "list":
+        print("\n".join(map(printable, _table(found["brokers"]))))
+    else:
+        print(printable(f"shard {found['shard']} is {found['owner']}'s"))
+    return 0
+
+
+async def _carry_out(options: argparse.Namespace) -> dict[str, Any]:
+    """Raises: ApiRefusal, ConnectionFailed; ValueError: there are several stores."""
+    connection = await connect(Login(url=options.server, user=options.user, password=options.password,
+                                     creds=options.creds, nkey=options.nkey, tls_ca=options.tls_ca),
+                               name="jetblock shards")
+    try:
+        brokers = [one for one in await _brokers(connection) if options.store in ("", one["store"])]
+        if not brokers:
+            raise ConnectionFailed(f"{connection.shown}: no broker that shares a store answers: is this user in the "
+                                   "system account?")
+        stores = sorted({one["store"] for one in brokers})
+        if options.action == "list":
+            return {"brokers": brokers}
+        if len(stores) > 1:
+            raise ValueError(f"there are several stores: choose one with --store: {', '.join(stores)}")
+        body = {"placement": {"preferred": options.preferred}} if options.preferred else {}
+        return connection.decode(await connection.request(
+            f"$JETBLOCK.{stores[0]}.SHARD.{options.shard}.STEPDOWN", json.dumps(body).encode(), _HAND_OVER_SECONDS))
+    finally:
+        await connection.close()
+
+
+async def _brokers(connection: Connection) -> list[dict[str, Any]]:
+    """Return the lines of all brokers that answer within a second."""
+    client = connection.client
+    inbox = client.new_inbox()
+    answers = await client.subscribe(inbox)
+    await client.publish("$JETBLOCK.SHARDS", reply=inbox)
+    await asyncio.sleep(_GATHER_SECONDS)
+    found = []
+    while answers.pending_msgs:
+        data = (await answers.next_msg(1)).data
+        if data:  # an empty answer: there are no responders
+            found.append(connection.decode(data))
+    return sorted(found, key=lambda one: (one["store"], one["name"]))
+
+
+def _table(brokers: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each shard."""
+    owners = {(one["store"], int(shard)): (one, rate) for one in brokers for shard, rate in one["shards"].items()}
+    rows = [("STORE", "SHARD", "OWNER", "BYTES/S")]
+    for store in sorted({one["store"] for one in brokers}):
+        for shard in range(max(one["count"] for one in brokers if one["store"] == store)):
+            one, rate = owners.get((store, shard), (None, 0.0))
+            rows.append((store, str(shard), one["name"] if one else "-", f"{rate:.0f}" if one else "-"))
+    widths = [max(len(row[at]) for row in rows) for at in range(4)]
+    idle = sorted(one["name"] for one in brokers if not one["shards"])
+    return [*("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
+            *([f"no shard: {', '.join(idle)}"] if idle else [])]

@@ -1,0 +1,110 @@
+"""A store that several brokers own: this one takes shards, serves their streams, and gives them away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+from broker.jetstream.owners.giving import Giving
+from broker.jetstream.owners.peers import Peers
+from broker.jetstream.owners.roster import Line
+from broker.runtime.costs import shared_cost
+from broker.runtime.own_shards import OwnShards
+from broker.storage.read.followed import FollowedShard
+
+if TYPE_CHECKING:
+    from broker.jetstream.engine import JetStream
+    from broker.maintenance.scrub import Finding
+    from broker.runtime.shard_owner import ShardOwner
+    from broker.runtime.store_host import StoreHost
+    from broker.server.routing.router import Router
+    from broker.storage.shard import Shard
+
+__all__ = ["SharedStore"]
+
+log = logging.getLogger(__name__)
+
+_CATALOGUE_SECONDS: Final = 1.0
+"""On a directory, the interval at which the catalogue is read if another broker owns it and sends no hint."""
+
+_NAMES_SHOWN: Final = 5
+
+
+class SharedStore:
+    """The store of ``host``, whose streams ``jetstream`` serves.
+
+    Args: ``system``: the subjects of the system account; ``server_id``, ``name``: of this broker;
+        ``open_shard(owner, shard)`` opens the streams of a shard; ``fail(why)`` ends the process; ``damaged``: as for
+        ``ShardOwner``.
+    """
+
+    def __init__(self, host: StoreHost, jetstream: JetStream, system: Router, server_id: str, name: str, *,
+                 open_shard: Callable[[ShardOwner, Shard], Awaitable[object]], fail: Callable[[str], object],
+                 damaged: Callable[[Finding], object]) -> None:
+        self._host = host
+        self._jetstream = jetstream
+        self._open_shard = open_shard
+        self._fail = fail
+        settings, clock = host.settings, jetstream.clock
+        peers = Peers(system, host.store_id.hex())
+
+        def read(number: int) -> FollowedShard:
+            wanted = None if number else lambda account, stream: False
+            return FollowedShard(host.store, number, clock, host.rng, wanted,
+                                 read_keys=None if host.masters is None else host.read_keys)
+
+        idle_seconds = settings.lease_ns / 3e9
+        if host.store.try_lock is not None:
+            idle_seconds = min(idle_seconds, _CATALOGUE_SECONDS)
+        self._catalogue = jetstream.share(peers, settings.shards, read, idle_seconds=idle_seconds)
+        self.shards = OwnShards(host, self, damaged=damaged)
+        self._giving = Giving(self.shards, peers, Line(server_id, name, self.shards.own, {}), clock,
+                              store={"store": host.store_id.hex(), "url": host.store.url},
+                              why_fixed=self._why_fixed, interval_ns=settings.lease_ns)
+
+    def start(self) -> None:
+        """Follow the catalogue, and answer the other brokers."""
+        self._catalogue.start()
+        self._giving.start()
+        host = self._host
+        if host.store.puts_cost:
+            log.info("%s", shared_cost(host.settings.shards, host.settings.lease_ns, at_aws=host.store.at_aws))
+
+    async def hand_over_all(self) -> None:
+        """Give all shards to brokers that take them, before this one stops, and take no more."""
+        await self._giving.stop()
+
+    async def serve(self, owner: ShardOwner) -> None:
+        """See ``Services``."""
+        if (shard := owner.shard) is not None:
+            await self._catalogue.settle(shard.log, shard.number)
+            await self._open_shard(owner, shard)
+            self._giving.opened(shard.number)
+
+    async def close(self, number: int, *, given: bool) -> None:
+        """See ``Services``."""
+        self._giving.closed(number)
+        await self._jetstream.close_shard(number, given=given)
+
+    def fail(self, why: str) -> None:
+        """See ``Services``."""
+        self._fail(why)
+
+    def _why_fixed(self, number: int) -> str:
+        """Return why a shard cannot be given to another broker now, or ""."""
+        shard = self._jetstream.shards.get(number)
+        in_memory, restored = [], []
+        for account in self._jetstream.accounts.values():
+            in_memory += [f"{account.name}/{stream.name}" for stream in account.streams.values()
+                          if not number and stream.config.storage == "memory"]
+            restored += [f"{account.name}/{stream.name}" for stream in account.incoming.streams.values()
+                         if shard is not None and stream.log is shard.log]
+        if in_memory:
+            return f"streams in memory would be lost: {_shown(in_memory)}"
+        return f"streams are being restored: {_shown(restored)}" if restored else ""
+
+
+def _shown(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(sorted(names)[:_NAMES_SHOWN]) + more
