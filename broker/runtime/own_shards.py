@@ -4,8 +4,8 @@ Each shard has a task of its own, so a process keeps the others when it loses on
 
                                   ┌── lost ── close ── wait T ──────────────────────────────> wait …
     wait ── take ── settle, serve ┤
-                                  └── given ── close, drain, seal ── the other takes it ────> wait …
-                                                                  └─ it does not: take it back
+                                  └── given ── checkpoint, close, drain, seal ── the other takes it ──> wait …
+                                                                              └─ it does not: take it back
 
 ``jetblock { own }`` says how long a free shard is left to other brokers (``_delay_ns``):
 
@@ -249,15 +249,16 @@ class OwnShards:
             part.known.set()
 
     async def _hand_over(self, owner: ShardOwner, part: _OwnShard, gift: _Gift) -> None:
-        """Close a shard, seal it, and let the other broker take it.
+        """Close a shard, seal it, and let the other broker take it. Until it is closed, it serves.
 
         A crash of either broker in between is a take-over: the shard is sealed, and free, or its owner is silent for T.
         """
         number = owner.number
         log.info("Shard %d: handing it over to %s", number, gift.to)
         try:
+            await owner.write_checkpoint()
             await self._services.close(number, given=True)
-            await owner.give_back()
+            await owner.give_back(checkpoint=False)
             await gift.take()
             part.end_gift()
         except NotTaken as error:

@@ -338,9 +338,18 @@ class ShardOwner(LogListener):
         return StartError(f"{fenced}, under our own name: two copies of one configuration run on this store; give them "
                           "different server_names, or stop one")
 
-    async def give_back(self) -> None:
-        """Release the shard cleanly: commit everything sequenced, write a checkpoint, seal the epoch, release the lock.
+    async def write_checkpoint(self) -> None:
+        """Write a checkpoint while the shard serves, so that its next owner has little to replay."""
+        if self.shard is not None:
+            try:
+                await self.shard.checkpointer.cut()
+            except (StoreError, FormatError, Fenced) as error:
+                log.warning("shard %d: no checkpoint could be written: %s", self.number, error)
 
+    async def give_back(self, *, checkpoint: bool = True) -> None:
+        """Release the shard cleanly: commit everything sequenced, seal the epoch, release the lock.
+
+        Args: ``checkpoint``: write a checkpoint before the seal.
         If the store no longer accepts puts, messages that are sequenced and not stored are dropped, as by a kill. They
         are not acknowledged, except on ``async`` streams.
         """
@@ -349,7 +358,7 @@ class ShardOwner(LogListener):
         if shard is not None:
             # A sync may take longer than a put, and every put of the stop would wait for it.
             await self._sync(end=False)
-            closing = asyncio.create_task(self._close(shard), name="close the log")
+            closing = asyncio.create_task(self._close(shard, checkpoint), name="close the log")
             while not closing.done():
                 done = self._host.puts_done
                 await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + _STOP_GRACE_SECONDS)
@@ -362,9 +371,9 @@ class ShardOwner(LogListener):
             await asyncio.gather(closing, return_exceptions=True)
         await self.abandon()
 
-    async def _close(self, shard: Shard) -> None:
+    async def _close(self, shard: Shard, checkpoint: bool) -> None:
         try:
-            end = await shard.close()
+            end = await shard.close(checkpoint=checkpoint)
             host = self._host
             await seal_at(host.store, self._paths, end, end.epoch, host.identity, host.clock, host.rng)
         except (StoreError, FormatError, Fenced) as error:

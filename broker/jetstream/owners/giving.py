@@ -2,7 +2,8 @@
 
     this broker                                  the other
     is it ready? ─────────────────────────────>  it does not stop, and knows the shard
-    close the streams, drain, checkpoint, seal
+    write a checkpoint
+    close the streams, drain, seal
     take it ──────────────────────────────────>  claim, recover, settle, serve
                  <─────────────────────────────  it serves
 
