@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from broker.protocol import headers
 from broker.streaming.stored import REPLY_HEADER
+from broker.streaming.turns import Turns
 from broker.streaming.wire.encoding import MsgEncoder, ack_start
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class Group:
 
     def start(self, *, redeliver: bool) -> None:
         """Deliver from now on to the members that are ready; ``redeliver``: first all unacknowledged messages."""
-        self._turns += [member for member in self.members if member.ready and member not in self._turns]
+        known = set(self._turns)
+        self._turns += [member for member in self.members if member.ready and member not in known]
         if redeliver and self.consumer is not None:
             self._owners.clear()
             for member in self.members:
@@ -169,32 +171,18 @@ class Group:
         if self.consumer is not None and (len(owners) - len(self.consumer.acks.pending) > _STALE_OWNERS
                                           or not any(member.held < member.max_in_flight for member in members)):
             self._forget_gone(self.consumer)
+        turns = Turns(members)
         chosen: list[Subscription] = []
         for seq, delivered in zip(batch.stream_seqs, batch.delivered, strict=True):
-            member = self._least_busy(members, any_member=delivered > 1)
+            member = turns.take(any_member=delivered > 1)
             if member is None:
                 break
             if (before := owners.get(seq)) is not None:
-                before.held -= 1
+                turns.count(before, -1)
             owners[seq] = member
-            member.held += 1
             member.last_sent = max(member.last_sent, seq)
             chosen.append(member)
         return chosen
-
-    @staticmethod
-    def _least_busy(members: list[Subscription], *, any_member: bool) -> Subscription | None:
-        """Return the member that has the fewest messages; of several, the one that comes first in the turns.
-
-        The first one in the turns goes to their end if it is chosen. ``any_member``: also one that has enough.
-        Source: nats-streaming-server, server/server.go findBestQueueSub.
-        """
-        best = min((member for member in members if member.held < member.max_in_flight), key=_held, default=None)
-        if best is None and any_member:
-            best = min(members, key=_held, default=None)
-        if best is not None and best is members[0]:
-            members.append(members.pop(0))
-        return best
 
     def _forget_gone(self, consumer: Consumer) -> None:
         """Forget the owners of messages that are no longer pending, because they left the stream."""
@@ -216,10 +204,6 @@ class Group:
 def _reply(header: bytes) -> bytes:
     """Return the reply subject of a message; b"" for none. Any client of JetStream may have set it, to any bytes."""
     return (headers.get(header, REPLY_HEADER) or b"").decode(errors="replace").encode()
-
-
-def _held(member: Subscription) -> int:
-    return member.held
 
 
 def _inbox(msg: Msg) -> bytes:
