@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -75,13 +74,13 @@ class Heartbeats:
 
     async def answers(self, client: Client, timeout_ns: int) -> bool:
         """Return whether the client answers a request on its heartbeat inbox within ``timeout_ns``."""
-        answered = asyncio.get_running_loop().create_future()
-        token = self._ask(client, partial(answered.set_result, None))
+        answered = asyncio.Event()
+        token = self._ask(client, answered.set)
         if not token:
             return False
         try:
             async with asyncio.timeout(timeout_ns / 1e9):
-                await answered
+                await answered.wait()
         except TimeoutError:
             return False
         finally:

@@ -450,8 +450,10 @@ def _start(request: SubscriptionRequest, stream: Stream) -> dict[str, Any]:
         case StartPosition.LAST_RECEIVED:
             return {"deliver_policy": "last"}
         case StartPosition.TIME_DELTA_START:
-            start_ns = min(max(stream.clock.now_ns() - request.start_time_delta, 1), INT64_MAX)
-            return {"deliver_policy": "by_start_time", "opt_start_time": start_ns}
+            start_ns = stream.clock.now_ns() - request.start_time_delta
+            if start_ns > INT64_MAX:
+                start_ns = 1  # the real server's number wraps around
+            return {"deliver_policy": "by_start_time", "opt_start_time": max(start_ns, 1)}
         case StartPosition.SEQUENCE_START if request.start_sequence > stream.last_seq:
             return {"deliver_policy": "new"}
         case StartPosition.SEQUENCE_START if request.start_sequence > max(stream.first_seq, 1):

@@ -247,7 +247,7 @@ async def publish_without_a_reply_subject(world: World) -> None:
             "sequence_6": (SEQUENCE, 6, 0), "sequence_99": (SEQUENCE, 99, 0),
             "sequence_max": (SEQUENCE, (1 << 64) - 1, 0), "time_0": (TIME, 0, 0),
             "time_hour": (TIME, 0, 3600 * SECOND), "time_future": (TIME, 0, -3600 * SECOND),
-            "time_before_1970": (TIME, 0, (1 << 63) - 1)})
+            "time_before_1970": (TIME, 0, (1 << 63) - 1), "time_after_2262": (TIME, 0, -(1 << 63))})
 async def start_at(world: World, start: tuple[int, int, int]) -> None:
     position, seq, delta = start
     client = await world.client()
