@@ -34,7 +34,7 @@ from broker.storage.keys.opening import decode_all, missing_key
 from broker.storage.keys.shard_keys import KeyedStore
 from broker.storage.log.listener import LogListener
 from broker.storage.log.putter import Segment
-from broker.storage.objectstore import StoreError, StoreLock, Transient
+from broker.storage.objectstore import NotFound, StoreError, StoreLock, Transient
 from broker.storage.objectstore.file import directory_of
 from broker.storage.objectstore.unsynced import SyncFailed
 from broker.storage.paths import ShardPaths
@@ -136,6 +136,7 @@ class ShardOwner(LogListener):
         backoff = Backoff(_PAUSE_SECONDS, _PAUSE_SECONDS_MAX, self._host.rng)
         while True:
             try:
+                await self._check_master_key()  # a standby with another key would end when it is needed
                 watched = await self._wait_until_free(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))
                 await self._before_claim()
                 return await self._take_and_recover(watched)
@@ -161,7 +162,7 @@ class ShardOwner(LogListener):
                 raise StartError(self._explanation(error)) from None
             except KeyMissing as error:
                 await self.abandon()
-                raise StartError(await self._missing_key(error)) from None
+                raise StartError(str(error)) from None
             except BaseException:
                 if self.shard is None:
                     self._release()
@@ -213,8 +214,8 @@ class ShardOwner(LogListener):
             # Before the claim: a broker with another key, or without one, must not take the shard.
             if keys is not None:
                 await keys.load(host.retrying)
-            elif await host.retrying.list(paths.keys, limit=1):
-                raise KeyMissing(b"", "the store is encrypted")
+            else:
+                await self._check_master_key()
             if directory is not None:
                 log_tail(await asyncio.to_thread(repair_tail, directory, paths), store.url)
                 replay = partial(replay_journal, directory, paths)
@@ -389,16 +390,20 @@ class ShardOwner(LogListener):
         await self._sync(end=True)
         self._release()
 
-    async def _missing_key(self, error: KeyMissing) -> str:
-        """Return the line about a store that the configured key does not open."""
-        if self._host.masters is not None:
-            return str(error)
-        store = self._host.retrying
-        with suppress(StoreError, FormatError):
-            for info in await store.list(self._paths.keys):
-                for one in decode_all([(info.key, await store.get(info.key))]):
-                    return str(missing_key(store.url, one.master, None))
-        return f"{store.url}: {error}"
+    async def _check_master_key(self) -> None:
+        """Check that a configured master key has wrapped keys of the store.
+
+        Raises: StoreError; FormatError; KeyMissing.
+        """
+        store, masters, other = self._host.retrying, self._host.masters, ""
+        for info in await store.list(self._paths.keys):
+            with suppress(NotFound):  # merged meanwhile
+                [one] = decode_all([(info.key, await store.get(info.key))])
+                if masters is not None and masters.named(one.master) is not None:
+                    return
+                other = one.master
+        if other:
+            raise missing_key(store.url, other, masters)
 
     def _explanation(self, error: Exception) -> str:
         return explain(error, self._paths, self._host.store.url) if isinstance(error, FormatError) else str(error)

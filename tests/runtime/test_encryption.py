@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,17 @@ import nats
 import pytest
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
+import jetblock.store
 from broker.base.errors import StartError
 from broker.cli import run
 from broker.inspect.plain import plain_objects, plain_parts
 from broker.inspect.source import open_source
 from broker.runtime.embedded import Broker
-from broker.storage.format.keyring import KEYS
+from broker.storage.format.errors import KeyMissing
 from broker.storage.paths import parse
+from jetblock.staging import PLAIN, RunWriter, Version
 from tests.harness import BrokerProcess
+from tests.key_ring import forget_keys
 
 pytestmark = pytest.mark.shows("auth.encryption")
 
@@ -34,14 +38,8 @@ MESSAGES = 120
 @pytest.fixture
 def other_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """A function after which this process knows no keys."""
-    def forget() -> None:
-        for name in ("_keys", "_since", "_aeads"):
-            monkeypatch.setattr(KEYS, name, {})
-        monkeypatch.setattr(KEYS, "loaders", [])
-        monkeypatch.setattr("broker.storage.keys.reading._used", set())
-
-    forget()
-    return forget
+    forget_keys(monkeypatch)
+    return lambda: forget_keys(monkeypatch)
 
 
 async def fill(broker: Broker | BrokerProcess) -> None:
@@ -196,6 +194,53 @@ async def test_a_broker_without_the_key_does_not_start(tmp_path: Path, other_pro
     other_process()
     async with Broker(store, settings={"storage.key": "another"}) as broker:
         await expect_all(broker)
+
+
+async def test_a_standby_with_another_key_ends_at_once(tmp_path: Path, other_process: Any) -> None:
+    """Shows that a standby that could not take over says so when it starts, and not when it is needed."""
+    async with Broker(tmp_path, settings=KEY) as broker:
+        client = await nats.connect(broker.url)
+        await client.jetstream().add_stream(StreamConfig(name="S", subjects=["s"]))
+        await client.close()
+        for settings, line in (({}, "no key is configured"), ({"storage.key": "another"}, "the configured key is")):
+            with pytest.raises(StartError, match=line):
+                await Broker(tmp_path, settings=settings, standby=True).start()
+
+
+async def test_staged_messages_are_encrypted_by_default(tmp_path: Path, other_process: Callable[[], None],
+                                                        monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows a program that stages messages: it encrypts what it puts, and is refused if it cannot know the keys."""
+    store = tmp_path / "store"
+    await _stored(store)
+    other_process()
+    objects = jetblock.store.open_store(f"file://{store}")
+    with pytest.raises(KeyMissing, match="no key is configured"):
+        await jetblock.store.find_stream(objects, "$G", "S")
+    monkeypatch.setenv("JETBLOCK_KEY", KEY["storage.key"])
+    stream = await jetblock.store.find_stream(objects, "$G", "S")
+    assert stream is not None
+    writer = RunWriter("$G", "S", stream.stream_id, now_ns=time.time_ns())
+    writer.add(b"pl4in.subject.staged", b"pl4in-payload staged", msg_id=b"pl4in-id-staged")
+    for made in writer.finish():
+        await objects.put(made.key, made.data)
+    asked = writer.request(Version("pl4in-id", 1), 0)
+    await objects.put(asked.key, asked.data)
+    expect_secret(store)
+    other_process()  # such as an executor that got the incarnation from its driver
+    with pytest.raises(KeyMissing, match="open the store in this process"):
+        RunWriter("$G", "S", stream.stream_id, now_ns=time.time_ns())
+    RunWriter("$G", "S", stream.stream_id, now_ns=time.time_ns(), codec=PLAIN)
+    await jetblock.store.open_store(f"file://{store}").close()
+    again = RunWriter("$G", "S", stream.stream_id, now_ns=time.time_ns())
+    again.add(b"pl4in.subject.staged", b"pl4in-payload")
+    assert all(SECRETS[0] not in b"".join(made.data) for made in again.finish())
+    await objects.close()
+    async with Broker(store, settings=KEY) as broker:
+        client = await nats.connect(broker.url)
+        while (await client.jetstream().stream_info("S")).state.messages < MESSAGES:  # noqa: ASYNC110 (no event)
+            await asyncio.sleep(0.02)
+        await client.close()
+    expect_secret(store)
 
 
 def test_commands_read_an_encrypted_store_with_the_key(tmp_path: Path, other_process: Any,

@@ -179,6 +179,42 @@ async def test_copies_in_other_shards(tmp_path: Path) -> None:
         await client.close()
 
 
+async def test_copies_keep_messages_for_longer(tmp_path: Path) -> None:
+    """Shows that conditions also find the copies of messages that the stream itself has no more; a stream with several
+    sources keeps the messages of the others."""
+    async with Broker(tmp_path, settings=SOON) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["people.>"]))
+        await js.add_stream(StreamConfig(name="OTHER", subjects=["other"]))
+        await js.add_stream(StreamConfig(name="MIRROR", mirror=StreamSource(name="S")))
+        await js.add_stream(StreamConfig(name="LAST", mirror=StreamSource(name="MIRROR")))
+        await js.add_stream(StreamConfig(name="COPY", subjects=["people2.>"], sources=[
+            StreamSource(name="S"), StreamSource(name="OTHER")]))
+        for who in ("alice", "bob", "alice"):
+            await js.publish(f"people.{who}", f"{who}-said".encode(), headers={"Who": f"{who}-header"})
+        await js.publish("other", b"other-said", headers={"Who": "alice-header"})
+        for name, messages in (("MIRROR", 3), ("LAST", 3), ("COPY", 4)):
+            while (await js.stream_info(name)).state.messages < messages:  # noqa: ASYNC110 (a copy reports no event)
+                await asyncio.sleep(0.05)
+        first = await api(client, "STREAM.PURGE.S", {"seq": 3, "no_erase": False})
+        assert first["purged"] == 2
+        await eventually(lambda: (js_of(broker).stream("$G", "S").erasures.unfinished == []))
+        answer = await api(client, "JETBLOCK.ERASE.S", {"headers": ["Who: alice-header"]})
+        assert {one["stream"]: one["messages"] for one in answer["streams"]} == {
+            "S": 1, "MIRROR": 2, "LAST": 2, "COPY": 2}
+        await finished(client, "S", answer["erasure"])
+        assert files_with(tmp_path, [b"alice-said", b"people.alice"]) == {}
+        assert (await js.get_msg("COPY", 4)).data == b"other-said"
+        await client.close()
+
+
+def js_of(broker: Broker) -> Any:
+    """Return the JetStream of a broker in this process."""
+    assert broker._app is not None
+    return broker._app.jetstream
+
+
 async def test_a_stream_is_deleted_while_its_messages_are_to_be_erased(tmp_path: Path) -> None:
     """Shows that the bytes leave the store although their marks end with the stream."""
     async with Broker(tmp_path, settings=SOON | {"storage.erase_delay_ns": 3_600_000_000_000}) as broker:

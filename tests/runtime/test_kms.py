@@ -21,7 +21,7 @@ from aiohttp import web
 
 from broker.base.errors import StartError
 from broker.runtime.embedded import Broker
-from broker.storage.format.keyring import KEYS
+from tests.key_ring import forget_keys
 from tests.real import parts
 from tests.real.s3 import MISSING, free_port
 from tests.runtime.test_erasure import files_with
@@ -103,12 +103,7 @@ async def kms(moto: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Kms]:
 @pytest.fixture
 def other_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """A function after which this process knows no keys."""
-    def forget() -> None:
-        for name in ("_keys", "_since", "_aeads"):
-            monkeypatch.setattr(KEYS, name, {})
-        monkeypatch.setattr(KEYS, "loaders", [])
-
-    return forget
+    return lambda: forget_keys(monkeypatch)
 
 
 async def new_key(kms: Kms) -> str:

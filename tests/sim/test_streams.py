@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from broker.storage.format.keyring import KEYS
 from broker.storage.format.sealing import SealingCodec
+from tests.key_ring import forget_keys
 from tests.sim.streams import calm
 from tests.sim.streams.process import Process
 from tests.sim.streams.world import FEATURES, World
@@ -69,9 +69,7 @@ def test_special_streams_keep_their_promises() -> None:
 def test_no_nonce_repeats_in_a_whole_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Brokers on an encrypted store are killed, fenced and paused; no two sections, stored or lost, have one key and
     nonce. Secure deletes are erased meanwhile, and keys of deleted streams destroyed."""
-    for name in ("_keys", "_since", "_of_stream", "_aeads"):
-        monkeypatch.setattr(KEYS, name, {})
-    monkeypatch.setattr(KEYS, "_destroyed", set())
+    forget_keys(monkeypatch)
     seal_of = SealingCodec.seal
     used: Counter[bytes] = Counter()
 

@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker.jetstream.filters import Filters
@@ -38,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 _MSG_ID: Final = b"Nats-Msg-Id"
 _SOURCE: Final = b"Nats-Stream-Source"
+_ALL: Final = SeqRanges(((0, (1 << 64) - 1),))
 _RANGE: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?", re.ASCII)
 _RANGES_MAX: Final = 100_000
 """The most ranges of one erasure: its mark is a record of the log, and part of each checkpoint until it is done."""
@@ -121,15 +122,18 @@ async def erase(streams: Mapping[str, Stream], stream: Stream, blocks_of: Callab
         if not shredding or name != stream.name:
             check(streams[name])
     done: dict[str, Erased] = {}
+    conditions: dict[str, Wanted | None] = {stream.name: None if wanted.seqs else wanted}
     for name, origin in origins.items():
         one = streams[name]
-        if origin is not None:
-            if origin not in done:
-                continue
-            wanted = _copied(one, done[origin])
-        seqs = await choose(one, blocks_of(one), wanted)
-        if one is stream:
-            seqs = SeqRanges(seqs.within(1, one.last_seq))
+        if origin is None:
+            seqs = SeqRanges((await choose(one, blocks_of(one), wanted)).within(1, one.last_seq))
+        else:
+            seqs = SeqRanges()
+            if origin in done and done[origin].seqs:
+                seqs = await choose(one, blocks_of(one), _copied(one, done[origin]))
+            conditions[name] = own = _conditions_of_copy(one, origin, conditions[origin])
+            if own is not None:
+                seqs |= await choose(one, blocks_of(one), own)
         if len(seqs) > _RANGES_MAX:
             raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=(
                 f"{len(seqs)} ranges of sequences in stream {name}, and one erasure has at most {_RANGES_MAX}: "
@@ -192,6 +196,21 @@ def _named(stream: Stream, domain: str) -> tuple[set[str], set[str]]:
             own = origin.external is None or (domain and origin.external.api == f"$JS.{domain}.API")
             (here if own else elsewhere).add(origin.name)
     return here, elsewhere
+
+
+def _conditions_of_copy(copy: Stream, origin: str, wanted: Wanted | None) -> Wanted | None:
+    """Return the conditions that the copies of wanted messages fulfil, whether or not the origin still has them.
+
+    A copy may keep messages for longer than its origin. The origin has erased some already if the broker was killed
+    before the copy was marked. None: the conditions do not say which messages of the copy came from the stream.
+    """
+    config = copy.config
+    if wanted is None or config.subject_transform is not None or any(
+            one.subject_transforms for one in (config.mirror, *config.sources) if one is not None):
+        return None
+    if config.mirror is not None:
+        return wanted
+    return None if wanted.origin is not None else replace(wanted, origin=(origin.encode(), _ALL))
 
 
 def _copied(copy: Stream, origin: Erased) -> Wanted:

@@ -29,8 +29,11 @@ from typing import Any, Final, NamedTuple
 from broker.storage.format.codec import Stored, Undecodable
 from broker.storage.format.errors import KeyMissing
 
-__all__ = ["KEYS", "KEY_BYTES", "KEY_ID_BYTES", "NONCE_BYTES", "OVERHEAD", "PREFIX_BYTES", "SALT_BYTES",
+__all__ = ["KEYS", "KEY_BYTES", "KEY_ID_BYTES", "KEY_VARIABLE", "NONCE_BYTES", "OVERHEAD", "PREFIX_BYTES", "SALT_BYTES",
            "SECTIONS_MAX", "Cipher", "DataKey", "KeyRing", "aead_of", "associated_data", "cipher_of"]
+
+KEY_VARIABLE: Final = "JETBLOCK_KEY"
+"""The environment variable with the master key, for programs that have no configuration."""
 
 KEY_BYTES: Final = 32
 KEY_ID_BYTES: Final = 8
@@ -116,6 +119,7 @@ class KeyRing:
         self._destroyed: set[bytes] = set()
         self._since: dict[int, int] = {}
         self._of_stream: dict[int, DataKey] = {}
+        self._shards: dict[int, tuple[Cipher, DataKey]] = {}
         self._aeads: dict[bytes, Any] = {}
 
     def add(self, keys: Iterable[DataKey]) -> None:
@@ -125,6 +129,16 @@ class KeyRing:
             if key.owner:
                 self._since[key.owner] = key.since
                 self._of_stream[key.owner] = key
+
+    def add_shard(self, cipher: Cipher, keys: Iterable[DataKey]) -> None:
+        """Note which streams belong to a shard, and the cipher of its writers; ``keys`` are those of the shard."""
+        keys = list(keys)
+        for shard in [key for key in keys if not key.owner]:
+            self._shards.update((key.owner, (cipher, shard)) for key in keys if key.owner)
+
+    def shard_of(self, stream_id: int) -> tuple[Cipher, DataKey] | None:
+        """Return the cipher and the key of the shard that has a stream; None if its key is not known."""
+        return self._shards.get(stream_id) if stream_id in self._of_stream else None
 
     def destroy(self, key_ids: Iterable[bytes]) -> None:
         """Forget keys that were destroyed: their sections count as damaged."""
@@ -185,15 +199,20 @@ class KeyRing:
             raise Undecodable("it was changed, or belongs to another place: its cipher does not confirm it") from None
         return data
 
+    def load(self) -> KeyMissing | None:
+        """Call all loaders; return why one of them cannot load its keys."""
+        missing: KeyMissing | None = None
+        for load in self.loaders:
+            try:
+                load()
+            except KeyMissing as error:  # perhaps of another store
+                missing = error
+        return missing
+
     def _key(self, key_id: bytes) -> DataKey:
         key = self._keys.get(key_id)
         if key is None and key_id not in self._destroyed:
-            missing: KeyMissing | None = None
-            for load in self.loaders:
-                try:
-                    load()
-                except KeyMissing as error:  # perhaps of another store
-                    missing = error
+            missing = self.load()
             key = self._keys.get(key_id)
             if key is None and missing is not None:
                 raise missing

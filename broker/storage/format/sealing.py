@@ -9,7 +9,9 @@ from typing import Any, Final
 from zlib import crc32
 
 from broker.storage.format.codec import Compression
+from broker.storage.format.errors import KeyMissing
 from broker.storage.format.keyring import (
+    KEY_VARIABLE,
     KEYS,
     SALT_BYTES,
     SECTIONS_MAX,
@@ -18,9 +20,9 @@ from broker.storage.format.keyring import (
     aead_of,
     associated_data,
 )
-from broker.storage.format.section import Compressed, SectionCodec, SectionHeader, SectionPosition
+from broker.storage.format.section import SECTIONS, Compressed, SectionCodec, SectionHeader, SectionPosition
 
-__all__ = ["KnownKeysCodec", "SealingCodec"]
+__all__ = ["KnownKeysCodec", "SealingCodec", "staging_codec"]
 
 _SESSIONS_MAX: Final = 16_384
 
@@ -105,3 +107,25 @@ def _known_key(stream_id: int) -> DataKey:
     key = KEYS.of_stream(stream_id)
     assert key is not None
     return key
+
+
+def staging_codec(stream_id: int) -> SectionCodec:
+    """Return the codec for messages that are staged for a stream, and for requests to the owner of its shard.
+
+    It encrypts if this process has opened the stream's store and the store is encrypted. A process that has a master
+    key, and has opened no store, cannot know that. Raises: KeyMissing.
+    """
+    found = KEYS.shard_of(stream_id)
+    if found is None and KEY_VARIABLE in os.environ:
+        if not KEYS.loaders:
+            raise KeyMissing(b"", f"this process has {KEY_VARIABLE}, and has not read the keys of the stream's store: "
+                                  f"open the store in this process, by jetblock.store, or pass codec=PLAIN if the "
+                                  f"store is not encrypted")
+        missing = KEYS.load()
+        found = KEYS.shard_of(stream_id)
+        if found is None and missing is not None:
+            raise missing
+    if found is None:
+        return SECTIONS
+    cipher, shard = found
+    return SealingCodec(cipher, lambda owner: shard if not owner else _known_key(owner))

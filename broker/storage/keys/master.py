@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from broker.storage.format.errors import KeyMissing
+from broker.storage.format.keyring import KEY_VARIABLE
 from broker.storage.format.wrapped_keys import unwrap_secret, wrap_secret
 
-__all__ = ["KEY_VARIABLE", "PREVIOUS_VARIABLE", "BadKey", "LocalKey", "MasterKey", "Masters"]
+__all__ = ["PREVIOUS_VARIABLE", "BadKey", "LocalKey", "MasterKey", "Masters"]
 
-KEY_VARIABLE: Final = "JETBLOCK_KEY"
 PREVIOUS_VARIABLE: Final = "JETBLOCK_PREV_KEY"
 
 _FILE: Final = "file:"

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from broker.storage.format.errors import KeyMissing
-from broker.storage.format.keyring import KEYS, DataKey
+from broker.storage.format.keyring import KEY_VARIABLE, KEYS, DataKey
 from broker.storage.format.wrapped_keys import WrappedKeys
-from broker.storage.keys.master import KEY_VARIABLE, Masters
+from broker.storage.keys.master import Masters
 from broker.storage.objectstore.base import NotFound, ObjectInfo
 from broker.storage.paths import KEYS as PREFIX
 from broker.storage.paths import parse
@@ -63,6 +63,10 @@ def open_all(objects: Sequence[WrappedKeys], masters: Masters, url: str) -> Open
         opened.keys.update((key.key_id, key) for key in one.unwrap(secret) if key.key_id not in dead)
     KEYS.destroy(dead)
     KEYS.add(opened.keys.values())
+    for shard in {one.shard for one in objects}:
+        of_shard = [one for one in objects if one.shard == shard]
+        KEYS.add_shard(of_shard[-1].cipher, [key for one in of_shard for row in one.keys
+                                             if (key := opened.keys.get(row.key_id)) is not None])
     return opened
 
 

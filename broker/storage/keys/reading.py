@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Any
@@ -19,10 +19,10 @@ from broker.storage.format.sealing import SealingCodec
 from broker.storage.format.section import SECTIONS, SectionCodec
 from broker.storage.keys.master import BadKey, Masters
 from broker.storage.keys.opening import load_keys
-from broker.storage.objectstore.base import ObjectInfo
+from broker.storage.objectstore.base import ObjectInfo, ObjectStore
 from broker.storage.paths import ShardPaths
 
-__all__ = ["use_keys_of", "use_keys_of_url", "writer_codec"]
+__all__ = ["open_with_keys", "use_keys_of", "use_keys_of_url", "writer_codec"]
 
 _used: set[str] = set()
 _using = Lock()
@@ -82,25 +82,35 @@ def _read_codec(url: str, shard: int, stream_id: int, listed: Callable[[str], Se
     return SealingCodec(objects[-1].cipher, by_owner.__getitem__)
 
 
-def use_keys_of_url(url: str) -> None:
-    """Do the same through a client of its own, which is opened for each load."""
+def use_keys_of_url(url: str, **options: Any) -> None:
+    """Do the same through a client of its own, which is opened for each load with these options of ``open_store``."""
     def listed(prefix: str) -> Sequence[ObjectInfo]:
-        found: Sequence[ObjectInfo] = _ask(url, lambda store: store.list(prefix))
+        found: Sequence[ObjectInfo] = _ask(url, options, lambda store: store.list(prefix))
         return found
 
     def get(key: str) -> bytes:
-        data: bytes = _ask(url, lambda store: store.get(key))
+        data: bytes = _ask(url, options, lambda store: store.get(key))
         return data
 
     use_keys_of(url, listed, get)
 
 
-def _ask(url: str, call: Callable[[Any], Any]) -> Any:
+def open_with_keys(url: str, **options: Any) -> ObjectStore:
+    """Open a store as ``open_store`` does. If it is encrypted, this process reads it with the key in its environment.
+    """
+    from broker.storage.objectstore import open_store
+
+    store = open_store(url, **options)
+    use_keys_of_url(url, **options)
+    return store
+
+
+def _ask(url: str, options: Mapping[str, Any], call: Callable[[Any], Any]) -> Any:
     """Make a call on a loop of its own: the caller may be on one."""
     from broker.storage.objectstore import open_store
 
     async def ask() -> Any:
-        store = open_store(url, read_only=True)
+        store = open_store(url, **{**options, "read_only": True})
         try:
             return await call(store)
         finally:

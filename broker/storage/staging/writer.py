@@ -36,7 +36,8 @@ from broker.storage.format.request import (
     excess,
     request_id_of,
 )
-from broker.storage.format.section import SECTIONS, SectionCodec
+from broker.storage.format.sealing import staging_codec
+from broker.storage.format.section import SectionCodec
 from broker.storage.format.staged import staged_position
 from broker.storage.log.open_block import NAMES_BYTES, OpenBlock
 from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
@@ -98,11 +99,14 @@ class RunWriter:
         headers are refused.
     ``block_bytes`` and ``block_messages`` bound a block. By default, they are doubled after some blocks, up to 32 MiB
         and 131 072 messages.
-    Raises: ValueError for blocks of more messages than a stream accepts.
+    ``codec`` seals what is stored. By default, it encrypts if the store is encrypted, and this process has opened the
+        store (``jetblock.store``).
+    Raises: ValueError for blocks of more messages than a stream accepts; KeyMissing if this process has a master key,
+        and has not read the keys of the store.
     """
 
     def __init__(self, account: str, stream: str, stream_id: int, *, now_ns: int, acting: str = Acting.REFUSE,
-                 codec: SectionCodec = SECTIONS, run_bytes: int = _RUN_BYTES, block_bytes: int | None = None,
+                 codec: SectionCodec | None = None, run_bytes: int = _RUN_BYTES, block_bytes: int | None = None,
                  block_messages: int | None = None, randbytes: Callable[[int], bytes] = os.urandom) -> None:
         if block_messages is not None and not 0 < block_messages <= BLOCK_MESSAGES_MAX:
             raise ValueError(f"a block has 1 to {BLOCK_MESSAGES_MAX} messages, not {block_messages}")
@@ -115,7 +119,7 @@ class RunWriter:
         self._position = staged_position(now_ns)
         self._now_ns = now_ns
         self._acting = Acting(acting)
-        self._codec = codec
+        self._codec = codec or staging_codec(stream_id)
         self._run_bytes = run_bytes
         self._block_bytes, self._block_bytes_max = block_bytes or _BLOCK_BYTES, block_bytes or _BLOCK_BYTES_MAX
         self._block_messages = block_messages or _BLOCK_MESSAGES
@@ -270,7 +274,7 @@ class RunWriter:
 
 def request_object(account: str, stream: str, stream_id: int, identity: int | Version, entries: Sequence[StagedRun], *,
                    shard: int, times: str = Times.RAISE, acting: str = Acting.REFUSE,
-                   nonce: bytes | None = None, codec: SectionCodec = SECTIONS) -> ToPut:
+                   nonce: bytes | None = None, codec: SectionCodec | None = None) -> ToPut:
     """Return the request to adopt these runs in this order.
 
     Args: ``identity`` is the id of the request, or the version that a writer gives it; the stream grants each once.
@@ -289,7 +293,7 @@ def request_object(account: str, stream: str, stream_id: int, identity: int | Ve
         raise ValueError(why)
     request = Request(identity, account, stream, stream_id, entries, nonce or os.urandom(NONCE_BYTES), version,
                       Times(times), Acting(acting))
-    return ToPut(ShardPaths(shard).inbox(identity), [request.encode(codec)], None)
+    return ToPut(ShardPaths(shard).inbox(identity), [request.encode(codec or staging_codec(stream_id))], None)
 
 
 def _with_id(headers: bytes, msg_id: bytes | None, acting: bool) -> tuple[bytes, bytes]:

@@ -18,6 +18,7 @@ from broker.storage.format.header import Position
 from broker.storage.format.keyring import KEYS, OVERHEAD, Cipher, DataKey
 from broker.storage.format.sealing import SealingCodec
 from broker.storage.format.section import SECTIONS, SectionKind, SectionPosition, is_known, pack_header, unpack_header
+from tests.key_ring import forget_keys
 
 OWNER = 0x1234
 AT: SectionPosition = (Position(3, 42), 7, OWNER, SectionKind.FRAME, 1)
@@ -28,10 +29,7 @@ RAWS = [b"", b"x", b"abc" * 500, random.Random(1).randbytes(3000)]
 @pytest.fixture
 def keys(monkeypatch: pytest.MonkeyPatch) -> dict[int, DataKey]:
     """Two keys, in a ring that has no others."""
-    monkeypatch.setattr(KEYS, "_keys", {})
-    monkeypatch.setattr(KEYS, "_since", {})
-    monkeypatch.setattr(KEYS, "_aeads", {})
-    monkeypatch.setattr(KEYS, "loaders", [])
+    forget_keys(monkeypatch)
     rng = random.Random(2)
     found = {owner: DataKey(rng.randbytes(8), owner, rng.randbytes(32)) for owner in (OWNER, OWNER + 1)}
     KEYS.add(found.values())

@@ -10,17 +10,18 @@ from broker.config.environment import master_keys
 from broker.storage.format.codec import Compression
 from broker.storage.format.errors import Corrupt, KeyMissing
 from broker.storage.format.header import Position
-from broker.storage.format.keyring import KEYS, Cipher
+from broker.storage.format.keyring import KEY_VARIABLE, Cipher
 from broker.storage.format.section import SECTIONS, SectionHeader, SectionKind, SectionPosition
 from broker.storage.format.wrapped_keys import WrappedKeys
 from broker.storage.keys import shard_keys
-from broker.storage.keys.master import KEY_VARIABLE, PREVIOUS_VARIABLE, BadKey, LocalKey, Masters
+from broker.storage.keys.master import PREVIOUS_VARIABLE, BadKey, LocalKey, Masters
 from broker.storage.keys.opening import load_keys
 from broker.storage.keys.shard_keys import KeyedStore, ShardKeys, keys_for_repair
 from broker.storage.objectstore.base import Transient
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import KEYS as PREFIX
 from broker.storage.paths import ShardPaths, parse
+from tests.key_ring import forget_keys
 
 PATHS = ShardPaths(0)
 OLD, NEW = LocalKey(b"the old key"), LocalKey(b"the new key")
@@ -28,15 +29,7 @@ OLD, NEW = LocalKey(b"the old key"), LocalKey(b"the new key")
 
 @pytest.fixture(autouse=True)
 def _empty_ring(monkeypatch: pytest.MonkeyPatch) -> None:
-    _forget(monkeypatch)
-
-
-def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget all keys, as another process has none."""
-    for name in ("_keys", "_since", "_aeads"):
-        monkeypatch.setattr(KEYS, name, {})
-    monkeypatch.setattr(KEYS, "_destroyed", set())
-    monkeypatch.setattr(KEYS, "loaders", [])
+    forget_keys(monkeypatch)
 
 
 async def _keys(store: MemoryStore, masters: Masters | None = None) -> ShardKeys:
@@ -76,7 +69,7 @@ async def test_a_key_is_in_the_store_before_what_it_seals(monkeypatch: pytest.Mo
     await keyed.put("v1/shards/0/log/00000001-000000000002", [b"y"])
     assert [key.startswith(PREFIX) for key in puts] == [True, True, False, False]
     assert all(parse(key) is not None for key in puts)
-    _forget(monkeypatch)
+    forget_keys(monkeypatch)
     await _keys(store)
     for header, stored, at in sealed:
         assert SECTIONS.open(header, stored, at) == b"secret"
@@ -89,14 +82,14 @@ async def test_a_new_master_key_rewraps_the_keys_and_nothing_else(monkeypatch: p
     sealed = _sealed(keys, 5)
     await KeyedStore(store, keys).put("v1/data", [b"x"])
     before = await _stored(store)
-    _forget(monkeypatch)
+    forget_keys(monkeypatch)
     with pytest.raises(KeyMissing, match=f"master key {OLD.name}, and the configured key is {NEW.name}"):
         await _keys(store, Masters(NEW))
     await _keys(store, Masters(NEW, OLD))
     after = await _stored(store)
     assert len(after) == 1
     assert not set(after) & set(before)
-    _forget(monkeypatch)
+    forget_keys(monkeypatch)
     with pytest.raises(KeyMissing, match=NEW.name):
         await _keys(store)
     await _keys(store, Masters(NEW))
@@ -114,7 +107,7 @@ async def test_many_objects_are_merged_and_no_key_is_lost(monkeypatch: pytest.Mo
         sealed.append(_sealed(keys, at))
         await KeyedStore(store, keys).put(f"v1/data-{at}", [b"x"])
         assert len(await _stored(store)) <= 12
-    _forget(monkeypatch)
+    forget_keys(monkeypatch)
     await _keys(store)
     assert len(await _stored(store)) <= 6
     for one in sealed:
@@ -130,7 +123,7 @@ async def test_a_copy_from_before_a_rotation_opens_with_the_new_key(monkeypatch:
     await _keys(store, Masters(NEW, OLD))
     for key, data in kept.items():
         await store.put(key, [data])
-    _forget(monkeypatch)
+    forget_keys(monkeypatch)
     await _keys(store, Masters(NEW))
     assert SECTIONS.open(*sealed) == b"secret"
     for key in set(await _stored(store)) - set(kept):
@@ -138,7 +131,7 @@ async def test_a_copy_from_before_a_rotation_opens_with_the_new_key(monkeypatch:
     for key, data in kept.items():
         if key not in await _stored(store):
             await store.put(key, [data])
-    _forget(monkeypatch)
+    forget_keys(monkeypatch)
     with pytest.raises(KeyMissing, match=OLD.name):
         await _keys(store, Masters(NEW))
 
