@@ -129,9 +129,9 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
     for number, erasure_id in enumerate(ids):
         while True:
             answer = await connection.api(f"JETBLOCK.ERASURE.{stream}", {"erasure": erasure_id})
-            states = [one["state"] for one in answer["streams"]]
-            show({"marked": "rewriting", "deleting": "deleting objects", "done": "done"}[min(states, key=_order)],
-                 number, len(ids))
+            behind = min(answer["streams"], key=_order).get("progress", {"doing": "done", "bytes": 0, "of": 0})
+            show(behind["doing"] + (f" ({number + 1} of {len(ids)})" if len(ids) > 1 else ""), behind["bytes"],
+                 behind["of"])
             if all(map(_ended, answer["streams"])):
                 break
             await asyncio.sleep(_POLL_SECONDS)
@@ -175,5 +175,5 @@ def _ended(one: dict[str, Any]) -> bool:
     return 0 < int(one.get("left", 0)) == len(one.get("damaged", ()))
 
 
-def _order(state: str) -> int:
-    return ("marked", "deleting", "done").index(state)
+def _order(one: dict[str, Any]) -> int:
+    return ("marked", "deleting", "done").index(one["state"])

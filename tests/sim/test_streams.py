@@ -97,12 +97,13 @@ def test_secure_deletes_are_erased() -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("world", ["retention", "special", "erasures"])
+@pytest.mark.parametrize("world", ["retention", "special", "erasures", "keys and erasures"])
 @pytest.mark.parametrize("first", range(10_000, 10_000 + SPECIAL_SOAK_SEEDS, 100))
-def test_special_worlds_soak(world: str, first: int) -> None:
+def test_special_worlds_soak(world: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Special worlds, and those of work queues and interest streams, keep their promises in longer runs."""
+    forget_keys(monkeypatch)
     for seed in range(first, first + 100):
-        World(seed, steps=180, features=FEATURES | {world}).run()
+        World(seed, steps=180, features=FEATURES | {*world.split(" and ")}).run()
 
 
 def test_streams_that_are_deleted_after_the_faults(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -148,6 +148,11 @@ def _shown(stream: Stream, one: Erasure, offset: int, eraser: Eraser) -> dict[st
              "held": [_file(file) for file in one.held[offset:offset + _OBJECTS_PAGE]],
              "made": [_file(file) for file in one.made[offset:offset + _OBJECTS_PAGE]]}
     if not one.done_ns:
+        doing, done, of = eraser.progress
+        if one.held:
+            doing, of = "deleting", sum(file.size for file in one.held)
+            done = of - sum(file.size for file in one.held if file.key in eraser.left)
+        shown["progress"] = {"doing": doing, "bytes": done, "of": of}
         shown["left"] = sum(file.key in eraser.left for file in one.held)
         damaged = [{"key": file.key, "reason": why} for file in one.held
                    if (why := eraser.damaged.get(file.key)) is not None]

@@ -53,6 +53,7 @@ T = TypeVar("T")
 _RETRY_SECONDS = 60.0
 _READ_BYTES = 8 << 20
 _MINUTES_NS = 240_000_000_000
+_REWRITING = "rewriting"
 _CHECKPOINT = "a checkpoint, which may quote subjects and message ids"
 
 
@@ -94,6 +95,7 @@ class Eraser:
         self.settings = settings
         self.on_done: Callable[[], object] = lambda: None
         self.left: set[str] = set()
+        self._progress = ("waiting", 0, 0)
         self.damaged: dict[str, str] = {}
         self.blocks = StoredBlocks(log.store, paths, log.state, self._call, self._call)
         self._log = log
@@ -142,6 +144,12 @@ class Eraser:
         """The time after which an erasure is done, if the store answers and there is no more to move than compaction
         does in a minute."""
         return 2 * self.settings.delay_ns + self.settings.grace_ns + _MINUTES_NS
+
+    @property
+    def progress(self) -> tuple[str, int, int]:
+        """What a pass does now, the bytes of objects with which it has done so, and of how many; 0: not known."""
+        what, done, of = self._progress
+        return what, self._compactor.written_bytes - done if what == _REWRITING else done, of
 
     async def _run(self) -> None:
         while True:
@@ -230,6 +238,7 @@ class Eraser:
         found = {stream_id: new for stream_id, erasures in found.items()
                  if (new := self._to_do(stream_id, erasures))}
         if not found:
+            self._progress = "waiting", 0, 0
             return complete
         if not self._clock_trusted():
             return False
@@ -239,6 +248,7 @@ class Eraser:
             reported = any(one.reported for erasures in found.values() for one in erasures)
             sums = {key: await self._stored_file(key) for key in held if reported}
             made = await self._compactor.empty([one for one in map(_object_key, held) if one is not None])
+            self._progress = "writing checkpoints", 0, 0
             for key in held:
                 if _object_key(key) in self._compactor.not_emptied:
                     self._stays(key, "blocks in it are damaged, and cannot be moved")
@@ -261,6 +271,7 @@ class Eraser:
         await log.wipe_journal()
         keys = {(stream_id, one.key, one.seqs) for stream_id, erasures in found.items() for one in erasures}
         self._waiting |= keys
+        self._progress = "waiting", 0, 0
         task = asyncio.get_running_loop().create_task(self._finish(found, [*held, *old]), name="erasures end")
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
@@ -285,8 +296,11 @@ class Eraser:
         names = {stream_id: (stream.account, stream.name) for stream_id in erased
                  if (stream := self._log.state.streams.get(stream_id)) is not None}
         held: dict[str, list[tuple[int, int, int]]] = {}
+        searched = held_bytes = 0
         async for one in self.blocks.objects(names):
             found = []
+            searched += one.size
+            self._progress = "searching", searched, self.blocks.listed_bytes
             for block in one.blocks:
                 ref = block.ref
                 if not erased[ref.stream_id].overlaps(ref.first_seq, ref.last_seq):
@@ -311,6 +325,8 @@ class Eraser:
                 found += [(stream_id, 0, 1 << 64) for stream_id in erased]
             if found:
                 held[one.key] = found
+                held_bytes += one.size
+        self._progress = _REWRITING, self._compactor.written_bytes, held_bytes
         return held
 
     def _stays(self, key: str, why: str) -> None:

@@ -76,12 +76,16 @@ class BlockObject(NamedTuple):
 
 
 class StoredBlocks:
-    """The objects with blocks of one shard, or of a copy of its store."""
+    """The objects with blocks of one shard, or of a copy of its store.
+
+    Attributes: ``listed_bytes`` is the size of the objects that the last ``objects`` has listed so far.
+    """
 
     def __init__(self, store: ObjectStore, paths: ShardPaths, state: ShardState, ask: Ask[bytes],
                  ask_list: Ask[list[ObjectInfo]]) -> None:
         self._store = store
         self._paths = paths
+        self.listed_bytes = 0
         self._state = state
         self._ask = ask
         self._ask_list = ask_list
@@ -90,7 +94,7 @@ class StoredBlocks:
 
     async def objects(self, streams: Mapping[int, tuple[str, str]]) -> AsyncGenerator[BlockObject, None]:
         """Yield the objects with blocks. ``streams`` has account and name of the wanted streams, by incarnation."""
-        self._staged = {}
+        self._staged, self.listed_bytes = {}, 0
         for stream_id in streams:
             await self._find_staged(self._state.streams.get(stream_id))
         prefixes = [self._paths.logs, self._paths.runs,
@@ -101,6 +105,7 @@ class StoredBlocks:
 
             infos = [(info, key) for info in await self._ask_list(listed, prefix)
                      if (key := parse(info.key)) is not None and key.position is not None]
+            self.listed_bytes += sum(info.size for info, _ in infos)
             for at in range(0, len(infos), _AT_ONCE):
                 some = infos[at:at + _AT_ONCE]
                 for one in await asyncio.gather(*[self._read(info, key, streams) for info, key in some]):
