@@ -13,9 +13,10 @@ from broker.base.output import count
 from broker.client.connection import Connection, Login, connect
 from broker.erasure import report as reports
 from broker.erasure.request import Choice, Followed, follow, known_ones, request, request_all, shred
-from broker.erasure.verify import OldVersion, Verified, old_versions, verify_store
+from broker.erasure.verify import Verified, old_versions, verify_store
 from broker.storage.keys.reading import use_keys_of_url
 from broker.storage.objectstore import ObjectStore, open_store
+from broker.storage.objectstore.base import OldVersion
 
 __all__ = ["Target", "carry_out", "delete_versions", "kept_by", "look", "versions_line"]
 
@@ -24,8 +25,9 @@ _UNCOVERED: Final = (
     "streams of other accounts and servers that copied the messages, and what clients keep",
     "blocks of the disk or of the service below the store that were freed and not yet overwritten",
 )
-_VERSIONS: Final = ("{count} old versions of deleted objects are in the bucket, which keeps versions: delete them with "
-                    "--delete-versions, or let a lifecycle rule of the bucket expire noncurrent versions")
+_VERSIONS: Final = ("{count} old versions of deleted objects are in the bucket, which keeps versions, and may have the "
+                    "messages: delete them with --delete-versions, or let a lifecycle rule of the bucket expire "
+                    "noncurrent versions")
 _DAMAGED: Final = ("{key}: it may have the messages, and is damaged: {why}: stop the broker, run `jetblock fsck "
                    "--repair` on the store, and erase again")
 _ELSEWHERE: Final = ("stream {name}, which copies from a stream of this name by the API of another account or server: "
@@ -74,12 +76,12 @@ async def carry_out(target: Target, choice: Choice | None, show: Show, *, known:
     if target.login is not None:
         report["not_covered"].append("old versions of deleted objects, if the bucket keeps versions: run --verify with "
                                      "the store")
-        return report
-    versions = await _versions(target.store, [one["key"] for one in report["deleted"]])
-    if target.delete_versions:
-        await delete_versions(target.store, versions)
-        versions = []
-    report["not_erased"] += versions_line(versions)
+    else:
+        versions = await _versions(target.store, report)
+        if target.delete_versions:
+            await delete_versions(target.store, versions)
+            versions = []
+        report["not_erased"] += versions_line(versions)
     for url in target.backups:
         report["not_erased"] += kept_by(url, await look(url, report, show))
     return report
@@ -129,10 +131,10 @@ async def _open(url: str) -> ObjectStore:
     return store
 
 
-async def _versions(url: str, keys: list[str]) -> list[OldVersion]:
+async def _versions(url: str, report: dict[str, Any]) -> list[OldVersion]:
     store = open_store(url, read_only=True)
     try:
-        return await old_versions(store, keys)
+        return await old_versions(store, report)
     finally:
         await store.close()
 
@@ -149,7 +151,8 @@ async def delete_versions(url: str, versions: list[OldVersion]) -> None:
 
 def versions_line(versions: list[OldVersion]) -> list[str]:
     """Return why old versions are not erased; an empty list without any."""
-    return [_VERSIONS.format(count=count(len(versions)))] if versions else []
+    kept = sum(not one.marks for one in versions)
+    return [_VERSIONS.format(count=count(kept))] if kept else []
 
 
 def kept_by(url: str, found: Verified) -> list[str]:

@@ -92,6 +92,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("give STORE" if options.verify else "give STREAM" if options.server else "give STORE and STREAM")
     if options.verify and (chosen or options.server):
         parser.error("--verify takes STORE alone: the report says which messages")
+    if options.server and (options.account or options.grace or options.delete_versions):
+        parser.error("--account, --grace and --delete-versions need STORE: with --server, the account is that of the "
+                     "user, the broker keeps replaced objects for reader_grace, and --verify deletes old versions")
     if not options.verify and chosen != 1:
         parser.error("say which messages: --subject, --header and --ids together, or --seq, or --shred")
     options.store = "" if options.server else options.words[0]

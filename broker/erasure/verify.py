@@ -1,6 +1,7 @@
 """Verifies an erasure: no object of a store has the erased messages, wherever in the object they could be.
 
-    objects that the report names        must not exist, and have no old version in a versioned bucket
+    objects that the report names        must not exist
+    old versions in a versioned bucket   must not exist, if they are of objects that were deleted until then
     every segment and run of the store   must have no message with an erased sequence in a block, dead or alive
     everything else below the store      is named if nobody can say what is in it, such as what fsck set aside
 """
@@ -10,31 +11,27 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
 from typing import Any, Final, NamedTuple, TypeVar
 
 from broker.erasure.report import BadReport
 from broker.storage.erasure.stored_blocks import BlockObject, StoredBlocks
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import ObjectKind
-from broker.storage.objectstore.base import NotFound, ObjectStore
+from broker.storage.objectstore.base import NotFound, ObjectStore, OldVersion
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.state.seq_ranges import SeqRanges
 
-__all__ = ["OldVersion", "Verified", "old_versions", "verify_store"]
+__all__ = ["Verified", "old_versions", "verify_store"]
 
 T = TypeVar("T")
 
 _AT_ONCE: Final = 16
+_SKEW_SECONDS: Final = 60.0
+"""How much the clocks of the broker and of the bucket may differ."""
 _QUARANTINE: Final = "quarantine/"
 _LISTED: Final = 20
-
-
-class OldVersion(NamedTuple):
-    """A version of a deleted object that a versioned bucket still has."""
-
-    key: str
-    version: str
 
 
 class Verified(NamedTuple):
@@ -72,8 +69,7 @@ async def verify_store(store: ObjectStore, report: Mapping[str, Any], progress: 
         for key, exists in zip(some, await asyncio.gather(*[_exists(store, key) for key in some]), strict=True):
             if exists:
                 holding.append(f"{key}: it held erased messages, and is still there")
-    versions = await old_versions(store, keys)
-    return Verified(objects, holding, versions, await _unchecked(store))
+    return Verified(objects, holding, await old_versions(store, report), await _unchecked(store))
 
 
 async def _unchecked(store: ObjectStore) -> list[str]:
@@ -96,14 +92,18 @@ async def _unchecked(store: ObjectStore) -> list[str]:
     return [*lines, "journals and cache directories of brokers, which are on their machines"]
 
 
-async def old_versions(store: ObjectStore, keys: list[str]) -> list[OldVersion]:
-    """Return the versions that a versioned bucket still has of deleted objects. Raises: StoreError."""
-    found: list[OldVersion] = []
-    for at in range(0, len(keys), _AT_ONCE):
-        some = keys[at:at + _AT_ONCE]
-        for key, versions in zip(some, await asyncio.gather(*map(store.versions, some)), strict=True):
-            found += [OldVersion(key, version) for version in versions]
-    return found
+async def old_versions(store: ObjectStore, report: Mapping[str, Any]) -> list[OldVersion]:
+    """Return the versions that a versioned bucket still has of objects that were deleted until the end of the erasure.
+
+    Each may have the messages: also objects that compaction had replaced before the erasure was requested.
+    Raises: StoreError; BadReport.
+    """
+    done = str(report.get("done") or report.get("written", ""))
+    try:
+        until = datetime.fromisoformat(done[:19] + "+00:00").timestamp() + _SKEW_SECONDS
+    except ValueError:
+        raise BadReport(f"the report is damaged: {done!r} is no time") from None
+    return list(await store.old_versions(until))
 
 
 def _streams(report: Mapping[str, Any]) -> tuple[dict[int, SeqRanges], dict[int, tuple[str, str]]]:

@@ -26,8 +26,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
-__all__ = ["Buffers", "Listing", "NotFound", "ObjectInfo", "ObjectStore", "PreconditionFailed", "Reserve", "StoreError",
-           "StoreFull", "StoreLock", "StoreRefused", "Transient", "can_begin_key", "check_key", "size_of"]
+__all__ = ["Buffers", "Listing", "NotFound", "ObjectInfo", "ObjectStore", "OldVersion", "PreconditionFailed", "Reserve",
+           "StoreError", "StoreFull", "StoreLock", "StoreRefused", "Transient", "can_begin_key", "check_key", "size_of"]
 
 Buffers = Sequence[bytes]
 """An object's bytes in order, so that a segment is written without being joined first."""
@@ -109,6 +109,14 @@ class Reserve(Protocol):
 
     def is_low(self, bytes_free: int) -> bool:
         """Return True if so little room is left that all but essential writes should stop."""
+
+
+class OldVersion(NamedTuple):
+    """A version of an object that a versioned bucket keeps although it was deleted; or a mark of the deletion."""
+
+    key: str
+    version: str
+    marks: bool
 
 
 class ObjectStore(ABC):
@@ -196,8 +204,9 @@ class ObjectStore(ABC):
         have other streams' and accounts' messages. None: there is none now."""
         return None
 
-    async def versions(self, key: str) -> Sequence[str]:
-        """Return the ids of all versions of ``key`` that the store has, deleted or not: those of a versioned bucket.
+    async def old_versions(self, until: float) -> Sequence[OldVersion]:
+        """Return the versions in a versioned bucket that were deleted or replaced until a Unix time, and their marks of
+        deletion.
 
         Raises: Transient; StoreRefused.
         """

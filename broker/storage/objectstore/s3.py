@@ -38,6 +38,7 @@ from broker.storage.objectstore.base import (
     NotFound,
     ObjectInfo,
     ObjectStore,
+    OldVersion,
     PreconditionFailed,
     Reserve,
     StoreError,
@@ -240,15 +241,21 @@ class S3Store(ObjectStore):
     def url_of(self, key: str, byte_range: str) -> str | None:
         return None if self._client is None else self._objects.url_of(self._base + check_key(key), byte_range)
 
-    async def versions(self, key: str) -> Sequence[str]:
-        found: Sequence[str] = []
-        asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base + check_key(key)}
+    async def old_versions(self, until: float) -> Sequence[OldVersion]:
+        found: list[OldVersion] = []
+        asked: dict[str, Any] = {"Bucket": self._bucket, "Prefix": self._base}
+        newer = "", 0.0
         while True:
-            async with self._call("list the versions of", key, self._get_timeout_s) as client:
+            async with self._call("list the versions of", "", self._get_timeout_s) as client:
                 answer = await client.list_object_versions(**asked)
-            rows = [*answer.get("Versions", ()), *answer.get("DeleteMarkers", ())]
-            found = [*found, *(row["VersionId"] for row in rows
-                               if row["Key"] == self._base + key and row["VersionId"] != "null")]
+            rows = [(row["Key"], row["LastModified"].timestamp(), marks, row) for marks, name in (
+                (False, "Versions"), (True, "DeleteMarkers")) for row in answer.get(name, ())]
+            for key, modified, marks, row in sorted(rows, key=lambda one: (one[0], -one[1], not one[2])):
+                # A version is old since the next one of its key, or the mark of its deletion, was made.
+                since = modified if marks else newer[1] if newer[0] == key else until + 1
+                if since <= until:
+                    found.append(OldVersion(key[len(self._base):], row["VersionId"], marks))
+                newer = key, modified
             if not answer.get("IsTruncated"):
                 return found
             asked |= {"KeyMarker": answer["NextKeyMarker"], "VersionIdMarker": answer["NextVersionIdMarker"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from broker.storage.objectstore.base import Buffers, Listing, ObjectStore
+from broker.storage.objectstore.base import Buffers, Listing, ObjectStore, OldVersion
 
 __all__ = ["Wrapper"]
 
@@ -43,8 +43,8 @@ class Wrapper(ObjectStore):
     def url_of(self, key: str, byte_range: str) -> str | None:
         return self.inner.url_of(key, byte_range)
 
-    async def versions(self, key: str) -> Sequence[str]:
-        return await self.inner.versions(key)
+    async def old_versions(self, until: float) -> Sequence[OldVersion]:
+        return await self.inner.old_versions(until)
 
     async def delete_version(self, key: str, version: str) -> None:
         await self.inner.delete_version(key, version)
