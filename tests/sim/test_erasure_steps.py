@@ -21,6 +21,8 @@ import pytest
 
 from broker.erasure.verify import verify_store
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.compaction.settings import CompactionSettings
+from broker.storage.erasure.eraser import Eraser
 from broker.storage.log.settings import LogSettings
 from broker.storage.shard import ShardSettings
 from tests.key_ring import forget_keys
@@ -32,8 +34,8 @@ from tests.sim.streams.world import FEATURES, World
 from tests.storage.objectstore.faulty import Faults
 
 EVENTS = ("killed", "paused")
-STRIDE = 20
-"""The default run tries every twentieth step, each event from another one; the soak run tries every step."""
+STRIDE = 90
+"""The default run kills at every ninetieth step; the soak run tries every step."""
 
 SECOND = 1_000_000_000
 ROUNDS = 8
@@ -56,9 +58,12 @@ class ErasingWorld(World):
         """The operation and the key that the first broker was stopped at; empty if it had finished before."""
 
     def settings(self) -> ShardSettings:
-        log = LogSettings(segment_bytes=400, lease_ns=self.lease_ns, put_timeout_ns=2 * SECOND)
+        log = LogSettings(segment_bytes=4000, lease_ns=self.lease_ns, put_timeout_ns=2 * SECOND)
+        compaction = CompactionSettings(segments=1 << 30, quiet_ns=1 << 60)
+        if self.seed % 2:
+            compaction = eager_compaction(lambda choices: choices[self.seed % len(choices)])
         return ShardSettings(log=log, checkpoint=CheckpointSettings(segments=4), sweep_grace_ns=0,
-                             compaction=eager_compaction(lambda choices: choices[self.seed % len(choices)]))
+                             compaction=compaction)
 
     def opened(self, process: Process, state: object) -> None:
         self.epochs[process.epoch] = process.name
@@ -92,8 +97,15 @@ class ErasingWorld(World):
             answer = request.result()
         await self._check(serving, answer)
         if reached.is_set() and self.event == "paused":
+            # It may put a segment again that was erased meanwhile; the owner finds that by its search for orphans.
+            assert second.shard is not None
+            second.shard.sweeper.search_ns = SECOND
             first.resume()
-            await asyncio.sleep(10)
+            await asyncio.sleep(0.09)
+            await first.kill()  # before it tries to take over again
+            for i in range(60):
+                await asyncio.sleep(0.5)
+                await self._publish(second, (b"t", b"", b"more %d" % i))
             await self._check(second, answer)
         for process in self.processes:
             if not process.dead:
@@ -107,10 +119,9 @@ class ErasingWorld(World):
             await self._ask(process, f"CONSUMER.DURABLE.CREATE.S.{name}", {
                 "stream_name": "S", "config": {"durable_name": name, "ack_policy": "explicit", **filters}})
         for i in range(ROUNDS):
-            for who in (b"bob", b"carol", b"alice"):
-                headers = b"NATS/1.0\r\nNats-Msg-Id: %b-%d\r\n\r\n" % (who, i)
-                await self._publish(process, b"s." + who, headers, b"%b says %d" % (who, i))
-            await self._publish(process, b"t", b"", b"thing %d" % i)
+            await self._publish(process, *[
+                (b"s." + who, b"NATS/1.0\r\nNats-Msg-Id: %b-%d\r\n\r\n" % (who, i), b"%b says %d" % (who, i))
+                for who in (b"bob", b"carol", b"alice")], (b"t", b"", b"thing %d" % i))
         while (await self._ask(process, "STREAM.INFO.M", None))["state"]["messages"] < 3 * ROUNDS:  # noqa: ASYNC110
             await asyncio.sleep(0.1)  # a mirror reports no event; time is virtual
 
@@ -122,7 +133,7 @@ class ErasingWorld(World):
             if left:
                 raise Lost(f"erased bytes are in {left}")
         found = await verify_store(self.shared, {
-            "account": "$G", "streams": shown["streams"],
+            "account": "$G", "streams": shown["streams"], "done": max(one["done"] for one in shown["streams"]),
             "deleted": [file for one in shown["streams"] for file in one["held"]]})
         if found.holding:
             raise Lost(f"the erasure is not proved: {found.holding}")
@@ -139,7 +150,7 @@ class ErasingWorld(World):
             got = await self._ask(process, "STREAM.MSG.GET.S", {"seq": seq}, errors=True)
             if ("error" in got) == (seq in KEPT):
                 raise Lost(f"message {seq}: {got}")
-        if (await self._ask(process, "STREAM.INFO.T", None))["state"]["messages"] != ROUNDS:
+        if (await self._ask(process, "STREAM.INFO.T", None))["state"]["messages"] < ROUNDS:
             raise Lost("messages of a stream beside it are gone")
 
     async def _finished(self, process: Process, answer: dict[str, Any]) -> None:
@@ -167,11 +178,14 @@ class ErasingWorld(World):
             raise Lost(f"{subject}: {answer}")
         return answer
 
-    async def _publish(self, process: Process, subject: bytes, headers: bytes, payload: bytes) -> None:
-        answered: asyncio.Future[object] = self.loop.create_future()
-        reply = process.client.requests.reply(lambda got: answered.done() or answered.set_result(got))
-        process.client.requests.route([(subject, reply, len(headers), headers + payload)])
-        await answered
+    async def _publish(self, process: Process, *messages: tuple[bytes, bytes, bytes]) -> None:
+        """Publish messages, subject, headers and payload, into one segment."""
+        answers: list[object] = []
+        requests = process.client.requests
+        requests.route([(subject, requests.reply(answers.append), len(headers), headers + payload)
+                        for subject, headers, payload in messages])
+        while len(answers) < len(messages):  # noqa: ASYNC110 (virtual time)
+            await asyncio.sleep(0.01)
 
     def _stop_at_step(self, process: Process) -> asyncio.Event:
         """Stop ``process`` at its call number ``step`` from now on. Returns: an event that is set then."""
@@ -203,9 +217,8 @@ def play(seed: int, event: str, side: str, first: int, stride: int, *, encrypted
         stopped.append(world.stopped_at)
 
 
-@pytest.mark.parametrize("event", EVENTS)
-def test_an_erasing_broker_is_stopped_at_some_steps(event: str) -> None:
-    assert len(play(2, event, "after", 7 * EVENTS.index(event), STRIDE)) > 2
+def test_an_erasing_broker_is_killed_at_some_steps() -> None:
+    assert len(play(2, "killed", "after", 45, STRIDE)) > 2
 
 
 @pytest.mark.soak
@@ -223,13 +236,11 @@ def test_an_erasing_broker_is_stopped_at_each_step(event: str, side: str, seed: 
 
 
 def test_the_checks_notice_bytes_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An eraser that reports its end at once leaves objects, and the world sees them."""
-    from broker.storage.compaction.compactor import Compactor
+    """An eraser that finds no objects leaves them, and the world sees that."""
+    async def nothing(self: Eraser, erased: object) -> dict[str, object]:
+        return {}
 
-    async def nothing(self: Compactor, keys: object) -> list[object]:
-        return []
-
-    monkeypatch.setattr(Compactor, "empty", nothing)
+    monkeypatch.setattr(Eraser, "_find", nothing)
     with pytest.raises((Lost, TimeoutError)):
         ErasingWorld(2, "killed", "after", 1 << 30).run()
 

@@ -80,6 +80,9 @@ class Sweeper(LogListener):
                  grace_ns: int = READER_GRACE_NS, clock_trusted: Callable[[], bool] = lambda: True) -> None:
         self.deleted = 0
         """Objects deleted by this process run."""
+        self.search_ns = 86_400_000_000_000
+        """The time between two searches for orphans."""
+        self._search_at_ns = 0
         self._log = log
         self._store = log.store
         self._paths = paths
@@ -132,7 +135,9 @@ class Sweeper(LogListener):
         state = self._log.state
         if not self._clock_trusted():
             return
-        if self._finding is None:
+        if self._finding is None or (self._finding.done() and self._clock.monotonic_ns() >= self._search_at_ns):
+            # Again, because an earlier owner that was paused may wake up and put an object that was deleted meanwhile.
+            self._search_at_ns = self._clock.monotonic_ns() + self.search_ns
             self._finding = asyncio.get_running_loop().create_task(
                 self._find_orphans(kept[-1].position.epoch, checkpointer), name="search for orphans")
         keep: frozenset[Position] = frozenset().union(*(root.objects for root in kept))
@@ -353,7 +358,8 @@ class Sweeper(LogListener):
             orphans["segments"] |= await orphan_segments(self._store, self._paths, log.state, epoch, self._is_seal,
                                                         self._retry, self._retry)
             pages = await orphan_pages(self._store, self._paths, epoch, self._retry)
-            self._orphan_runs += await orphan_runs(self._store, self._paths, log.state, epoch, self._retry)
+            runs = await orphan_runs(self._store, self._paths, log.state, epoch, self._retry)
+            self._orphan_runs += [key for key in runs if key not in self._orphan_runs]
         except StoreError as error:
             _log.debug("the search for orphans was not completed: %s", error)  # the log has stopped
             return

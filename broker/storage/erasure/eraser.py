@@ -147,7 +147,7 @@ class Eraser:
 
     @property
     def progress(self) -> tuple[str, int, int]:
-        """What a pass does now, the bytes of objects with which it has done so, and of how many; 0: not known."""
+        """The present work of a pass, the bytes of objects with which it is through, and of how many; 0: not known."""
         what, done, of = self._progress
         return what, self._compactor.written_bytes - done if what == _REWRITING else done, of
 

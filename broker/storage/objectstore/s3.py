@@ -253,7 +253,7 @@ class S3Store(ObjectStore):
             for key, modified, marks, row in sorted(rows, key=lambda one: (one[0], -one[1], not one[2])):
                 # A version is old since the next one of its key, or the mark of its deletion, was made.
                 since = modified if marks else newer[1] if newer[0] == key else until + 1
-                if since <= until:
+                if since <= until and not key[len(self._base):].startswith("."):
                     found.append(OldVersion(key[len(self._base):], row["VersionId"], marks))
                 newer = key, modified
             if not answer.get("IsTruncated"):
