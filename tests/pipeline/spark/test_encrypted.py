@@ -14,7 +14,7 @@ from broker.cli import run
 from tests.key_ring import forget_keys
 from tests.runtime.test_encryption import KEY, MESSAGES, _stored, expect_secret
 
-pytestmark = [pytest.mark.shows("auth.encryption"), pytest.mark.soak, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.shows("auth.encryption"), pytest.mark.soak, pytest.mark.timeout(900)]
 
 SCRIPT = """
 import sys, time
@@ -67,10 +67,10 @@ def test_an_encrypted_store(spark_environ: dict[str, str], tmp_path: Path, monke
     environ = {**os.environ, **spark_environ, "JETBLOCK_KEY": KEY["storage.key"]}
     arguments = [sys.executable, "-c", SCRIPT, f"file://{store}", events.as_uri()]
     refused = subprocess.run(arguments, env={**environ, "JETBLOCK_KEY": "another"}, capture_output=True, text=True,
-                             timeout=120, check=False)
+                             timeout=400, check=False)
     assert refused.returncode
     assert "and the configured key is" in refused.stderr
-    done = subprocess.run(arguments, env=environ, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(arguments, env=environ, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"rows {MESSAGES - 1} {MESSAGES - 1}" in done.stdout
     assert "own [1, 1]" in done.stdout
