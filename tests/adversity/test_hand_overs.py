@@ -17,6 +17,7 @@ from nats.js.api import StorageType
 
 from broker.runtime.shards_cli import main as shards
 from tests.adversity.clients import until
+from tests.adversity.lives import again
 from tests.adversity.owners import QUIET, Cluster, Publisher, T, add_all, cluster, messages
 from tests.stores import Store, make_store
 
@@ -70,7 +71,7 @@ async def test_on_request(
         for _ in range(3):
             for msg in await pull.fetch(5, timeout=10):
                 await msg.ack()
-        await one.js.update_stream(name="S1", subjects=["s1", "more"])
+        await again(lambda: one.js.update_stream(name="S1", subjects=["s1", "more"]))
         await check(one, publishers)
         login = ("--server", one.hub.url, "--user", "sys", "--password", "s", "--json")
         assert await asyncio.to_thread(shards, ["step-down", "2", "--preferred", "c", *login]) == 0
