@@ -85,6 +85,15 @@ class Connection:
         self.client = client
         self.shown = shown
         self.lost = lost
+        self._asked: list[tuple[str, asyncio.Future[None]]] = []
+        """The subjects of requests without an answer, each with a future that is done if the server refuses one."""
+
+    def refuse(self, error: Exception) -> None:
+        """End the requests that an error of the server refuses: it names their subject, which has no other answer."""
+        text = str(error).lower()
+        for subject, refused in self._asked:
+            if f'permissions violation for publish to "{subject.lower()}"' in text and not refused.done():
+                refused.set_result(None)
 
     async def api(self, subject: str, body: Any = None, *, seconds: float = 30.0) -> dict[str, Any]:
         """Send a request below ``$JS.API``, and return its answer. Raises: ApiRefusal; ConnectionFailed."""
@@ -110,8 +119,12 @@ class Connection:
 
         answer = asyncio.ensure_future(self.client.request(subject, data, timeout=seconds))
         lost = asyncio.ensure_future(self.lost.wait())
+        asked = subject, asyncio.get_running_loop().create_future()
+        self._asked.append(asked)
         try:
-            await asyncio.wait((answer, lost), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((answer, lost, asked[1]), return_when=asyncio.FIRST_COMPLETED)
+            if asked[1].done():
+                raise ConnectionFailed(f"{self.shown}: the user may not publish to {subject}")
             if not answer.done():
                 raise ConnectionFailed(f"{self.shown}: the connection was lost; run the same command again to continue")
             return bytes(answer.result().data)
@@ -124,6 +137,7 @@ class Connection:
             raise ConnectionFailed(f"{self.shown}: the connection was lost ({_reason(error)}); run the same command "
                                    f"again to continue") from None
         finally:
+            self._asked.remove(asked)
             answer.cancel()
             lost.cancel()
 
@@ -146,6 +160,7 @@ async def connect(login: Login, transport: Transport | None = None, *, client: C
 
     client, lost, problems = client or Client(), asyncio.Event(), list[Exception]()
     connected = False
+    connection = Connection(client, login.shown, lost)
     if transport is not None:
         client._transport = transport
 
@@ -153,6 +168,7 @@ async def connect(login: Login, transport: Transport | None = None, *, client: C
         lost.set()
 
     async def note(error: Exception) -> None:
+        connection.refuse(error)
         if not connected:
             problems.append(error)
         elif on_error is not None:
@@ -180,7 +196,7 @@ async def connect(login: Login, transport: Transport | None = None, *, client: C
         raise ConnectionFailed(f"{login.shown}: cannot connect: {reason}; check the address, that the server is up, "
                                f"and the credentials") from None
     connected = True
-    return Connection(client, login.shown, lost)
+    return connection
 
 
 def _reason(error: BaseException) -> str:

@@ -25,9 +25,12 @@ pytestmark = pytest.mark.shows("operation.archive")
 
 @asynccontextmanager
 async def origin(tmp_path: Path) -> AsyncIterator[tuple[NatsServerProcess, Client]]:
-    """A nats-server with streams of its own; the user ``archive`` may only copy them and list their names."""
+    """A nats-server with streams of its own; ``archive`` may only copy them and list their names, ``copier`` not even
+    list them."""
     file = tmp_path / "origin.conf"
-    users = USERS.replace('publish: [', 'publish: ["$JS.API.STREAM.NAMES", ')
+    copier = '{ user: copier, password: secret, permissions { publish: "$JS.API.STREAM.INFO.*" } }'
+    users = (USERS.replace('publish: [', 'publish: ["$JS.API.STREAM.NAMES", ')
+             .replace("{ user: publisher,", f"{copier}, {{ user: publisher,"))
     file.write_text(f'server_name: prod\njetstream {{ store_dir: "{tmp_path}/origin" }}\n{users}\n')
     async with NatsServerProcess("-c", str(file)) as server:
         client = await nats.connect(server.url, user="publisher", password="p")
@@ -39,9 +42,9 @@ async def origin(tmp_path: Path) -> AsyncIterator[tuple[NatsServerProcess, Clien
         await client.close()
 
 
-async def run(server: NatsServerProcess, store: str, *arguments: str,
+async def run(server: NatsServerProcess, store: str, *arguments: str, user: str = "archive",
               environ: Mapping[str, str] | None = None) -> asyncio.subprocess.Process:
-    url = server.url.replace("nats://", "nats://archive:secret@")
+    url = server.url.replace("nats://", f"nats://{user}:secret@")
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "broker", "archive", url, "--store", store, *arguments, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE, env={**os.environ, "JETBLOCK_RESERVE": "256kb", **(environ or {})})
@@ -131,6 +134,10 @@ async def test_refusals(tmp_path: Path) -> None:
         assert (streams["EVENTS_EU"]["messages"], streams["EVENTS_EU"]["error"]) == (50, "")
         status, streams = await report(server, store, "NOTHING_*")
         assert (status, streams) == (1, {})
+        status, out, errors = await asyncio.wait_for(
+            ended(await run(server, store, "EVENTS_*", "--once", user="copier")), 25)
+        assert (status, out) == (2, "")
+        assert "the user may not publish to $JS.API.STREAM.NAMES" in errors
         status, out, errors = await ended(await run(server, f"file://{tmp_path}/new", "ORDERS", "--nkey", "/no/file"))
         assert (status, out) == (2, "")
         assert "/no/file: cannot be read" in errors

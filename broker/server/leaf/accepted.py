@@ -309,12 +309,14 @@ class AcceptedLeaf(LeafConnection):
     # In use
 
     def _refuse_interest(self, subject: bytes) -> None:
-        """Close: the spoke knows from INFO what it may not receive."""
-        self._refuse(f"Permissions Violation for Subscription to {_quoted(subject)}")
+        """Close: the spoke knows from INFO what it may not receive. A hub that connects tells all its interest."""
+        if self.hub:
+            self._refuse(f"Permissions Violation for Subscription to {_quoted(subject)}")
 
     def refuse_publish(self, subject: bytes) -> None:
-        """Close: the spoke knows from INFO what it may not send."""
-        self._refuse(f"Permissions Violation for Publish to {_quoted(subject)}")
+        """Close: the spoke knows from INFO what it may not send. A hub that connects ignores it; drop its message."""
+        if self.hub:
+            self._refuse(f"Permissions Violation for Publish to {_quoted(subject)}")
 
     def _refuse(self, text: str) -> None:
         log.error("%s - %s", self.label, text)

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
 from broker.config.leafnodes import LeafRemote, LeafUrl
 from broker.server.leaf.solicited import Remote
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess, free_port
 from tests.server.leaf.servers import KINDS, connect, crossed, write
+from tests.server.leaf.test_differential import made
 from tests.server.leaf.test_solicited import serve
 
 pytestmark = pytest.mark.shows("cluster.leaf_spoke")
@@ -152,6 +154,49 @@ async def test_the_side_that_connects_may_be_the_hub(tmp_path: Path, solicitor: 
             await one.request("secret.1", timeout=0.3)
         for client in (one, two, own):
             await client.close()
+
+
+async def test_permissions_of_a_side_that_connects_as_the_hub(tmp_path: Path) -> None:
+    """The side that listens drops what its user may not receive or send, and the connection stays."""
+    for listener in KINDS:
+        assert await _passed(made(tmp_path / listener), listener) == {
+            ("hub", "in.1"), ("spoke", "ok.1"), ("hub", "in.end"), ("spoke", "ok.end")}
+
+
+async def _passed(directory: Path, listener: str) -> set[tuple[str, str]]:
+    """Publish on both sides, and return where what was received."""
+    port = free_port()
+    spoke_file = write(directory / "spoke.conf", f"""
+        server_name: spoke
+        accounts {{ A {{ users: [ {{ user: a, password: a }}, {{ user: leaf, password: leaf, permissions {{
+            publish: ["ok.>", "probe.>", "_INBOX.>"], subscribe: ["in.>", "probe.>", "_INBOX.>"] }} }} ] }} }}
+        leafnodes {{ listen: "127.0.0.1:{port}" }}""")
+    hub_file = write(directory / "hub.conf", f"""
+        server_name: hub
+        leafnodes {{ reconnect: 100ms, remotes [ {{ url: "leaf://leaf:leaf@127.0.0.1:{port}", hub: true }} ] }}""")
+    received: set[tuple[str, str]] = set()
+    async with KINDS[listener]("-c", spoke_file) as spoke, KINDS["jetblock"]("-c", hub_file) as hub:
+        clients = {"spoke": await connect(spoke, "a"), "hub": await connect(hub)}
+        ended = {name: asyncio.Event() for name in clients}
+        for name, client in clients.items():
+            async def note(msg: Msg, name: str = name) -> None:
+                if msg.data.decode() != name:
+                    received.add((name, msg.subject))
+                    if msg.subject.endswith(".end"):
+                        ended[name].set()
+
+            for subject in ("in.*", "ok.*", "no.*", "in.1", "ok.1", "no.1"):
+                await client.subscribe(subject, cb=note)
+        await crossed(clients["spoke"], clients["hub"])
+        await crossed(clients["hub"], clients["spoke"])
+        for name, client in clients.items():
+            for subject in ("in.1", "ok.1", "no.1", "in.end", "ok.end"):
+                await client.publish(subject, name.encode())
+        async with asyncio.timeout(30):
+            await asyncio.gather(*(event.wait() for event in ended.values()))
+        for client in clients.values():
+            await client.close()
+    return received
 
 
 class _Server:
