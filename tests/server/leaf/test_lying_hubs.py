@@ -36,7 +36,7 @@ LIES: dict[str, tuple[bytes, bytes]] = {
         + traced(b"Nats-Trace-Dest: \xff\xfe", b"Nats-Trace-Hop: \xff")
         + 100 * traced(b"Nats-Trace-Dest: t", b"Nats-Trace-Hop: " + b"9." * 30_000) + b"PING\r\n", b"PONG"),
 }
-"""What a hub sends, and the answer: an error, b"" for the end of the connection, or PONG if it goes on."""
+"""The bytes that a hub sends, and the answer: an error, b"" for the end of the connection, or PONG if it goes on."""
 
 
 def hub(lie: bytes, answers: asyncio.Queue[bytes]) -> Callable[
