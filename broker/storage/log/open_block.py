@@ -230,7 +230,10 @@ class OpenBlock(Generic[Owner]):
 
     def add(self, body: RecordBody) -> None:
         """Add a record that applies after the messages appended so far. It is packed at once."""
-        record = Record.pack(body, self.last_seq)
+        self.add_record(Record.pack(body, self.last_seq))
+
+    def add_record(self, record: Record) -> None:
+        """Add a record that was packed before."""
         if isinstance(self.records, tuple):
             self.records = []
         self.records.append(record)

@@ -16,6 +16,7 @@ from broker.config.settings import JetStreamSettings, ServerLimits
 from broker.jetstream.inbox import inbox as inbox_module
 from broker.jetstream.inbox import staged_runs
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
+from broker.jetstream.stream import appending
 from broker.jetstream.stream.publish.dedupe import Dedupe
 from broker.jetstream.stream.staged_ids import StagedIds
 from broker.jetstream.stream.state.block import LiveBlock
@@ -169,7 +170,8 @@ async def test_ids_that_were_seen_are_dropped_and_new_ones_remembered(broker: In
 async def test_scattered_duplicates(broker: Inside) -> None:
     """Shows every second message of some blocks dropped, all of one block, and none of another.
 
-    Contents, counts and the window are right, before and after a restart. The record has at most a row for each block.
+    Contents, counts and the window are right, before and after a restart. The request has several records, each with at
+    most a row for each block.
     """
     await broker.ok("STREAM.CREATE.S", {"name": "S", "subjects": ["s.*"]})
     seen = [(b"s.0", b"first %d" % i, b"%d" % i) for i in range(0, 200,
@@ -186,9 +188,10 @@ async def test_scattered_duplicates(broker: Inside) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardState, "_append", noted)
+        patch.setattr(appending, "_BLOCKS_AT_ONCE", 3)
         answer = await adopt(broker, "S", rows, "2", block_messages=50)
     assert (answer["messages"], answer["duplicates"]) == (250, 150)
-    assert [len(record.dead) for record in records] == [6]
+    assert [(len(record.blocks), len(record.dead)) for record in records] == [(3, 3), (3, 3), (2, 0), (0, 0)]
     kept = [(151 + i, f"s.{i % 3}", b"%d" % i) for i in range(400) if (i % 2 if i < 200 else i >= 300 or not i % 2)]
     expected = [(1 + n, subject.decode(), payload) for n, (subject, payload, _) in enumerate(seen)] + kept
     headers = [b"NATS/1.0\r\nNats-Msg-Id: %b\r\n\r\n" % msg_id for *_, msg_id in seen] + [
