@@ -13,7 +13,7 @@ import pytest
 
 from broker.console.pages.message import CODES
 from tests.harness import BrokerProcess
-from tests.real.parts import java
+from tests.real.jvm import spark_environ
 
 
 async def run(code: str, **environ: str) -> str:
@@ -50,7 +50,7 @@ async def test_pyspark(tmp_path: Path) -> None:
             await client.jetstream().publish(f"code.{number}", b"%d" % number)
         await client.close()
         assert await broker.stop() == 0
-    output = await run(CODES["PySpark"]("", "CODE", 2, url), **{**os.environ, "JAVA_HOME": str(java()),
+    output = await run(CODES["PySpark"]("", "CODE", 2, url), **{**os.environ, **spark_environ(),
                                                           "PYSPARK_PYTHON": sys.executable})
     assert "|code.1 " in output
     assert "|code.0 " not in output

@@ -8,26 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import page, reader, store_orders
-from tests.real.parts import java
+from tests.real.jvm import spark_environ
 from tests.real.s3 import MISSING, S3Server
-
-
-def spark_environ(folder: Path) -> dict[str, str]:
-    """Return the variables of a reader whose Spark costs little: one compiler, no pages, and two tasks for a shuffle,
-    where Spark begins 200."""
-    conf = folder / "conf"
-    conf.mkdir()
-    (conf / "spark-defaults.conf").write_text(
-        "spark.sql.shuffle.partitions 2\nspark.ui.enabled false\nspark.driver.bindAddress 127.0.0.1\n")
-    return {"JAVA_HOME": str(java()), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_CONF_DIR": str(conf),
-            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 async def test_the_tutorial(tmp_path: Path, minio: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command works and prints what the page shows, on a directory and on MinIO."""
-    for name, value in spark_environ(tmp_path).items():
+    for name, value in spark_environ().items():
         monkeypatch.setenv(name, value)
     store = minio.new_url()
     keys = " ".join(f"{name}={value}" for name, value in minio.env.items())
@@ -48,6 +37,6 @@ async def test_spark(tmp_path: Path, minio: S3Server) -> None:
         pytest.skip(f"{MISSING}javac, which compiles the jar")
     store = minio.new_url()
     await store_orders(store, minio.env)
-    environ = {**minio.env, **spark_environ(tmp_path)}
+    environ = {**minio.env, **spark_environ()}
     async with reader(tmp_path / "checkout", {"s3://bucket/prefix": store}, environ=environ) as someone:
         await someone.read("SPARK.md", page("SPARK.md"))

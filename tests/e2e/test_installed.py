@@ -17,6 +17,7 @@ import pytest
 
 from tests.pipeline.elsewhere import python_without_jetblock
 from tests.real import parts
+from tests.real.jvm import spark_environ
 from tests.real.s3 import MISSING
 
 ROOT = Path(__file__).parents[2]
@@ -213,7 +214,7 @@ def test_spark_reads_a_stream_beside_a_package_broker(installed: Installed, tmp_
     """Spark finds the installed source by itself, and unpickles its classes in planner and workers, which have the
     project on sys.path. The zip for other workers has the same modules."""
     try:
-        java = parts.java()
+        environ = spark_environ()
     except parts.PartMissing as error:
         pytest.skip(f"{MISSING}java: {error}")
     python = str(installed.bin / "python")
@@ -243,7 +244,7 @@ with tempfile.TemporaryDirectory() as folder:
     rows = messages.select(subject_token("subject", 2).alias("token")).collect()
     print(sorted(row.token for row in rows))
 assert "broker" not in sys.modules
-""", {"JAVA_HOME": str(java), "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python, "SPARK_LOCAL_IP": "127.0.0.1"})
+""", environ | {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python})
     assert printed.splitlines() == ["3", "['0', '1', '2']"]
     installed.run(installed.bin / "jetblock", "pipeline", "zip", tmp_path / "jetblock.zip")
     names = zipfile.ZipFile(tmp_path / "jetblock.zip").namelist()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.real import parts
+from tests.real import jvm, parts
 from tests.real.s3 import MISSING
 
 if TYPE_CHECKING:
@@ -37,11 +37,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark_environ() -> dict[str, str]:
     """Return the environment that a process needs to start Spark: Java, the interpreter, the path of our modules."""
     try:
-        java = parts.java()
+        environ = jvm.spark_environ() | {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     except parts.PartMissing as error:
         pytest.skip(f"{MISSING}java: {error}")
-    environ = {"JAVA_HOME": str(java), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable,
-               "SPARK_LOCAL_IP": "127.0.0.1"}
     if importlib.util.find_spec("pyspark_jetblock") is None:  # run from a checkout that is not installed
         environ["PYTHONPATH"] = os.pathsep.join(
             [str(ROOT), str(ROOT / "broker/pipeline/autoload"), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -60,20 +58,13 @@ def spark(spark_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactor
         for name, value in spark_environ.items():
             patch.setenv(name, value)
         session = SparkSession.builder.master("local[2,3]").appName("jetblock tests").config(map={
-            # Only the first compiler and the simplest collector: half the CPU time of a session as short as this.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "spark.driver.host": "127.0.0.1",
-            "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "1g",
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
             "spark.local.dir": str(folder / "local"),
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.eventLog.enabled": "true",
             "spark.eventLog.compress": "false",
             "spark.eventLog.dir": (folder / "events").as_uri(),
             "spark.sql.session.timeZone": "UTC",
-            "spark.sql.shuffle.partitions": "2",
         }).getOrCreate()
         try:
             yield session

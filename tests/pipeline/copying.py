@@ -9,9 +9,7 @@ from pyspark.sql import SparkSession
 
 def main(store: str, nats: str, folder: str, messages: str) -> None:
     spark = SparkSession.builder.master("local[2,3]").config(map={
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "1g",
-        "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.local.dir": f"{folder}/local",
+        "spark.driver.memory": "1g", "spark.local.dir": f"{folder}/local",
     }).getOrCreate()
     print(spark.sparkContext._gateway.proc.pid, flush=True)
     rows = spark.readStream.format("jetblock").options(store=store, stream="IN", maxMessagesPerTrigger=messages).load()

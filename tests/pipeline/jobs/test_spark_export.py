@@ -205,8 +205,7 @@ async def test_the_command_through_sigkill(spark_environ: dict[str, str], orders
     target = tmp_path / "out"
     await orders.append(5)
     command = [sys.executable, "-m", "jetblock", "pipeline", "export", orders.url, "ORDERS", str(target), "--master",
-               "local[2]", "--maxBytesPerTrigger", "10k", "--json",
-               "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"]
+               "local[2]", "--maxBytesPerTrigger", "10k", "--json"]
     environ = {**os.environ, **spark_environ}
     await asyncio.to_thread(_killed_in_a_batch, command, environ, target / "batch=00000001")
     done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environ, capture_output=True, text=True,

@@ -224,9 +224,7 @@ async def test_the_command_through_sigkill(world: World, spark_environ: dict[str
     command = [sys.executable, "-m", "jetblock", "pipeline", "import", world.store, "KILLED", f"{world.folder}/in",
                "--state", f"{world.folder}/state", "--format", "json", "--schema", "no LONG", "--column",
                "subject='KILLED.x'", "--column", "data=CAST(no AS STRING)", "--option", "maxFilesPerTrigger=1",
-               "--nats", world.broker.url, "--master", "local[2]", "--json",
-               "--conf", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-               "--conf", "spark.sql.shuffle.partitions=2"]
+               "--nats", world.broker.url, "--master", "local[2]", "--json"]
     environ = {**os.environ, **spark_environ}
     await asyncio.to_thread(_killed_in_a_batch, command, environ, world.folder / "state" / "_jetblock" / "checkpoint")
     done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environ, capture_output=True, text=True,

@@ -20,11 +20,7 @@ from tests.real.s3 import MISSING, S3Server
 
 pytestmark = pytest.mark.timeout(600)
 
-CONF = {
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.memory": "1g",
-    "spark.ui.enabled": "false", "spark.sql.session.timeZone": "UTC", "spark.sql.shuffle.partitions": "2"}
+CONF = {"spark.driver.memory": "1g", "spark.sql.session.timeZone": "UTC"}
 
 WRITE_BATCH = """
 (frame.where("seq <= 100").selectExpr("'logs2.batch' subject", "data").write.format("jetblock").mode("append")

@@ -71,7 +71,7 @@ class Copy:
 
     def _run_on(self, last: int) -> None:
         """Let the driver run for a moment; start it if it failed, ``last`` is the number of its last run."""
-        time.sleep(0.001)
+        time.sleep(0.004)
         code = None if self._driver is None else self._driver.poll()
         assert code != 0, "the copy ended before it was killed"
         if self._driver is None or code is not None:
