@@ -35,6 +35,7 @@ ROUNDS = int(os.environ.get("JETBLOCK_KILL_ROUNDS", "30"))
 _SUBSCRIPTIONS = {"single": ("", ""), "durable": ("", "d"), "one": ("q", ""), "two": ("q", ""), "third": ("q", "d")}
 """Queue group and durable name of each subscription."""
 _AT_ONCE = 20
+_BEHIND_MAX = 2000
 
 
 class Load:
@@ -81,9 +82,11 @@ class Load:
         self._served = False
 
     async def publish(self) -> None:
-        """Publish until cancelled."""
+        """Publish until cancelled, while there is a broker, and no group has too much left to ack."""
         while True:
-            await self.publish_some()
+            behind = len(self.stored) - min(map(len, self.acked.values()))
+            if self.client.nc.is_connected and behind < _BEHIND_MAX:
+                await self.publish_some()
             await asyncio.sleep(0.005)
 
     async def publish_some(self) -> None:

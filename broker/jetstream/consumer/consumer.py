@@ -385,13 +385,11 @@ class Consumer(Notified):
         replies = self._answers.apply_answers(ops, start, end, now_ns, mono_ns)
         self._after_acks(mono_ns, partial(self._publish_answers, replies) if replies else None)
 
-    def ack(self, seqs: Sequence[int], *, soon: bool = False) -> None:
+    def ack(self, seqs: Sequence[int]) -> None:
         """Ack delivered messages by their stream sequences, as an answer to each of them would.
 
-        With the policy all, that acks everything up to the highest.
-
-        Args: ``soon``: store the acks with the next commit, which begins at once, instead of within a second. So they
-            are safe before any call that waits for a later commit is made.
+        With the policy all, that acks everything up to the highest. The acks are stored with the next commit, whatever
+        it is for, so they are safe before any call that waits for a later commit is made. ``commit_acks`` begins one.
         """
         if self._closed:
             return
@@ -400,8 +398,13 @@ class Consumer(Notified):
         if seqs:
             self._answers.ack(seqs, self._answers.consumer_seqs(seqs), self._clock.now_ns())
         self._after_acks(self._clock.monotonic_ns(), None)
-        if soon and self._dirty:
+        if self._dirty:
             self.stream.log.block(self.stream)  # the journal takes the changes of the streams that have a block
+
+    def commit_acks(self) -> None:
+        """Store now what ``ack`` has changed."""
+        if self._dirty and not self._closed:
+            self.stream.log.block(self.stream)
             self.stream.log.urgent()
 
     def redeliver(self, seqs: Sequence[int] | None = None) -> None:

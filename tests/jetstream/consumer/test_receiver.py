@@ -61,21 +61,22 @@ def test_a_receiver_gets_messages_in_order_and_acks_by_sequence() -> None:
     assert world.bus.pop_sent() == []
 
 
-def test_acks_by_sequence_are_stored_soon_if_asked() -> None:
-    """Otherwise they are stored within a second. The stream's block comes first, so that the journal has the acks
-    before the calls that wait for a later commit. An ack that changes nothing causes no commit."""
+def test_acks_by_sequence_join_the_next_commit() -> None:
+    """The journal has the acks before the calls that wait for a later commit. A commit is begun only if asked for, and
+    if an ack has changed anything."""
     world, receiver = World(), FakeReceiver()
     world.stream.add("a", "b")
     consumer = world.consumer(receiver=receiver)
     world.loop.settle()
     log = world.stream.log
     consumer.ack([1])
-    assert log.asked == []
-    consumer.ack([2], soon=True)
-    assert log.asked == ["block", "urgent"]
+    assert log.asked == ["block"]
+    consumer.commit_acks()
+    assert log.asked == ["block", "block", "urgent"]
     consumer.pop_delta()
-    consumer.ack([], soon=True)
-    assert log.asked == ["block", "urgent"]
+    consumer.ack([])
+    consumer.commit_acks()
+    assert log.asked == ["block", "block", "urgent"]
 
 
 def test_what_is_not_acked_is_delivered_again() -> None:
