@@ -69,7 +69,7 @@ class Walk:
                 if sub.allow_trace:
                     self._receive(sub, sub.original, msg.as_changed((to, *msg[1:])), sub.account, now_ns, obstacle)
         if msg.trace.only:
-            router.send_to_leafs(msg, self._client, routes)
+            router.send_to_leafs((msg,), self._client, routes)
         return received
 
     def _relay(self, relay: Relay, msg: TracedMsg, now_ns: int) -> bool:

@@ -73,9 +73,9 @@ class LeafRoute(Route):
         self.only_sub = self.only_handler = None
         self._counts_each = True
 
-    def send_to_leafs(self, msg: Msg, source: Source) -> None:
-        """Send a message to the other servers only."""
-        self._send((msg,), source, b"")
+    def send_to_leafs(self, msgs: Sequence[Msg], source: Source) -> None:
+        """Send messages to the other servers only."""
+        self._send(msgs, source, b"")
 
     def serves(self, queue: bytes) -> bool:
         return queue in self._queues

@@ -183,8 +183,8 @@ class Route:
             if ops[i][1]:
                 source.no_responders(ops[i][0], ops[i][1])
 
-    def send_to_leafs(self, msg: Msg, source: Source) -> None:
-        """Send a message to the other servers only: none."""
+    def send_to_leafs(self, msgs: Sequence[Msg], source: Source) -> None:
+        """Send messages to the other servers only: there are none."""
 
     def serves(self, queue: bytes) -> bool:
         """Return whether a receiver is a member of the queue group."""

@@ -458,8 +458,8 @@ class Router:
                  routes: Routes | None = None) -> list[tuple[Subscription, str]]:
         return audience((routes or self.routes).match(subject), subject, source, self._rng)
 
-    def send_to_leafs(self, msg: Msg, source: Source, routes: Routes | None = None) -> None:
-        (routes or self.routes).route_of(msg[0]).send_to_leafs(msg, source)
+    def send_to_leafs(self, msgs: Sequence[Msg], source: Source, routes: Routes | None = None) -> None:
+        (routes or self.routes).route_of(msgs[0][0]).send_to_leafs(msgs, source)
 
     def plain_of(self, subject: bytes, peer: Peer) -> Subscription | None:
         """Return a subscription of ``peer`` without a queue group that matches the literal ``subject``, if any."""

@@ -115,8 +115,12 @@ class Subjects(Protocol):
         Args: ``routes``: those of ``Router.narrowed``, if not all queue groups receive the message.
         """
 
-    def send_to_leafs(self, msg: Msg, source: Source, routes: Any = None) -> None:
-        """Send a message to the other servers that have receivers, and to no receiver here; ``routes``: see above."""
+    def send_to_leafs(self, msgs: Sequence[Msg], source: Source, routes: Any = None) -> None:
+        """Send messages to one subject to the other servers that have receivers, and to no receiver here.
+
+        Args: ``msgs``: not a message alone, because compiled code would make a plain tuple of a ``TracedMsg``;
+            ``routes``: see above.
+        """
 
     def arrival(self, subject: bytes, hops: int) -> tuple[str, bytes] | None:
         """Return ``Route.destination`` of a message to the literal ``subject``, which is already mapped."""

@@ -164,9 +164,9 @@ async def scripted(info: dict[str, object] | bytes,
     async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         line = info if isinstance(info, bytes) else b"INFO " + json.dumps(info).encode() + b"\r\n"
         writer.write(line)
-        if then is not None:
-            await then(reader, writer)
         try:
+            if then is not None:
+                await then(reader, writer)
             await reader.read()
         except ConnectionError:
             pass
