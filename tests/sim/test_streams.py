@@ -95,6 +95,11 @@ def test_secure_deletes_are_erased() -> None:
     assert counts["erased"] >= 5
 
 
+def test_message_ids_are_known_after_an_erasure_and_a_take_over() -> None:
+    """An erasure leaves the message ids of a page to blocks that the stream has loaded already."""
+    World(10_111, steps=180, features=FEATURES | {"erasures"}).run()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("world", ["retention", "special", "erasures", "keys and erasures"])

@@ -211,7 +211,11 @@ class MsgIds:
         """Yield the ids in the cores of blocks, as ``_back`` does."""
         last_seq = min(part.last_seq, below - 1)
         since_ns = self._since_ns
-        blocks = [block for block in self._with_ids if part.first_seq <= block.last_seq and block.first_seq <= last_seq
+        # The part may have been in a page when the blocks were loaded: an erasure leaves ids of pages to the blocks.
+        loaded = {block for block in self._live.within(part.first_seq, last_seq)
+                  if block.ref is not None and block.last_time_ns > since_ns}
+        blocks = [block for block in sorted(loaded.union(self._with_ids), key=_first_seq)
+                  if part.first_seq <= block.last_seq and block.first_seq <= last_seq
                   and (block.last_time_ns > since_ns or self._dedupe.last_id is None)]
         while blocks:
             some, count = [blocks[-1]], blocks[-1].count
