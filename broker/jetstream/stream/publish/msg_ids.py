@@ -89,7 +89,7 @@ class MsgIds:
         since_ns, selected = self._since_ns, self._with_ids
         if selected and selected[-1].last_time_ns <= since_ns:
             selected.clear()  # of the blocks that are too old, only the last one matters
-        selected += blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
+        selected += _since(blocks, since_ns)
 
     @property
     def has_deferred(self) -> bool:
@@ -203,19 +203,21 @@ class MsgIds:
                 _log.warning("a page with the message ids of stream %s/%s cannot be used; its blocks are read instead: "
                              "%s", state.account, state.name, error)
                 state.dirty = True
-                found = {*self._with_ids, *self._live.within(part.first_seq, part.last_seq)}
-                self._with_ids = sorted((block for block in found if block.ref is not None), key=_first_seq)
+                self._select(part)
             return None
+
+    def _select(self, part: IdPart) -> None:
+        """Select the loaded blocks of a part that was in a page when they were loaded, and is in blocks now: the page
+        is damaged, or an erasure has left its ids to the blocks."""
+        found = [block for block in self._live.within(part.first_seq, part.last_seq) if block.ref is not None]
+        self._with_ids = sorted({*self._with_ids, *_since(found, self._since_ns)}, key=_first_seq)
 
     async def _of_blocks(self, part: IdPart, below: int) -> AsyncGenerator[tuple[IdRows, bool], None]:
         """Yield the ids in the cores of blocks, as ``_back`` does."""
         last_seq = min(part.last_seq, below - 1)
         since_ns = self._since_ns
-        # The part may have been in a page when the blocks were loaded: an erasure leaves ids of pages to the blocks.
-        loaded = {block for block in self._live.within(part.first_seq, last_seq)
-                  if block.ref is not None and block.last_time_ns > since_ns}
-        blocks = [block for block in sorted(loaded.union(self._with_ids), key=_first_seq)
-                  if part.first_seq <= block.last_seq and block.first_seq <= last_seq
+        self._select(part)
+        blocks = [block for block in self._with_ids if part.first_seq <= block.last_seq and block.first_seq <= last_seq
                   and (block.last_time_ns > since_ns or self._dedupe.last_id is None)]
         while blocks:
             some, count = [blocks[-1]], blocks[-1].count
@@ -261,6 +263,12 @@ class MsgIds:
         self._timer = None
         self._dedupe.expire(self._clock.now_ns(), _IDS_A_TURN)
         self.expire_later()
+
+
+def _since(blocks: Sequence[LiveBlock], since_ns: int) -> Sequence[LiveBlock]:
+    """Return the blocks of a stream, in order, that end after ``since_ns``; if none does, the last one, which may have
+    the last message's id."""
+    return blocks[bisect_right(blocks, since_ns, key=_last_time):] or blocks[-1:]
 
 
 def _has_ids(block: LiveBlock, parts: Sequence[IdPart]) -> bool:
