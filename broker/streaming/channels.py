@@ -43,8 +43,8 @@ class Channels:
         self._reserved = ("_STAN.", settings.discover_prefix + ".")
         """The beginnings of the gateway's own subjects: a stream there would answer its requests, too."""
         self._names: list[str] = []
-        self._version = 0, ""
-        """Number of streams and newest stream for which ``_names`` is true."""
+        self._version = 0, 0
+        """Number of streams and incarnation of the newest one for which ``_names`` is true."""
         self._making: dict[str, asyncio.Task[Stream]] = {}
         self._deleting: set[str] = set()
         self._turns = asyncio.Semaphore(_MADE_AT_ONCE)
@@ -56,7 +56,8 @@ class Channels:
     def names(self) -> Sequence[str]:
         """Return the names of all channels."""
         streams = self._account.streams
-        version = len(streams), next(reversed(streams), "")  # another set of streams differs in one of them
+        newest = next(reversed(streams.values()), None)
+        version = len(streams), newest.stream_id if newest is not None else 0  # another set differs in one of them
         if version != self._version:
             self._version = version
             self._names = [channel for name in streams

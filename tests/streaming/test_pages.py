@@ -96,3 +96,20 @@ async def test_without_the_gateway(tmp_path: Path) -> None:
     """A broker without the gateway has no such pages."""
     async with BrokerProcess("--store", f"file://{tmp_path}") as server:
         assert (await fetch(server.monitor_url + "/streaming/serverz"))[0] == 404
+
+
+async def test_channels_that_change_between_two_requests(tmp_path: Path) -> None:
+    """The list is that of the present channels, also if as many were made as deleted, the newest under its old name."""
+    async with BrokerProcess("-cid", "test-cluster", "-sd", str(tmp_path)) as server:
+        me = await StanClient.open(server.url, "me")
+        for channel in ("a", "b", "c"):
+            await me.publish_all(channel, b"1")
+        url = f"{server.monitor_url}/streaming/channelsz"
+        assert json.loads((await fetch(url))[1])["names"] == ["a", "b", "c"]
+        js = me.nc.jetstream()
+        for channel in ("a", "c"):
+            await js.delete_stream(f"STAN_{channel}")
+        for channel in ("d", "c"):
+            await js.add_stream(name=f"STAN_{channel}", subjects=[channel])
+        assert json.loads((await fetch(url))[1])["names"] == ["b", "c", "d"]
+        await me.nc.close()
