@@ -61,7 +61,10 @@ class Elsewhere(dict[str, ElsewhereStream]):
         self._subscriptions.claim_anyway(name, kept)
 
     def change(self, entry: CatalogueEntry, given_up: Collection[str]) -> None:
-        """Note an update, whose new subjects are claimed; those that it gave up stay taken."""
+        """Replace the configuration of a stream that was updated.
+
+        The caller has claimed the new subjects. Those in ``given_up``, which the update gave up, stay taken.
+        """
         if entry.name in self:
             if given_up:
                 self._given_up.setdefault(entry.name, set()).update(subject.encode() for subject in given_up)
