@@ -16,6 +16,7 @@ from broker.base.output import count
 from broker.base.progress import Progress
 from broker.base.store_url import has_scheme
 from broker.client.connection import ApiRefusal, ConnectionFailed, Login
+from broker.client.login_flags import add_login_flags, login_of
 from broker.erasure import report as reports
 from broker.erasure.carrying_out import Target, carry_out, delete_versions, kept_by, look, versions_line
 from broker.erasure.report import BadReport
@@ -74,11 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
                         help="delete old versions of the deleted objects in a bucket with versions")
     parser.add_argument("--backup", action="append", default=[], metavar="URL",
                         help="also look for the messages in this backup or copy, and name it if it has them")
-    parser.add_argument("--creds", default="", metavar="FILE", help="credentials (JWT and seed) for --server")
-    parser.add_argument("--nkey", default="", metavar="FILE", help="the seed of a user's nkey for --server")
-    parser.add_argument("--user", default="", metavar="NAME", help="user for --server")
-    parser.add_argument("--password", default="", metavar="TEXT", help="its password")
-    parser.add_argument("--tls-ca", default="", metavar="FILE", help="the CA of the server's certificate")
+    add_login_flags(parser, " for --server")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of text")
     return parser
 
@@ -147,8 +144,7 @@ async def _verify(options: argparse.Namespace, report: dict[str, Any], progress:
 
 
 def _target(options: argparse.Namespace) -> Target:
-    login = Login(options.server, user=options.user, password=options.password, creds=options.creds,
-                  nkey=options.nkey, tls_ca=options.tls_ca) if options.server else None
+    login = Login(options.server, **login_of(options)) if options.server else None
     return Target(options.stream, options.store, login, options.account, options.grace, options.delete_versions,
                   options.backup)
 

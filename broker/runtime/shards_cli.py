@@ -13,6 +13,7 @@ from broker.base.command import run_command
 from broker.base.output import printable
 from broker.base.progress import Progress
 from broker.client.connection import ApiRefusal, Connection, ConnectionFailed, Login, connect
+from broker.client.login_flags import add_login_flags, login_of
 
 __all__ = ["main", "make_parser"]
 
@@ -44,11 +45,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--store", default="", metavar="ID", help="the id of the store, if there are several")
     parser.add_argument("--server", default="nats://127.0.0.1:4222", metavar="URL", help="a NATS server that reaches "
                                                                                          "the brokers")
-    parser.add_argument("--creds", default="", metavar="FILE", help="credentials (JWT and seed)")
-    parser.add_argument("--nkey", default="", metavar="FILE", help="the seed of a user's nkey")
-    parser.add_argument("--user", default="", metavar="NAME", help="user of the system account")
-    parser.add_argument("--password", default="", metavar="TEXT", help="its password")
-    parser.add_argument("--tls-ca", default="", metavar="FILE", help="the CA of the server's certificate")
+    add_login_flags(parser, "", " of the system account")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     return parser
 
@@ -76,9 +73,7 @@ def _run(options: argparse.Namespace, progress: Progress) -> int:
 
 async def _carry_out(options: argparse.Namespace) -> dict[str, Any]:
     """Raises: ApiRefusal, ConnectionFailed; ValueError: there are several stores."""
-    connection = await connect(Login(url=options.server, user=options.user, password=options.password,
-                                     creds=options.creds, nkey=options.nkey, tls_ca=options.tls_ca),
-                               name="jetblock shards")
+    connection = await connect(Login(options.server, **login_of(options)), name="jetblock shards")
     try:
         brokers = [one for one in await _brokers(connection) if options.store in ("", one["store"])]
         if not brokers:

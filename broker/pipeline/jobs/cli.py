@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from broker.base.output import count, outline, size
 from broker.base.progress import Progress
+from broker.client.login_flags import add_login_flags, login_of
 from broker.pipeline.errors import PipelineError
 from broker.pipeline.write.options import WRITE_OPTIONS
 
@@ -204,11 +205,7 @@ def _add_erase(parser: argparse.ArgumentParser) -> None:
                         help="an expression for seq, msg_id or subject in SOURCE; may be given several times")
     parser.add_argument("--server", default="", metavar="URL",
                         help="the running broker that has the store; without it, no broker may run")
-    for name, what in (("creds", "credentials (JWT and seed) for --server"), ("nkey", "the seed of a user's nkey"),
-                       ("user", "user for --server"), ("password", "its password"),
-                       ("tls-ca", "the CA of the server's certificate")):
-        parser.add_argument(f"--{name}", default="", metavar="TEXT" if name in ("user", "password") else "FILE",
-                            help=what)
+    add_login_flags(parser, " for --server")
     parser.add_argument("--sign", default="", metavar="FILE", help="the NKey seed that signs the report")
     parser.add_argument("--grace", type=float, default=0.0, metavar="SECONDS",
                         help="without --server: keep replaced objects for so long, for readers that run (default 0)")
@@ -218,12 +215,11 @@ def _add_erase(parser: argparse.ArgumentParser) -> None:
 def _erase(spark: SparkSession, options: argparse.Namespace, progress: Progress) -> Result:
     from broker.pipeline.jobs.erasing import erase
 
-    login = {name: getattr(options, name) for name in ("user", "password", "creds", "nkey", "tls_ca")}
     return erase(spark, store=options.store, stream=options.stream, to=options.to, account=options.account,
                  subjects=options.subjects, where=options.where, headers=options.header, source=options.source,
                  format=options.format, columns=dict(options.column), read_options=dict(options.option),
-                 server=options.server, login=login, sign=options.sign, grace=options.grace, dry_run=options.dry_run,
-                 report=progress.show)
+                 server=options.server, login=login_of(options), sign=options.sign, grace=options.grace,
+                 dry_run=options.dry_run, report=progress.show)
 
 
 def _of_erase(done: Any) -> dict[str, Any]:
