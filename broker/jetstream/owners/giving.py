@@ -101,6 +101,7 @@ class Giving:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self.roster.publish()
+        await self.roster.choose(lambda others: others or None)
         await self._give_all()
         await self.roster.stop()
         for subscription in (*self._subscriptions, *self._step_downs.values()):
@@ -179,9 +180,8 @@ class Giving:
         preferred = (question.get("placement") or {}).get("preferred") or ""
         if preferred == self._me.name:
             raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, f"{preferred} owns shard {number} already")
-        if (to := self._taker(number, preferred)) is None:
-            await asyncio.sleep(INTERVAL_SECONDS)  # a broker that has just started shows itself by then
-            to = self._taker(number, preferred)
+        to = await self.roster.choose(
+            lambda others: heir(number, [line for line in others if preferred in ("", line.name)]))
         if to is None:
             raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, f"preferred server \"{preferred}\" not known" if preferred
                               else "no other broker in reach")
@@ -197,9 +197,6 @@ class Giving:
                 raise
             raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, f"{to.name} did not take shard {number}: {error}") from None
         return {"success": True, "shard": number, "owner": to.name}
-
-    def _taker(self, number: int, name: str) -> Line | None:
-        return heir(number, [line for line in self.roster.others() if name in ("", line.name)])
 
     async def _keep_balanced(self) -> None:
         given_ns = self._clock.monotonic_ns() - self._interval_ns

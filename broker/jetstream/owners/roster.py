@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from broker.base.clock import Clock
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from broker.jetstream.owners.peers import Peers
 
 __all__ = ["INTERVAL_SECONDS", "Line", "Roster"]
+
+T = TypeVar("T")
 
 LOAD: Final = "LOAD"
 INTERVAL_SECONDS: Final = 1.0
@@ -61,6 +64,8 @@ class Roster:
         self._clock = clock
         self._lines: dict[str, tuple[Line, int]] = {}
         """The other brokers by id, each with the time at which its line came."""
+        self._heard = asyncio.Event()
+        """Set when another broker's line has come."""
         self._subscription: Subscription | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -87,6 +92,20 @@ class Roster:
         oldest_ns = self._clock.monotonic_ns() - _FRESH_NS
         return [line for line, at_ns in self._lines.values() if at_ns >= oldest_ns and not line.leaving]
 
+    async def choose(self, chosen: Callable[[list[Line]], T | None]) -> T | None:
+        """Return what is chosen from the others.
+
+        As long as that is None, wait for more brokers: within a second one may show itself that has just connected, or
+        all if this broker has.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(INTERVAL_SECONDS):
+                while (found := chosen(self.others())) is None:
+                    self._heard.clear()
+                    await self._heard.wait()
+                return found
+        return None
+
     def _on_line(self, members: dict[str, Any]) -> None:
         line = Line.from_json(members)
         if line.id == self._own_id:
@@ -96,6 +115,7 @@ class Roster:
             self._lines.pop(next(iter(self._lines)))
         self._lines.pop(line.id, None)
         self._lines[line.id] = line, self._clock.monotonic_ns()
+        self._heard.set()
         if new:
             self.publish()  # so that a broker that starts knows the others at once
 
