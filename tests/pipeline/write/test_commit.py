@@ -165,6 +165,7 @@ async def test_without_a_broker_the_request_waits(world: World) -> None:
     await asyncio.to_thread(_until, lambda: len(world.objects.list("v1/shards/0/inbox/")) == 4)
     await world.broker.start()
     assert (await waiting).messages == 3
+    await asyncio.to_thread(_until, lambda: not world.objects.list("v1/shards/0/inbox/"))
     assert sorted(data for _, data in await world.rows("S")) == [b"%d" % n for n in (0, 1, 2) for _ in range(4)]
 
 
