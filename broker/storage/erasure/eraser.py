@@ -55,6 +55,7 @@ _READ_BYTES = 8 << 20
 _MINUTES_NS = 240_000_000_000
 _REWRITING = "rewriting"
 _CHECKPOINT = "a checkpoint, which may quote subjects and message ids"
+_GONE = "deleted as no longer needed before its checksum was read"
 
 
 class ErasureSettings:
@@ -361,13 +362,13 @@ class Eraser:
             self._waiting.difference_update((stream_id, one.key, one.seqs) for one in erasures)
 
     async def _stored_file(self, key: str, note: str = "") -> StoredFile:
-        """Return an object's size and checksum; no checksum if it is gone."""
+        """Return an object's size and checksum; a note instead if the broker has deleted it in the meantime."""
         digest, size = sha256(), 0
         while True:
             try:
                 data = await self._get(key, size, size + _READ_BYTES)
             except NotFound:
-                return StoredFile(key, 0, b"", note)
+                return StoredFile(key, 0, b"", "; ".join(filter(None, (note, _GONE))))
             digest.update(data)
             size += len(data)
             if len(data) < _READ_BYTES:
