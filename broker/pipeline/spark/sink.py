@@ -81,8 +81,8 @@ class BatchSink(DataSourceArrowWriter):
 
     @plainly
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        options = self._write.options
-        commit(open_object_client(options.store), options, self._write.target, options.version, _results(messages))
+        options, columns, target = self._write
+        commit(open_object_client(options.store), options, target, columns, options.version, _results(messages))
 
 
 class StreamSink(DataSourceStreamArrowWriter):
@@ -99,11 +99,13 @@ class StreamSink(DataSourceStreamArrowWriter):
         staged = [one for one in messages if isinstance(one, _Staged)]
         if not staged:
             return
-        options, [target] = self._write.options, {one.target for one in staged}
+        options, columns, _ = self._write
+        [target] = {one.target for one in staged}
         writer = options.txnappid or staged[0].result.writer
         if not writer:
             raise BadOption("Spark gives no ID of the query: set option txnAppId to a name that no other query uses")
-        commit(open_object_client(options.store), options, target, Version(writer, batchId), _results(messages))
+        commit(open_object_client(options.store), options, target, columns, Version(writer, batchId),
+               _results(messages))
 
 
 def _results(messages: Sequence[WriterCommitMessage | None]) -> list[Result]:

@@ -84,6 +84,15 @@ class Columns(NamedTuple):
             raise BadOption("; ".join(wrong))
         return cls(*(places.get(name) for name in _TYPES))  # type: ignore[arg-type]  # subject and data are there
 
+    def plain(self, batch: pa.RecordBatch, *, times: bool) -> tuple[pa.BinaryArray, pa.BinaryArray] | None:
+        """Return subjects and data of a batch, NULL data as empty; None if there are other columns or NULL subjects."""
+        if (self.headers, self.msg_id) != (None, None) or (times and (self.ts, self.ts_ns) != (None, None)):
+            return None
+        subjects, data = batch.column(self.subject), batch.column(self.data)
+        if subjects.null_count:
+            return None
+        return subjects.cast(pa.binary()), data.cast(pa.binary()).fill_null(b"")
+
     def rows(self, batch: pa.RecordBatch, *, times: bool) -> Rows:
         """Return the rows of a batch; with ``times`` False without its times."""
         stamps: Sequence[int | None] | None = None

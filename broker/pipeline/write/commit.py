@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Final, NamedTuple, TypeVar
 
-from broker.base.gotime import format_duration
+from broker.base.gotime import format_duration, format_time, parse_time
 from broker.client.connection import ApiRefusal, Connection, ConnectionFailed, Login, connect
 from broker.pipeline.errors import NoStream, PipelineError, Unreachable
 from broker.pipeline.plan.follow import Follower
 from broker.pipeline.plan.snapshot import read_store, run_steps, shards_of
 from broker.pipeline.store.objects import ObjectClient
+from broker.pipeline.write.columns import Columns
 from broker.pipeline.write.options import WriteOptions
 from broker.pipeline.write.stage import Result, Target, codec_for, stage_results
 from broker.storage.format.errors import CutOff
@@ -36,11 +38,15 @@ from broker.storage.staging.writer import request_object
 
 __all__ = ["Outcome", "commit", "plan"]
 
+_log = logging.getLogger(__name__)
+
 _T = TypeVar("_T")
 
 _POLL_SECONDS: Final = 0.25
 _POLL_SECONDS_MAX: Final = 5.0
 _PUTS_MAX: Final = 5
+_CLOCKS_DIFFER_NS: Final = 10 * 10**9
+"""The time by which the clocks of driver and broker are expected to differ, at most."""
 
 
 class Outcome(NamedTuple):
@@ -134,14 +140,15 @@ async def _create(connection: Connection, options: WriteOptions) -> str | None:
     return None
 
 
-def commit(objects: ObjectClient, options: WriteOptions, target: Target, version: Version | None,
+def commit(objects: ObjectClient, options: WriteOptions, target: Target, columns: Columns, version: Version | None,
            results: Iterable[Result]) -> Outcome:
     """Let the rows of all tasks join the stream, in the order of partitions. Without rows, do nothing.
 
-    Args: ``version`` identifies the write, so that repeating it stores nothing; None: each call stores its rows.
+    Args: ``columns`` are those of the rows that tasks returned. ``version`` identifies the write, so that repeating it
+        stores nothing; None: each call stores its rows.
     Raises: PipelineError; nothing is stored, or the text says what may be.
     """
-    entries = stage_results(objects, target, results)
+    entries = stage_results(objects, target, columns, results)
     pieces = list(_pieces(entries))
     if len(pieces) > 1 and not options.splitcommits:
         messages, blocks = sum(run.messages for run in entries), sum(run.blocks for run in entries)
@@ -186,6 +193,7 @@ class _Request:
         identity = version or int.from_bytes(os.urandom(8), "little") or 1
         self._id = identity if isinstance(identity, int) else identity.request_id(target.stream_id)
         self._identity = identity
+        self._began_ns = time.time_ns()
         self._where = f"{objects.url}: stream {target.account}/{target.stream}"
 
     def carry_out(self) -> Outcome:
@@ -198,7 +206,7 @@ class _Request:
             try:
                 answer = asyncio.run(_with_connection(self._options, lambda connection: self._ask(connection, wait_s)))
                 if answer is not None:
-                    return self._outcome(**answer)
+                    return self._outcome(answer)
             except Unreachable as error:
                 unreached = f" ({error})"
         if not wait_s:
@@ -268,12 +276,28 @@ class _Request:
         if answer.state == REFUSED:
             raise self._refused(answer.why)
         assert answer.state in (GRANTED, ALREADY)
-        return self._outcome(**answer.to_json())
+        return self._outcome(answer.to_json() | {"adopted": format_time(answer.at_ns)})
 
-    @staticmethod
-    def _outcome(messages: int, duplicates: int, first_seq: int, last_seq: int, raised: int = 0,
-                 **_: Any) -> Outcome:
-        return Outcome(messages, duplicates, raised, first_seq if messages else 0, last_seq if messages else 0)
+    def _outcome(self, answer: Mapping[str, Any]) -> Outcome:
+        """Return the outcome that an answer reports; log a warning if the rows of this write seem to be lost."""
+        messages, duplicates = answer["messages"], answer["duplicates"]
+        if self._version is not None and (why := self._doubt(self._version, answer, messages + duplicates)):
+            _log.warning("%s: %s: a repeated write stores nothing; but if another program or query has the same "
+                         "txnAppId, these rows are lost: give each its own", self._where, why)
+        return Outcome(messages, duplicates, answer.get("raised", 0), answer["first_seq"] if messages else 0,
+                       answer["last_seq"] if messages else 0)
+
+    def _doubt(self, version: Version, answer: Mapping[str, Any], stored: int) -> str | None:
+        """Return the reason for which an answer may be that to another program's write."""
+        rows, writer = sum(run.messages for run in self._entries), f"the writer {version.writer!r}"
+        if "already" in answer:
+            return f"{writer} has stored version {answer['already']}, so version {version.number} was not stored"
+        if stored != rows:
+            return f"{writer} has stored version {version.number} with {stored} rows, and not the {rows} of this write"
+        new_query = self._options.txnversion is None and version.number == 0
+        if new_query and parse_time(answer["adopted"]) < self._began_ns - _CLOCKS_DIFFER_NS:
+            return f"{writer} has stored its first batch at {answer['adopted']}, and this query begins with it again"
+        return None
 
     def _refused(self, why: str) -> PipelineError:
         return PipelineError(f"{self._where}: the write was refused, and nothing was stored: {why}")

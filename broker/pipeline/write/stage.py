@@ -22,6 +22,7 @@ import pyarrow as pa
 from broker.pipeline.errors import PipelineError
 from broker.pipeline.store.objects import ObjectClient
 from broker.pipeline.write.columns import Columns, Rows
+from broker.pipeline.write.plain import PlainRows
 from broker.storage.format.errors import KeyMissing
 from broker.storage.format.request import StagedRun
 from broker.storage.format.section import SectionCodec
@@ -67,7 +68,7 @@ class Result:
 
     partition: int
     entries: list[StagedRun] = field(default_factory=list)
-    rows: list[Rows] = field(default_factory=list)
+    rows: list[pa.RecordBatch] = field(default_factory=list)
     refused: str | None = None
     writer: str = ""
     """The ID of the streaming query."""
@@ -82,21 +83,20 @@ def stage_batches(objects: ObjectClient, target: Target, columns: Columns, parti
     """Stage the rows of one task, or return them if they are few. Reads ``batches`` to the end unless a row is
     refused."""
     result = Result(partition)
-    few: list[Rows] = []
+    few: list[pa.RecordBatch] = []
     writer: _Stager | None = None
     size = 0
     try:
         for batch in batches:
-            size += batch.nbytes
-            rows = columns.rows(batch, times=target.times != "ignore")
             if writer is None:
-                few.append(rows)
+                size += batch.nbytes
+                few.append(batch)
                 if size < hand_over_bytes:
                     continue
-                writer = _Stager(objects, target)
+                writer = _Stager(objects, target, columns)
                 waiting, few = few, []
             else:
-                waiting = [rows]
+                waiting = [batch]
             for some in waiting:
                 writer.add(partition, some)
         if writer is not None:
@@ -108,7 +108,8 @@ def stage_batches(objects: ObjectClient, target: Target, columns: Columns, parti
     return result
 
 
-def stage_results(objects: ObjectClient, target: Target, results: Iterable[Result]) -> list[StagedRun]:
+def stage_results(objects: ObjectClient, target: Target, columns: Columns, results: Iterable[Result]
+                  ) -> list[StagedRun]:
     """Return the entries of a write, in the order of partitions; stage rows that tasks returned.
 
     Raises: PipelineError if a task or a row was refused.
@@ -127,7 +128,7 @@ def stage_results(objects: ObjectClient, target: Target, results: Iterable[Resul
                     stager = None
                 entries += one.entries
             for rows in one.rows:
-                stager = stager or _Stager(objects, target)
+                stager = stager or _Stager(objects, target, columns)
                 stager.add(one.partition, rows)
         if stager is not None:
             entries += stager.finish()
@@ -147,31 +148,38 @@ def codec_for(objects: ObjectClient, target: Target) -> SectionCodec:
 class _Stager:
     """A RunWriter whose runs are put as they fill."""
 
-    def __init__(self, objects: ObjectClient, target: Target) -> None:
+    def __init__(self, objects: ObjectClient, target: Target, columns: Columns) -> None:
         self._objects = objects
         self._target = target
+        self._columns = columns
         self._writer = RunWriter(target.account, target.stream, target.stream_id, now_ns=time.time_ns(),
                                  acting=target.acting_request, codec=codec_for(objects, target))
+        self._plain = PlainRows(self._writer)
         self._counts: dict[int, int] = {}
         """The number of rows added so far, by partition."""
 
-    def add(self, partition: int, rows: Rows) -> None:
+    def add(self, partition: int, batch: pa.RecordBatch) -> None:
         """Add rows, and put the runs that are full. Raises: _Refused for the first row that cannot be stored; NoStore;
         Unreachable."""
         before = self._counts.get(partition, 0)
-        if not self._add_plain(rows):
-            self._add_each(partition, before, rows)
-        self._counts[partition] = before + len(rows.subjects)
+        if batch.num_rows and not self._add_plain(batch):
+            self._plain.flush()
+            self._add_each(partition, before, self._columns.rows(batch, times=self._times))
+        self._counts[partition] = before + batch.num_rows
         for run in self._writer.take():
             self._objects.put(run.key, run.data)
 
-    def _add_plain(self, rows: Rows) -> bool:
+    @property
+    def _times(self) -> bool:
+        return self._target.times != "ignore"
+
+    def _add_plain(self, batch: pa.RecordBatch) -> bool:
         """Add rows that have only subjects and data, all at once; return False if they have more, or one is refused."""
-        subjects, data, *others = rows
-        if others != [None, None, None] or None in subjects:
+        plain = self._columns.plain(batch, times=self._times)
+        if plain is None:
             return False
         try:
-            self._writer.add_plain(subjects, [one or b"" for one in data] if None in data else data)  # type: ignore[arg-type]  # no None
+            self._plain.add(*plain)
         except RowRefused:
             return False
         return True
@@ -202,6 +210,7 @@ class _Stager:
 
     def finish(self) -> list[StagedRun]:
         """Put the last runs; return the entries of all. Raises: NoStore; Unreachable."""
+        self._plain.flush()
         for run in self._writer.finish():
             self._objects.put(run.key, run.data)
         return self._writer.entries

@@ -15,10 +15,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from operator import mul
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, NamedTuple
 
 from broker.storage.format.block import (
     SUMMARY_BYTES_MAX,
@@ -60,8 +60,8 @@ from broker.storage.format.subject_filter import encode_filter
 from broker.storage.log.open_block import BODY_BYTES_MAX, OpenBlock, Owner, Tally
 from broker.storage.state.ids import BlockIds
 
-__all__ = ["BODY_BYTES_MAX", "Failure", "OpenBlock", "SealedBlock", "Tally", "encode_segment",
-           "is_small", "seal_block"]
+__all__ = ["BODY_BYTES_MAX", "Failure", "OpenBlock", "PlainColumns", "SealedBlock", "Tally", "encode_segment",
+           "is_small", "seal_block", "seal_columns"]
 
 _BUFFER_BYTES: Final = 64 * 1024
 """Adjacent buffers smaller than this are joined, so that a segment of a thousand blocks needs only a few writes."""
@@ -233,6 +233,53 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
     return sealed
 
 
+class PlainColumns(NamedTuple):
+    """Messages that have neither headers nor records, as columns, at least one message.
+
+    Fields: ``names`` are the subjects, sorted. ``ids``: for each message the place of its subject there, at the least
+        width. ``counts``, ``firsts``, ``lasts``: for each subject the number of messages, the first and the last
+        ordinal. ``lens``: the bytes of each body. ``bodies``: the bodies side by side.
+    """
+
+    names: Sequence[bytes]
+    ids: array[int]
+    counts: Sequence[int]
+    firsts: Sequence[int]
+    lasts: Sequence[int]
+    lens: Sequence[int]
+    bodies: bytes
+
+
+def seal_columns(columns: PlainColumns, stream_id: int, time_ns: int, position: Position, *, object_id: int
+                 ) -> SealedBlock[None]:
+    """Return the block that ``seal_block`` makes of the same messages, with sequences from 1 on, all at ``time_ns``."""
+    names, lens, bodies = columns.names, columns.lens, columns.bodies
+    count = len(lens)
+    body_len, body_lens = _constant_or_column(lens)
+    head = Head(stream_id, position, object_id, count, 1, seqs=None, time_ns=time_ns, times=None,
+                subject_ids=columns.ids if len(names) > 1 else None, hlen=0, hlens=None, body_len=body_len,
+                body_lens=body_lens, subjects=names, subject_counts=columns.counts, subject_firsts=columns.firsts,
+                subject_lasts=columns.lasts, frames=())
+    size = messages_size(count, 0, sum(map(mul, map(len, names), columns.counts)), len(bodies))
+    core = BlockCore(stream_id, position, count=count, first_seq=1, last_seq=count, bytes=size, raw_bytes=len(bodies),
+                     first_time_ns=time_ns, last_time_ns=time_ns, subjects=_summary(head), object_id=object_id)
+    cuts = list(_cuts(lens, FRAME_BYTES))
+    head.place_frames([Frame(start, end - start, 0, size, size) for start, end, size in cuts])
+    ends = list(accumulate([size for _, _, size in cuts]))
+    frames = [bodies[end - size:end] for (_, _, size), end in zip(cuts, ends, strict=True)]
+    return SealedBlock(None, core, head, (), frames, position)
+
+
+def _cuts(lens: Sequence[int], bytes_max: int) -> Iterator[tuple[int, int, int]]:
+    """Cut a block into frames; yield for each one its first ordinal, the one after its last, and its raw bytes."""
+    count, ends = len(lens), list(accumulate(lens))
+    start = before = 0
+    while start < count:
+        end = max(bisect_right(ends, before + bytes_max, start, min(count, start + FRAME_MESSAGES_MAX)), start + 1)
+        yield start, end, ends[end - 1] - before
+        start, before = end, ends[end - 1]
+
+
 def _head(block: OpenBlock[Any], lens: list[int], position: Position,
           object_id: int) -> tuple[Head, Sequence[bytes]]:
     """Return the index of ``block`` without frames, and each message's subject, the same object for equal subjects."""
@@ -288,7 +335,7 @@ def _occurrences(ids: list[int], subjects: int) -> tuple[list[int], list[int], l
     return list(map(counter.__getitem__, numbers)), firsts, list(map(last_of.__getitem__, numbers))
 
 
-def _constant_or_column(values: list[int]) -> tuple[int, array[int] | None]:
+def _constant_or_column(values: Sequence[int]) -> tuple[int, array[int] | None]:
     high = max(values)
     return (high, None) if values.count(high) == len(values) else (0, compact(values, high))
 
@@ -324,14 +371,10 @@ def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
     chunks: list[Chunk] = []
     frames: list[bytes] = []
     table: list[Frame] = []
-    bodies, count, seqs = block.bodies, block.count, head.seqs
+    bodies, seqs = block.bodies, head.seqs
     hlens = block._hlens if head.hlens is not None or head.hlen else None
-    ends = list(accumulate(lens))
-    start = before = 0
-    while start < count:
-        end = max(bisect_right(ends, before + FRAME_BYTES, start, min(count, start + FRAME_MESSAGES_MAX)), start + 1)
+    for start, end, raw_bytes in _cuts(lens, FRAME_BYTES):
         chunk_bodies = bodies[start:end]
-        raw_bytes = ends[end - 1] - before
         times = array("q", (head.time_ns,)) * (end - start) if head.times is None else head.times[start:end]
         first_seq = head.seq_of(start)
         gaps = seqs is not None and seqs[end - 1] - first_seq != end - 1 - start
@@ -343,7 +386,6 @@ def _frames(block: OpenBlock[Any], lens: list[int], head: Head,
         if stored:
             frames.append(b"".join(chunk_bodies))
         table.append(Frame(start, end - start, 0, raw_bytes, raw_bytes))
-        start, before = end, ends[end - 1]
     head.place_frames(table)
     return chunks, frames
 
@@ -356,12 +398,9 @@ def _parts(block: OpenBlock[Any], lens: list[int], head: Head) -> list[bytes]:
     """
     parts: list[bytes] = []
     table: list[Frame] = []
-    bodies, count = block.bodies, block.count
+    bodies = block.bodies
     assert head.subject_ids is not None
-    ends = list(accumulate(lens))
-    start = before = 0
-    while start < count:
-        end = max(bisect_right(ends, before + GROUPED_BYTES, start, min(count, start + FRAME_MESSAGES_MAX)), start + 1)
+    for start, end, _ in _cuts(lens, GROUPED_BYTES):
         own = [bodies[start + at] for at in stored_order(head.subject_ids[start:end])]
         own_ends = list(accumulate(map(len, own)))
         first_part = len(parts)
@@ -372,7 +411,6 @@ def _parts(block: OpenBlock[Any], lens: list[int], head: Head) -> list[bytes]:
             at, size = stop, own_ends[stop - 1]
         headers = tuple([(len(part), len(part), 0, 0) for part in parts[first_part:]])
         table.append(Frame(start, end - start, 0, size, size, 0, 0, headers, first_part))
-        start, before = end, ends[end - 1]
     head.place_frames(table)
     return parts
 

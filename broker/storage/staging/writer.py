@@ -16,10 +16,9 @@ Rows of several writers may join together: ``request_object`` makes a request wi
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import accumulate, groupby, repeat
+from itertools import groupby
 from typing import Final, NamedTuple
 
 from broker.protocol import headers as header_block
@@ -40,12 +39,12 @@ from broker.storage.format.sealing import staging_codec
 from broker.storage.format.section import SectionCodec
 from broker.storage.format.staged import staged_position
 from broker.storage.log.open_block import NAMES_BYTES, OpenBlock
-from broker.storage.log.writer import SealedBlock, encode_segment, seal_block
+from broker.storage.log.writer import PlainColumns, SealedBlock, encode_segment, seal_block, seal_columns
 from broker.storage.paths import ShardPaths, StreamPaths
 from broker.storage.staging.headers import MSG_ID, MSG_ID_BLOCK, flaw
 from broker.storage.staging.subjects import is_stageable
 
-__all__ = ["Acting", "RowRefused", "RunWriter", "ToPut", "Version", "request_id_of", "request_object"]
+__all__ = ["Acting", "PlainColumns", "RowRefused", "RunWriter", "ToPut", "Version", "request_id_of", "request_object"]
 
 _RUN_BYTES: Final = 32 << 20
 _BLOCK_BYTES: Final = 4 << 20
@@ -121,8 +120,9 @@ class RunWriter:
         self._acting = Acting(acting)
         self._codec = codec or staging_codec(stream_id)
         self._run_bytes = run_bytes
-        self._block_bytes, self._block_bytes_max = block_bytes or _BLOCK_BYTES, block_bytes or _BLOCK_BYTES_MAX
-        self._block_messages = block_messages or _BLOCK_MESSAGES
+        self.block_bytes, self._block_bytes_max = block_bytes or _BLOCK_BYTES, block_bytes or _BLOCK_BYTES_MAX
+        self.block_messages = block_messages or _BLOCK_MESSAGES
+        """The bounds of the current block."""
         self._block_messages_max = block_messages or BLOCK_MESSAGES_MAX
         self._blocks = 0
         self._randbytes = randbytes
@@ -157,7 +157,7 @@ class RunWriter:
             raise RowRefused(f"its time is {time_ns} ns since 1970, and a message's time is after 1970 and before 2262")
         size = len(headers) + len(payload)
         rows = self._rows
-        if rows and (self._rows_bytes + size > self._block_bytes or len(rows) >= self._block_messages):
+        if rows and (self._rows_bytes + size > self.block_bytes or len(rows) >= self.block_messages):
             self._end_block()
             rows = self._rows
         if time_ns is not None:
@@ -170,32 +170,23 @@ class RunWriter:
         rows.ids.append(msg_id or b"")
         self._rows_bytes += size
 
-    def add_plain(self, subjects: Sequence[bytes], payloads: Sequence[bytes]) -> None:
-        """Add rows without headers, ids and times: the same as ``add`` for each, in a tenth of the time.
+    def add_columns(self, columns: PlainColumns) -> None:
+        """Add rows without headers, ids and times as one block: the same as ``add`` for each, in a tenth of the time.
 
-        Raises: RowRefused; then none of them was added.
+        They have passed ``check``, and keep to ``block_bytes`` and ``block_messages``; a single row may exceed them.
         """
-        for subject in set(subjects) - self._subjects:
-            self._check_subject(subject)
-        ends = list(accumulate(map(len, payloads)))
-        if payloads and (longest := max(map(len, payloads))) > _BODY_BYTES_MAX:
+        if self._rows:
+            self._end_block()
+        self._keep(seal_columns(columns, self._stream_id, self._last_time_ns, self._position, object_id=self._run_id),
+                   len(columns.bodies))
+
+    def check(self, subjects: Iterable[bytes], longest: int) -> None:
+        """Check rows for ``add_columns``: their subjects, and the length of the longest payload. Raises: RowRefused."""
+        for subject in subjects:
+            if subject not in self._subjects:
+                self._check_subject(subject)
+        if longest > _BODY_BYTES_MAX:
             raise RowRefused(f"a payload of {longest} bytes is too large for a message")
-        start = before = 0
-        while start < len(ends):
-            end = min(bisect_right(ends, before + self._block_bytes - self._rows_bytes, start),
-                      start + self._block_messages - len(self._rows))
-            if end <= start and self._rows:
-                self._end_block()
-                continue
-            end = max(end, start + 1)  # a message larger than a block has one of its own
-            rows = self._rows
-            rows.subjects += subjects[start:end]
-            rows.bodies += payloads[start:end]
-            rows.hlens += repeat(0, end - start)
-            rows.times += repeat(self._last_time_ns, end - start)
-            rows.ids += repeat(b"", end - start)
-            self._rows_bytes += ends[end - 1] - before
-            start, before = end, ends[end - 1]
 
     def _check_subject(self, subject: bytes) -> None:
         if not is_stageable(subject):
@@ -248,14 +239,16 @@ class RunWriter:
         if any(rows.ids):
             places = [at for at, msg_id in enumerate(rows.ids) if msg_id]
             block.add(MessageIds(places, [rows.ids[at] for at in places]))
-        sealed = seal_block(block, self._position, object_id=self._run_id)
+        self._keep(seal_block(block, self._position, object_id=self._run_id), block.raw_bytes)
+
+    def _keep(self, sealed: SealedBlock[None], raw_bytes: int) -> None:
         sealed.core.staged = True
         self._sealed.append(sealed)
-        self._sealed_bytes += block.raw_bytes
+        self._sealed_bytes += raw_bytes
         self._blocks += 1
         if self._blocks % _BLOCKS_OF_A_SIZE == 0:
-            self._block_bytes = min(2 * self._block_bytes, self._block_bytes_max)
-            self._block_messages = min(2 * self._block_messages, self._block_messages_max)
+            self.block_bytes = min(2 * self.block_bytes, self._block_bytes_max)
+            self.block_messages = min(2 * self.block_messages, self._block_messages_max)
         if self._sealed_bytes >= self._run_bytes:
             self._end_run()
 

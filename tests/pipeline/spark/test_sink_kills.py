@@ -115,8 +115,8 @@ def fill(url: str, broker: str, messages: int) -> None:
     batches = (pa.record_batch([pa.array([f"IN.{n % 7}" for n in range(first, first + 1000)]),
                                 pa.array([b"%08d" % n + b"." * 192 for n in range(first, first + 1000)])],
                                names=["subject", "data"]) for first in range(0, messages, 1000))
-    commit(objects, options, target, None,
-           [stage_batches(objects, target, Columns(0, 1, None, None, None, None), 0, batches)])
+    columns = Columns(0, 1, None, None, None, None)
+    commit(objects, options, target, columns, None, [stage_batches(objects, target, columns, 0, batches)])
 
 
 def digest(url: str, stream: str) -> tuple[int, str]:

@@ -80,7 +80,8 @@ class World:
         results = [await asyncio.to_thread(task, number, rows) for number, rows in enumerate(partitions)]
         if before_commit is not None:
             await before_commit()
-        return await asyncio.to_thread(commit, self.objects, options, target, options.version, reversed(results))
+        return await asyncio.to_thread(commit, self.objects, options, target, columns, options.version,
+                                       reversed(results))
 
     async def rows(self, stream: str, *columns: str) -> list[Row]:
         chosen = columns or ("seq", "data")
@@ -145,6 +146,37 @@ async def test_a_version_is_stored_once(world: World) -> None:
     assert (await world.write("S", numbered("S", range(5)), txnAppId="other", txnVersion="4")).first_seq == 6
     assert (await world.write("S", numbered("S", range(5)))).first_seq == 11
     assert (await world.write("S", numbered("S", range(5)))).first_seq == 16
+
+
+async def test_rows_that_are_lost_to_another_writer_are_reported(
+        world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A repeated write is silent. A warning says that a version differs from the one that was stored, or is below it,
+    or that a query begins with a batch that was stored long ago: two queries may have one name."""
+    await world.make_stream("S")
+
+    async def warning(rows: int, version: int) -> str:
+        caplog.clear()
+        await world.write("S", numbered("S", range(rows)), txnAppId="job", txnVersion=str(version))
+        return caplog.text
+
+    assert await warning(5, 4) == await warning(5, 4) == ""
+    assert "'job' has stored version 4 with 5 rows, and not the 6 of this write: a repeated" in await warning(6, 4)
+    assert "'job' has stored version 4, so version 3 was not stored" in await warning(5, 3)
+    options = WriteOptions.parse({"store": world.url, "stream": "S", "nats": world.broker.url}, streaming=True)
+    columns = Columns(0, 1, None, None, None, None)
+    batch = pa.record_batch({"subject": ["S.x"], "data": [b"x"]})
+
+    def first_batch() -> str:
+        caplog.clear()
+        target = plan(world.objects, options)
+        commit(world.objects, options, target, columns, Version("query", 0),
+               [stage_batches(world.objects, target, columns, 0, [batch])])
+        return caplog.text
+
+    assert await asyncio.to_thread(first_batch) == ""
+    assert await asyncio.to_thread(first_batch) == ""
+    monkeypatch.setattr(commit_module, "_CLOCKS_DIFFER_NS", 0)
+    assert "'query' has stored its first batch at 20" in await asyncio.to_thread(first_batch)
 
 
 async def test_without_a_broker_the_request_waits(world: World) -> None:
@@ -265,7 +297,7 @@ async def test_a_second_attempt_of_a_task(world: World) -> None:
                                 names=["subject", "data"])
         attempts = [stage_batches(world.objects, target, columns, 0, [batch], hand_over_bytes=0) for _ in range(2)]
         assert world.runs() == 2
-        return commit(world.objects, options, target, None, attempts[1:])
+        return commit(world.objects, options, target, columns, None, attempts[1:])
 
     assert (await asyncio.to_thread(write)).messages == 1000
     assert await world.rows("S") == [(n + 1, b"%d" % n) for n in range(1000)]
@@ -306,7 +338,7 @@ async def test_requests_of_a_trigger(world: World) -> None:
         reads.append(counting.requests)
         target = plan(counting, options, brief=True)
         results = [stage_batches(world.objects, target, columns, 0, [batch])]
-        commit(counting, options, target, Version("query", number), results)
+        commit(counting, options, target, columns, Version("query", number), results)
         return end
 
     await world.write("IN", numbered("IN", range(1500)))
@@ -471,8 +503,9 @@ async def test_a_trigger_of_stream_to_stream_takes_few_requests(world: World) ->
         assert objects.requests - before <= 4
         rows = pa.table({"subject": [f"B.{n}" for n in range(1500)], "data": pa.concat_arrays(
             [batch.column("data") for batch in batches])})
-        staged = stage_batches(world.objects, target, Columns(0, 1, None, None, None, None), 0, rows.to_batches())
-        assert commit(objects, options, target, Version("query", 1), [staged]).messages == 1500
+        columns = Columns(0, 1, None, None, None, None)
+        staged = stage_batches(world.objects, target, columns, 0, rows.to_batches())
+        assert commit(objects, options, target, columns, Version("query", 1), [staged]).messages == 1500
 
     await asyncio.to_thread(trigger)
     assert objects.requests <= 13

@@ -58,7 +58,7 @@ async def test_each_put_that_is_denied(minio: S3Server, monkeypatch: pytest.Monk
         def refused(objects: Any, target: Any, result: Result) -> str:
             began = time.monotonic()
             with pytest.raises(PipelineError) as caught:
-                commit(objects, options, target, None, [result])
+                commit(objects, options, target, columns, None, [result])
             assert time.monotonic() - began < 25
             assert "\n" not in str(caught.value)
             return str(caught.value)
@@ -76,7 +76,7 @@ async def test_each_put_that_is_denied(minio: S3Server, monkeypatch: pytest.Monk
             for name, value in minio.env.items():
                 monkeypatch.setenv(name, value)
             assert jetblock.scan(url, "ORDERS").read_all().num_rows == 0
-            assert commit(client_of(minio, url, driver), options, target, None, [result]).messages == 10
+            assert commit(client_of(minio, url, driver), options, target, columns, None, [result]).messages == 10
 
         await asyncio.to_thread(attempts)
         await broker.stop()

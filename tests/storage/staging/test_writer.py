@@ -185,29 +185,3 @@ def test_an_empty_request_is_refused() -> None:
     assert writer.finish() == []
     with pytest.raises(ValueError, match="without messages"):
         writer.request(7, 0)
-
-
-@given(st.lists(st.tuples(st.sampled_from((b"a", b"a.b")), st.binary(max_size=60)), max_size=60),
-       st.lists(st.integers(0, 60), max_size=3), st.integers(1, 9), st.integers(1, 200))
-@settings(max_examples=100, deadline=None)
-def test_plain_rows_are_added_together(added: list[tuple[bytes, bytes]], cuts: list[int], block_messages: int,
-                                       block_bytes: int) -> None:
-    """Rows without headers, ids and times make the same runs, added at once or one by one, wherever they are cut."""
-    one_by_one = written([(*row, b"", None, None) for row in added], block_messages=block_messages, run_bytes=200,
-                         block_bytes=block_bytes)
-    writer = RunWriter("$G", "ORDERS", STREAM, now_ns=NOW, run_bytes=200, block_bytes=block_bytes,
-                       block_messages=block_messages, randbytes=random.Random(5).randbytes)
-    ends = [*sorted(cuts), len(added)]
-    for start, end in zip([0, *ends], ends, strict=False):
-        writer.add_plain([subject for subject, _ in added[start:end]], [payload for _, payload in added[start:end]])
-    assert writer.finish() == one_by_one[1]
-
-
-def test_plain_rows_are_refused_together() -> None:
-    """If one of them could not be stored, none is added."""
-    writer = RunWriter("$G", "ORDERS", STREAM, now_ns=NOW)
-    with pytest.raises(RowRefused, match="no message can have the subject b'a b'"):
-        writer.add_plain([b"a", b"a b"], [b"", b""])
-    with pytest.raises(RowRefused, match="a payload of 33554433 bytes is too large"):
-        writer.add_plain([b"a", b"a"], [b"", bytes((32 << 20) + 1)])
-    assert writer.finish() == []
