@@ -9,9 +9,10 @@ Uncompressed payloads of a block without headers are not copied at all: the fetc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +24,17 @@ from broker.pipeline.read.sections import Rows, as_array, bounded, values_at
 from broker.storage.format.codec import Undecodable
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.frame import Frame
-from broker.storage.format.frames import HEADERS_TOO_LONG, LENGTHS_DIFFER, corrupt_section, section_body
+from broker.storage.format.frames import (
+    HEADERS_TOO_LONG,
+    LENGTHS_DIFFER,
+    corrupt_section,
+    fill_section_body,
+    section_body,
+)
 
 __all__ = ["Bodies", "Slice"]
+
+_T = TypeVar("_T")
 
 
 class Slice(NamedTuple):
@@ -72,9 +81,8 @@ class Bodies:
             raise _corrupt(slices, int(wrong[0]), LENGTHS_DIFFER)
         self._offsets = ends.astype(np.int32)
         self._hlens = _header_lengths(slices, members, lens, counts)
-        bodies = [_body(one, number, frame, stored) for one, table in zip(slices, tables, strict=True)
-                  for number, frame, stored in zip(one.frames, table, one.stored, strict=True)]
-        self._buffer = _joined(bodies, [stored for one in slices for stored in one.stored], size)
+        self._buffer = _joined([(one, *section) for one, table in zip(slices, tables, strict=True)
+                                for section in zip(one.frames, table, one.stored, strict=True)], size)
         self._halves_made: pa.BinaryArray | None = None
 
     def headers(self) -> pa.BinaryArray:
@@ -137,32 +145,40 @@ def _header_lengths(slices: Sequence[Slice], members: Sequence[Rows], lens: Numb
     return hlens.astype(np.int32) if hlens.any() else None
 
 
-def _body(one: Slice, number: int, section: Frame, stored: memoryview) -> bytes | memoryview:
-    """Return the bodies in one section. Raises: Corrupt."""
-    try:
-        return section_body(one.block.index, number, section.header, stored)
-    except Undecodable as error:
-        raise corrupt_section(one.block.index, number, section.offset, one.block.name, str(error)) from None
-
-
 def _corrupt(slices: Sequence[Slice], place: int, why: str) -> Corrupt:
     """The error for one of the slices' sections."""
     one, number = [(one, number) for one in slices for number in one.frames][place]
     return corrupt_section(one.block.index, number, one.block.sections.table[number].offset, one.block.name, why)
 
 
-def _joined(bodies: Sequence[bytes | memoryview], stored: Sequence[memoryview], size: int) -> pa.Buffer:
-    """Return one buffer of ``bodies``; their own memory if that is contiguous already."""
-    if len(bodies) == 1:
-        return pa.py_buffer(bodies[0])
-    if all(body is one for body, one in zip(bodies, stored, strict=True)):
+_Section = tuple[Slice, int, Frame, memoryview]
+"""A section of a slice: its number, its row in the table, and its stored bytes."""
+
+
+def _joined(sections: Sequence[_Section], size: int) -> pa.Buffer:
+    """Check sections, and return their bodies in one buffer: as they were fetched, if that is possible. Raises:
+    Corrupt."""
+    if all(frame.form == 0 for _, _, frame, _ in sections):
+        bodies = [_opened(section_body, section) for section in sections]
         parts = [pa.py_buffer(body) for body in bodies]
         if all(one.address + one.size == after.address for one, after in pairwise(parts)):
             return pa.foreign_buffer(parts[0].address, size, base=parts)
-    # Arrow's pool reuses memory; page faults on fresh memory would cost as much as the copy.
+        return pa.py_buffer(b"".join(bodies))
+    # Arrow's pool reuses memory; page faults on fresh memory would cost as much as a copy.
     joined = pa.allocate_buffer(size)
     view = memoryview(joined).cast("B")
     at = 0
-    for body in bodies:
-        view[at:(at := at + len(body))] = body
+    for section in sections:
+        end = at + section[2].raw_bytes
+        _opened(partial(fill_section_body, view[at:end]), section)
+        at = end
     return joined
+
+
+def _opened(opened: Callable[..., _T], section: _Section) -> _T:
+    """Call ``section_body`` or ``fill_section_body``. Raises: Corrupt."""
+    one, number, frame, stored = section
+    try:
+        return opened(one.block.index, number, frame.header, stored)
+    except Undecodable as error:
+        raise corrupt_section(one.block.index, number, frame.offset, one.block.name, str(error)) from None

@@ -18,7 +18,8 @@ import msgpack
 import zstandard
 
 __all__ = ["SECTION_BYTES_MAX", "Compression", "Stored", "Undecodable", "Unpackable", "checksum", "checksum_joined",
-           "compress", "compress_all", "decompress", "has_content_size", "join_rows", "pack_array_header", "pack_value",
+           "compress", "compress_all", "decompress", "decompress_into",
+           "has_content_size", "join_rows", "pack_array_header", "pack_value",
            "unpack_tuples", "unpack_value"]
 
 SECTION_BYTES_MAX: Final = 1 << 28
@@ -146,6 +147,19 @@ def decompress(stored: bytes | memoryview, raw_bytes: int) -> bytes:
     if len(raw) != raw_bytes:
         raise Undecodable(f"{len(raw)} bytes came out, not {raw_bytes}")
     return raw
+
+
+def decompress_into(stored: bytes | memoryview, out: memoryview) -> None:
+    """Fill ``out`` with the bytes that were compressed, without a copy.
+
+    Raises: Undecodable unless there are as many.
+    """
+    try:
+        if (zstandard.frame_content_size(stored) != len(out)
+                or _per_thread.decompressor.stream_reader(stored).readinto(out) != len(out)):
+            raise Undecodable(f"the compressed content size is not {len(out)} bytes")
+    except zstandard.ZstdError as error:
+        raise Undecodable(f"zstd: {error}") from None
 
 
 def checksum(data: bytes | memoryview, crc: int = 0) -> int:

@@ -21,7 +21,7 @@ from broker.storage.format.lazy_columns import Names
 from broker.storage.format.section import SECTIONS, SectionHeader, SectionKind, SectionPosition
 
 __all__ = ["HEADERS_TOO_LONG", "LENGTHS_DIFFER", "check_frame", "corrupt_section", "cut_frame", "decode_frame",
-           "frame_body", "section_body", "stored_order"]
+           "fill_section_body", "frame_body", "section_body", "stored_order"]
 
 LENGTHS_DIFFER: Final = "its messages' lengths do not add up to its own"
 HEADERS_TOO_LONG: Final = "a message's headers are longer than its body"
@@ -51,6 +51,11 @@ def frame_body(head: Head, frame_no: int, stored: Stored, name: str | None = Non
 def section_body(head: Head, section_no: int, header: SectionHeader, stored: Stored) -> bytes | Stored:
     """Return the content of one stored section of the frames: a frame, or a part of one. Raises: Undecodable."""
     return SECTIONS.open(header, stored, _frame_position(head, section_no))
+
+
+def fill_section_body(out: memoryview, head: Head, section_no: int, header: SectionHeader, stored: Stored) -> None:
+    """Fill ``out``, which is as long as the header says, with the result of ``section_body``. Raises: Undecodable."""
+    SECTIONS.open_into(out, header, stored, _frame_position(head, section_no))
 
 
 def check_frame(head: Head, frame_no: int, stored: Stored, name: str | None = None) -> None:

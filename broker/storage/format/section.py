@@ -40,6 +40,7 @@ from broker.storage.format.codec import (
     compress,
     compress_all,
     decompress,
+    decompress_into,
     has_content_size,
 )
 from broker.storage.format.header import FORMAT_VERSION, UNFLAGGED_VERSION, Position
@@ -60,6 +61,8 @@ _COMPRESSED: Final = 1
 
 _FORMS: Final = frozenset(compression | cipher << 8 for compression in (0, _ZSTD) for cipher in Cipher)
 """The forms that this release can open."""
+
+_PLAIN: Final = "it is not encrypted, and everything of its stream is"
 
 _SIZE_BYTES: Final = 18
 """The most bytes of a zstd frame that are needed to know its content size."""
@@ -210,19 +213,28 @@ class SectionCodec:
             ``fixed``: see ``seal``.
         Raises: Undecodable if they are damaged, or do not match the header; KeyMissing.
         """
-        raw_bytes, stored_bytes, crc, form = header
-        if len(stored) != stored_bytes or checksum(stored) != crc:
-            raise Undecodable("its checksum or length does not match")
+        raw_bytes, stored_bytes, _, form = header
+        _check_stored(header, stored)
         if form > _ZSTD:
             opened = _opened(header, stored, at, fixed)
             return self.decompress((opened, raw_bytes, form & 0xFF))
         if KEYS.refuses_plain(at):
-            raise Undecodable("it is not encrypted, and everything of its stream is")
+            raise Undecodable(_PLAIN)
         if form == _ZSTD:
             return decompress(stored, raw_bytes)
         if form or raw_bytes != stored_bytes:
             raise Undecodable(f"of form {form}, {stored_bytes} bytes do not give {raw_bytes}")
         return stored
+
+    def open_into(self, out: memoryview, header: SectionHeader, stored: Stored, at: SectionPosition) -> None:
+        """Fill ``out``, which is as long as the header says, with the result of ``open``. Raises: as ``open``."""
+        if header[3] == _ZSTD:
+            _check_stored(header, stored)
+            if KEYS.refuses_plain(at):
+                raise Undecodable(_PLAIN)
+            decompress_into(stored, out)
+        else:
+            out[:] = self.open(header, stored, at)
 
     def unseal(self, header: SectionHeader, stored: bytes, at: SectionPosition, fixed: bytes = b"") -> Compressed:
         """Return the section as it was before ``seal``, without decompressing it. Raises: Undecodable; KeyMissing."""
@@ -233,7 +245,7 @@ class SectionCodec:
             _check_raw(data, raw_bytes, form)
             return data, raw_bytes, form
         if KEYS.refuses_plain(at):
-            raise Undecodable("it is not encrypted, and everything of its stream is")
+            raise Undecodable(_PLAIN)
         return stored, raw_bytes, form
 
     def check(self, header: SectionHeader, stored: Stored, at: SectionPosition) -> None:
@@ -241,14 +253,19 @@ class SectionCodec:
 
         Of an encrypted section, only the checksum is checked: no key is needed. Raises: Undecodable.
         """
-        raw_bytes, stored_bytes, crc, form = header
-        if len(stored) != stored_bytes or checksum(stored) != crc:
-            raise Undecodable("its checksum or length does not match")
+        raw_bytes, stored_bytes, _, form = header
+        _check_stored(header, stored)
         if form > _ZSTD and form in _FORMS:
             if not OVERHEAD <= stored_bytes <= raw_bytes + OVERHEAD:
                 raise Undecodable(f"of form {form}, {stored_bytes} bytes do not give {raw_bytes}")
             return
         _check_raw(stored, raw_bytes, form)
+
+
+def _check_stored(header: SectionHeader, stored: Stored) -> None:
+    """Check the length and the checksum of the stored bytes. Raises: Undecodable."""
+    if len(stored) != header[1] or checksum(stored) != header[2]:
+        raise Undecodable("its checksum or length does not match")
 
 
 def _check_raw(data: Stored, raw_bytes: int, form: int) -> None:
