@@ -324,6 +324,9 @@ class Bench:
             if query not in got["forms"]["parquet zstd"]:
                 self.table.add(f"Spark, {query}{of}", mark, messages / ours_took["wall"], None, "row/s",
                                cpu=ours_took["cpu"])
+        ready = got["forms"]["ready batches"]["full scan to noop"]
+        self.table.add(f"Spark, full scan{of}: a Python source with nothing to do", "", messages / ready["wall"], None,
+                       "row/s", cpu=ready["cpu"])
         self.table.add(f"Spark, messages of a block{of}, on average", "", got["messages_of_a_block"], None, "messages")
         return got
 

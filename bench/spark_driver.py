@@ -2,7 +2,8 @@
 
     python -m bench.spark_driver STORE PARQUET_DIR [--repeat N] [--scan-only] [--nats PORT]
 
-``load.py events`` publishes the stream. CPU seconds are those of the JVM and of all Python processes below it.
+``load.py events`` publishes the stream. The form READY is a Python source that has nothing to do
+(``bench.spark_floor``). CPU seconds are those of the JVM and of all Python processes below it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from bench.spark_floor import ready_batches
 from jetblock.spark import builder_conf
 
 STREAM = "BENCH"
+READY = "ready batches"
 NATS_MESSAGES = 300_000
 """Number of messages read through the server: enough for a rate, and they fit into memory."""
 
@@ -94,14 +97,17 @@ def blocks_and_parquet(spark: SparkSession, store: str, parquet: pathlib.Path, r
         path = str(parquet / codec)
         forms["jetblock"].write.option("compression", codec).parquet(path)
         forms[f"parquet {codec}"] = spark.read.parquet(path)
+    forms[READY] = ready_batches(spark, store, STREAM, parquet / "ready")
     if scan_only:
         return {form: {"full scan to noop": measure(lambda df=df: noop(df), repeat)}  # type: ignore[misc]
                 for form, df in forms.items()}
     first, last = forms["parquet zstd"].selectExpr("min(ts)", "max(ts)").first()  # type: ignore[misc]
     span = last - first
     middle = (first + span * 0.45, first + span * 0.55)
-    got: dict[str, dict[str, Any]] = {}
+    got: dict[str, dict[str, Any]] = {READY: {"full scan to noop": measure(lambda: noop(forms[READY]), repeat)}}
     for form, df in forms.items():
+        if form == READY:
+            continue
         load = blocks(pushdown="true").load if form == "jetblock" else lambda df=df: df
         got[form] = {name: measure(work, repeat) for name, work in queries(df, middle, load)}  # type: ignore[arg-type]
         view = form.replace(" ", "_")

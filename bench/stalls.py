@@ -1,6 +1,6 @@
 """The longest pauses of the event loop for one stream with very many blocks or message ids, and for very many streams.
 
-    python -m bench.stalls [--blocks 1000000] [--ids 1000000] [--streams 10000]
+    python -m bench.stalls [--blocks 1000000] [--ids 1000000] [--streams 10000] [--runs 4096]
 
 Prints one JSON line: {operation: [ms, where]}. The broker's own parts run in this process, on a log in memory, since
 publishing a million blocks would take an hour. The milliseconds are processor time of the longest turn of the loop, to
@@ -182,6 +182,18 @@ class Stalls:
             asked = Request(at, "$G", "S", 7, writer.entries)
             await self.measure(what, self._adopt(asked))
 
+    async def adopt_largest(self, runs: int, subjects: int) -> None:
+        """Adopt one request: ``runs`` of a block each, in which all messages together have ``subjects`` subjects."""
+        writer = RunWriter("$G", "S", 7, now_ns=time.time_ns(), run_bytes=1, block_messages=subjects // runs)
+        for i in range(subjects):
+            writer.add(b"S.%d" % i)
+            for run in writer.take():
+                await self.store.put(run.key, run.data)
+        for run in writer.finish():
+            await self.store.put(run.key, run.data)
+        asked = Request(1, "$G", "S", 7, writer.entries)
+        await self.measure(f"adoption of {len(writer.entries)} runs with {subjects} subjects", self._adopt(asked))
+
     async def publish(self, count: int, *, spread: bool) -> None:
         """Publish messages with ids while the store is slow, so that most are in one segment, which is encoded in a
         thread as in a broker. ``spread``: over more than 0.1 s, so that each id has its own time."""
@@ -249,7 +261,7 @@ async def many_streams(count: int, stalls: Stalls) -> None:
     await stalls.close()
 
 
-async def measured(blocks: int, count: int, streams: int) -> dict[str, tuple[float, str]]:
+async def measured(blocks: int, count: int, streams: int, runs: int) -> dict[str, tuple[float, str]]:
     stalls = Stalls(blocks)
     await stalls.run()
     await ids(count, stalls)
@@ -257,6 +269,10 @@ async def measured(blocks: int, count: int, streams: int) -> dict[str, tuple[flo
     await stalls.open()
     await stalls.adopt(count)
     await stalls.close()
+    with ThreadPoolExecutor(1) as executor:
+        await stalls.open(executor=executor)
+        await stalls.adopt_largest(runs, runs << 10)
+        await stalls.close()
     for spread in (False, True):
         with ThreadPoolExecutor(1) as executor:
             await stalls.open(executor=executor)
@@ -272,9 +288,10 @@ def main() -> None:
     p.add_argument("--blocks", type=int, default=1_000_000)
     p.add_argument("--ids", type=int, default=1_000_000)
     p.add_argument("--streams", type=int, default=10_000)
+    p.add_argument("--runs", type=int, default=4096, help="runs of a request, with 1024 subjects each")
     args = p.parse_args()
     with asyncio.Runner(loop_factory=measured_loop) as runner:
-        print(json.dumps(runner.run(measured(args.blocks, args.ids, args.streams))))
+        print(json.dumps(runner.run(measured(args.blocks, args.ids, args.streams, args.runs))))
 
 
 if __name__ == "__main__":
