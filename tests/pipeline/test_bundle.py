@@ -21,7 +21,7 @@ FORBIDDEN = ("broker.server", "broker.jetstream", "broker.runtime", "broker.conf
              "pydantic_settings")
 """Modules that the pipeline must never import, because a worker has none of them."""
 
-WITH_SPARK = frozenset({"source", "batch", "refusing", "sink", "stream"})
+WITH_SPARK = frozenset({"source", "batch", "files", "refusing", "sink", "stream"})
 """The modules that Spark calls into; all others of the pipeline import without it."""
 
 

@@ -58,9 +58,11 @@ class JetblockSource(DataSource):
                 raise PipelineError(f"streaming reads need PySpark 4.2 or newer, and this is {pyspark.__version__}; "
                                     f"spark.read works here")
             from broker.pipeline.plan.options import Options
+            from broker.pipeline.plan.schema import requested
             from broker.pipeline.spark.stream import StreamReader
 
-            return StreamReader(Options.parse(self.options, streaming=True), schema)
+            options = Options.parse(self.options, streaming=True)
+            return StreamReader(options, requested(options.view, schema))
         except PipelineError as error:
             return RefusingReader(error)
 

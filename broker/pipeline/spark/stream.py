@@ -8,7 +8,7 @@ For each batch Spark calls ``latestOffset``, which reads the store, then ``parti
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -24,13 +24,9 @@ from broker.pipeline.errors import PipelineError
 from broker.pipeline.plan.offsets import Offsets, Start
 from broker.pipeline.plan.options import Options
 from broker.pipeline.plan.progress import Progress
-from broker.pipeline.plan.schema import requested
 from broker.pipeline.read import query
 from broker.pipeline.spark.errors import freeze_imports, plainly, plainly_each
 from broker.pipeline.store.objects import open_object_client
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 __all__ = ["StreamReader"]
 
@@ -47,13 +43,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Follows streams. Spark creates it twice for each query, to pickle for tasks and to plan; so creating it does no
     I/O.
 
-    Raises: BadOption for unknown columns or malformed ``startingOffsets``.
+    Raises: BadOption for malformed ``startingOffsets``.
     """
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, schema: pa.Schema) -> None:
         Start.parse(options.startingoffsets)
         self._options = options
-        self._schema = requested(options.view, schema)
+        self._schema = schema
         self._progress_made: Progress | None = None
         self._initial: dict[str, Any] | None = None
 

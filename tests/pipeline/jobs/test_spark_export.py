@@ -108,13 +108,14 @@ async def test_a_kill_in_the_first_batch(spark: Any, orders: Orders, tmp_path: P
 async def test_json_as_columns(spark: Any, orders: Orders, tmp_path: Path) -> None:
     """Fields are columns; the schema of the first run stays; a field named as a message's column gets a prefix."""
     target = tmp_path / "out"
-    await orders.append(1)
-    export(spark, store=orders.url, stream="ORDERS", to=str(target), payload="json")
-    await orders.append(1)
-    export(spark, store=orders.url, stream="ORDERS", to=str(target), payload="json")
+    for _ in range(2):
+        await orders.append(1)
+        export(spark, store=orders.url, stream="ORDERS", to=str(target), payload="json", partition_by="day,token2")
     found = spark.read.parquet(str(target))
     assert dict(found.dtypes) == {"seq": "bigint", "subject": "string", "ts": "timestamp", "headers": "binary",
-                                  "id": "bigint", "data_ts": "string", "data": "binary", "batch": "int", "day": "date"}
+                                  "id": "bigint", "data_ts": "string", "data": "binary", "batch": "int", "day": "date",
+                                  "token2": "string"}
+    assert {row[0] for row in found.select("token2").distinct().collect()} == {"eu", "us", "asia"}
     assert found.where("id = seq - 1 AND data_ts = 'now' AND data IS NULL").count() == 200 == found.count()
 
 
@@ -183,12 +184,12 @@ async def test_refusals(spark: Any, orders: Orders, tmp_path: Path) -> None:
     assert rows_of(target) == before
 
 
-def _killed_in_a_batch(command: list[str], environ: Mapping[str, str], batch: Path) -> None:
-    """Run the command, and kill it and its JVM while it writes ``batch``."""
+def _killed_in_a_batch(command: list[str], environ: Mapping[str, str], checkpoint: Path) -> None:
+    """Run the command, and kill it and its JVM after it planned its second batch."""
     job = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                            start_new_session=True)
     try:
-        while not batch.exists():
+        while not (checkpoint / "offsets" / "1").exists():
             if job.poll() is not None:
                 raise AssertionError(job.communicate()[1].decode())
             time.sleep(0.001)
@@ -198,19 +199,25 @@ def _killed_in_a_batch(command: list[str], environ: Mapping[str, str], batch: Pa
         job.wait()
 
 
-@pytest.mark.timeout(300)
-async def test_the_command_through_sigkill(spark_environ: dict[str, str], orders: Orders, tmp_path: Path) -> None:
-    """The command is killed while it writes its second batch; the same command then finishes, and copies each message
-    once."""
+@pytest.mark.parametrize("again", ["session", pytest.param("command", marks=pytest.mark.soak)])
+async def test_the_command_through_sigkill(spark: Any, spark_environ: dict[str, str], orders: Orders, tmp_path: Path,
+                                           again: str) -> None:
+    """The command is killed in its second batch. A run in a session, or the same command, then finishes, and copies
+    each message once."""
     target = tmp_path / "out"
     await orders.append(5)
     command = [sys.executable, "-m", "jetblock", "pipeline", "export", orders.url, "ORDERS", str(target), "--master",
                "local[2]", "--maxBytesPerTrigger", "10k", "--json"]
     environ = {**os.environ, **spark_environ}
-    await asyncio.to_thread(_killed_in_a_batch, command, environ, target / "batch=00000001")
-    done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environ, capture_output=True, text=True,
-                                   timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    assert all(line.startswith("messages exported, ") for line in done.stderr.splitlines())
-    assert json.loads(done.stdout)["next_seq"] == {"$G/ORDERS": 501}
+    await asyncio.to_thread(_killed_in_a_batch, command, environ, target / "_jetblock" / "checkpoint")
+    if again == "session":
+        done = export(spark, store=orders.url, stream="ORDERS", to=str(target), max_bytes_per_trigger="10k").to_json()
+    else:
+        ended = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environ, capture_output=True, text=True,
+                                        timeout=200, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert all(line.startswith("messages exported, ") for line in ended.stderr.splitlines())
+        done = json.loads(ended.stdout)
+    assert done["next_seq"] == {"$G/ORDERS": 501}
     assert rows_of(target) == expected(orders)
+    assert not (target / "_jetblock" / "written").exists()

@@ -215,20 +215,28 @@ def _killed_in_a_batch(command: list[str], environ: Mapping[str, str], checkpoin
         job.wait()
 
 
-async def test_the_command_through_sigkill(world: World, spark_environ: dict[str, str]) -> None:
-    """The command is killed in its second batch of four; the same command then finishes, and each row is stored
-    once."""
-    await world.make_stream("KILLED")
+@pytest.mark.parametrize("again", ["session", pytest.param("command", marks=pytest.mark.soak)])
+async def test_the_command_through_sigkill(world: World, spark_environ: dict[str, str], again: str) -> None:
+    """The command is killed in its second batch of four. A run in a session, or the same command, then finishes, and
+    each row is stored once."""
+    stream = f"KILLED-{again}"
+    await world.make_stream(stream)
     for number in range(4):
         world.add_file(f"{number}.json", *({"no": number * 100 + n} for n in range(100)))
-    command = [sys.executable, "-m", "jetblock", "pipeline", "import", world.store, "KILLED", f"{world.folder}/in",
+    command = [sys.executable, "-m", "jetblock", "pipeline", "import", world.store, stream, f"{world.folder}/in",
                "--state", f"{world.folder}/state", "--format", "json", "--schema", "no LONG", "--column",
-               "subject='KILLED.x'", "--column", "data=CAST(no AS STRING)", "--option", "maxFilesPerTrigger=1",
+               f"subject='{stream}.x'", "--column", "data=CAST(no AS STRING)", "--option", "maxFilesPerTrigger=1",
                "--nats", world.broker.url, "--master", "local[2]", "--json"]
     environ = {**os.environ, **spark_environ}
     await asyncio.to_thread(_killed_in_a_batch, command, environ, world.folder / "state" / "_jetblock" / "checkpoint")
-    done = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environ, capture_output=True, text=True,
-                                   timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["batches"] in (2, 3)
-    assert world.rows("KILLED") == [(n + 1, "KILLED.x", b"%d" % n) for n in range(400)]
+    if again == "session":
+        columns = {"subject": f"'{stream}.x'", "data": "CAST(no AS STRING)"}
+        done = world.import_(stream, format="json", schema="no LONG", columns=columns,
+                             read_options={"maxFilesPerTrigger": "1"}).to_json()
+    else:
+        ended = await asyncio.to_thread(subprocess.run, command, cwd=ROOT, env=environ, capture_output=True, text=True,
+                                        timeout=200, check=False)
+        assert ended.returncode == 0, ended.stderr
+        done = json.loads(ended.stdout)
+    assert done["batches"] in (2, 3)
+    assert world.rows(stream) == [(n + 1, f"{stream}.x", b"%d" % n) for n in range(400)]

@@ -14,6 +14,7 @@ import pytest
 from broker.pipeline.errors import BadOption, Damaged, DataLoss, NoStream
 from broker.pipeline.plan.follow import Follower
 from broker.pipeline.plan.options import Options
+from broker.pipeline.plan.schema import named
 from broker.pipeline.read import query
 from broker.pipeline.spark import stream
 from broker.storage.objectstore.memory import MemoryStore
@@ -22,10 +23,9 @@ from tests.pipeline.stores import MemoryObjectClient, Owner, Stream
 
 pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
-from pyspark.sql.types import BinaryType, LongType, StringType, StructType
 
 ALL = ReadAllAvailable()
-SCHEMA = StructType().add("stream", StringType()).add("seq", LongType()).add("data", BinaryType())
+SCHEMA = named("messages", ["stream", "seq", "data"])
 
 
 class Query:
