@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -15,6 +16,9 @@ __all__ = ["Choice", "Followed", "follow", "known_ones", "parse_ranges", "reques
 _SECONDS: Final = 3600.0
 """The longest time for the choice of messages: a header is looked for in every frame of the stream."""
 _POLL_SECONDS: Final = 0.5
+_UNAVAILABLE: Final = 503
+_UNAVAILABLE_SECONDS: Final = 60.0
+"""The kind of the error "temporarily unavailable", and how long it may last."""
 _AT_ONCE: Final = 10_000
 """Ranges or ids in one request."""
 _BYTES_MAX: Final = 250_000
@@ -38,9 +42,7 @@ class Choice(NamedTuple):
     def bodies(self) -> Iterable[dict[str, Any]]:
         """Yield the bodies of the requests."""
         if self.seqs:
-            ranges = list(self.seqs)
-            for at in range(0, len(ranges), _AT_ONCE):
-                yield {"seqs": ranges_text(ranges[at:at + _AT_ONCE])}
+            yield from ({"seqs": some.text()} for some in self.seqs.parts(_AT_ONCE))
             return
         some: list[str] = []
         size = 0
@@ -84,11 +86,6 @@ def parse_ranges(text: str) -> SeqRanges:
     return SeqRanges(ranges)
 
 
-def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
-    """Return the text that ``parse_ranges`` reads."""
-    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in ranges)
-
-
 async def request(connection: Connection, stream: str, choice: Choice,
                   requested: Callable[[str], object] = lambda _: None,
                   elsewhere: Callable[[str], object] = lambda _: None) -> tuple[list[str], int]:
@@ -128,7 +125,7 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
     damaged: dict[str, str] = {}
     for number, erasure_id in enumerate(ids):
         while True:
-            answer = await connection.api(f"JETBLOCK.ERASURE.{stream}", {"erasure": erasure_id})
+            answer = await _state(connection, stream, {"erasure": erasure_id})
             behind = min(answer["streams"], key=_order).get("progress", {"doing": "done", "bytes": 0, "of": 0})
             show(behind["doing"] + (f" ({number + 1} of {len(ids)})" if len(ids) > 1 else ""), behind["bytes"],
                  behind["of"])
@@ -150,11 +147,23 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
                 offset = max(offset, one["offset"])
             if all(one["offset"] >= one["objects"] for one in answer["streams"]):
                 break
-            answer = await connection.api(f"JETBLOCK.ERASURE.{stream}", {"erasure": erasure_id, "offset": offset})
+            answer = await _state(connection, stream, {"erasure": erasure_id, "offset": offset})
     return Followed(list(ids), messages, min(requested), max(due), max(done) if all(done) else "", [
-        {"stream": name, "incarnation": one["incarnation"], "sequences": ranges_text(seqs)}
+        {"stream": name, "incarnation": one["incarnation"], "sequences": seqs.text()}
         for name, (one, seqs) in streams.items()], list(deleted.values()),
         [one for key, one in made.items() if key not in deleted], damaged)
+
+
+async def _state(connection: Connection, stream: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return what became of an erasure. A broker may be unavailable for a moment, such as one that takes a shard."""
+    end = time.monotonic() + _UNAVAILABLE_SECONDS
+    while True:
+        try:
+            return await connection.api(f"JETBLOCK.ERASURE.{stream}", body)
+        except ApiRefusal as refusal:
+            if refusal.code != _UNAVAILABLE or time.monotonic() > end:
+                raise
+        await asyncio.sleep(_POLL_SECONDS)
 
 
 async def request_all(connection: Connection, stream: str) -> tuple[list[str], int]:

@@ -32,6 +32,8 @@ _SKEW_SECONDS: Final = 60.0
 """How much the clocks of the broker and of the bucket may differ."""
 _QUARANTINE: Final = "quarantine/"
 _LISTED: Final = 20
+_OTHER: Final = ("stream {name}, which is not the one that the report is about: it was made or restored later; if that "
+                 "was from a backup with the messages, erase there, too")
 
 
 class Verified(NamedTuple):
@@ -51,10 +53,13 @@ async def verify_store(store: ObjectStore, report: Mapping[str, Any], progress: 
     """Look for the erased messages in a store, or in a copy or backup of it. Raises: BadReport; StoreError."""
     streams, names = _streams(report)
     holding: list[str] = []
+    others: list[str] = []
     objects = 0
     for shard in sorted({parsed.shard for info in await store.list("v1/shards/")
                          if (parsed := parse(info.key)) is not None and parsed.shard is not None}):
         state = (await read_snapshot(store, shard)).state
+        others += [_OTHER.format(name=name) for stream_id, (account, name) in names.items()
+                   if (found := state.stream(account, name)) is not None and found.stream_id != stream_id]
         blocks = StoredBlocks(store, ShardPaths(shard), state, _ask, _ask)
         async for one in blocks.objects(names):
             objects += 1
@@ -69,7 +74,8 @@ async def verify_store(store: ObjectStore, report: Mapping[str, Any], progress: 
         for key, exists in zip(some, await asyncio.gather(*[_exists(store, key) for key in some]), strict=True):
             if exists:
                 holding.append(f"{key}: it held erased messages, and is still there")
-    return Verified(objects, holding, await old_versions(store, report), await _unchecked(store))
+    return Verified(objects, holding, await old_versions(store, report),
+                    [*others, *await _unchecked(store)])
 
 
 async def _unchecked(store: ObjectStore) -> list[str]:

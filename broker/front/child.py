@@ -51,11 +51,12 @@ class Child:
     """One process. ``start`` and ``stop`` may be repeated."""
 
     def __init__(self, name: str, command: Callable[[], Sequence[str]], environ: Mapping[str, str],
-                 on_line: Callable[[str], None] = lambda text: None) -> None:
+                 on_line: Callable[[str], None] = lambda text: None, files: Sequence[int] = ()) -> None:
         """Args:
         name: the beginning of its lines in the log.
         command: called before each start of the process.
         on_line: called with the text of each line of its log, and with "" at the end of the process.
+        files: descriptors that the process inherits.
         """
         self.name = name
         self.ready = asyncio.Event()
@@ -65,6 +66,7 @@ class Child:
         self._command = command
         self._environ = dict(environ)
         self._on_line = on_line
+        self._files = files
         self._process: asyncio.subprocess.Process | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[str] | None = None
@@ -177,7 +179,7 @@ class Child:
         self._last_error = ""
         process = await asyncio.create_subprocess_exec(
             *self._command(), env=self._environ, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, limit=_LINE_BYTES_MAX, preexec_fn=_prepare)
+            stderr=asyncio.subprocess.PIPE, limit=_LINE_BYTES_MAX, preexec_fn=_prepare, pass_fds=self._files)
         self._process = process
         log.info("Started %s as process %d", self.name, process.pid)
         assert process.stderr is not None

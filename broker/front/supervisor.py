@@ -104,11 +104,12 @@ class Supervisor:
         self._front = Child(_FRONT, lambda: (self._program, "-c", str(self._front_file), *settings.front.flags),
                             {name: value for name, value in environ.items() if _FOR_NATS_SERVER.match(name)},
                             self._front_logged)
+        self._worker_files = [_unnamed_file() for _ in self._links]
         self._workers = [
             Child(f"worker {number + 1}",
-                  lambda number=number: (sys.executable, "-m", worker, str(self._worker_file(number))),  # type: ignore[misc]
-                  environ, lambda text, number=number: self._worker_logged(number, text))  # type: ignore[misc]
-            for number in range(len(self._links))]
+                  lambda file=file: (sys.executable, "-m", worker, str(file)),  # type: ignore[misc]
+                  environ, lambda text, number=number: self._worker_logged(number, text), [file])  # type: ignore[misc]
+            for number, file in enumerate(self._worker_files)]
         self._informed: list[set[str]] = [set() for _ in self._links]
         self._pages: MonitoringPages | None = None
         self._early_pages: asyncio.Task[None] | None = None
@@ -124,9 +125,6 @@ class Supervisor:
     @property
     def _front_file(self) -> Path:
         return self._folder / "nats-server.conf"
-
-    def _worker_file(self, number: int) -> Path:
-        return self._folder / f"worker-{number + 1}.settings"
 
     async def start(self) -> None:
         """Return when clients can connect. Raises: StartError."""
@@ -174,6 +172,8 @@ class Supervisor:
             await self._pages.close()
         self._ports.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        for file in self._worker_files:
+            os.close(file)
 
     async def failed(self) -> str:
         """Wait for an error that must end the process, and return its text."""
@@ -279,9 +279,9 @@ class Supervisor:
         lines = front_lines(settings, self._links, self._accounts, pages_port=self._pages_port,
                             pages_path=self._pages_path, port=self._port)
         self._places = _write_lines(self._front_file, lines)
-        for number, link in enumerate(self._links):
-            _write_whole(self._worker_file(number), pickle.dumps(
-                worker_settings(settings, link, self._accounts, number)))
+        for number, (link, file) in enumerate(zip(self._links, self._worker_files, strict=True)):
+            data = pickle.dumps(worker_settings(settings, link, self._accounts, number))
+            os.ftruncate(file, os.pwrite(file, data, 0))
 
     # ---- the children
 
@@ -369,6 +369,15 @@ def _write_lines(path: Path, lines: Sequence[tuple[str, str]]) -> list[str]:
     """Write the lines to a file, and return their places."""
     _write_whole(path, "".join(f"{text}\n" for text, _ in lines).encode())
     return [place for _, place in lines]
+
+
+def _unnamed_file() -> int:
+    """Return the descriptor of a file that ends with the processes that have it: settings have the master key and the
+    keys of the bucket, which must not stay on a disk after a kill."""
+    if sys.platform == "linux":
+        return os.memfd_create("jetblock-settings")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
 
 
 def _write_whole(path: Path, data: bytes) -> None:

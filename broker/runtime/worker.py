@@ -1,7 +1,7 @@
-"""The main program of a broker behind a nats-server (``broker.front``): ``python -m broker.runtime.worker FILE``.
+"""The main program of a broker behind a nats-server (``broker.front``): ``python -m broker.runtime.worker DESCRIPTOR``.
 
-The file has its settings, as the supervisor wrote them. SIGHUP reads it again. The end of standard input means that the
-supervisor has ended.
+The descriptor is of a file with its settings, as the supervisor wrote them. SIGHUP reads it again. The end of standard
+input means that the supervisor has ended.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import pickle
 import signal
 import sys
 import threading
-from pathlib import Path
 
 from broker.config.settings import Settings
 from broker.runtime.process import serve
@@ -19,11 +18,11 @@ from broker.runtime.process import serve
 __all__ = ["main"]
 
 
-def main(path: str) -> int:
+def main(descriptor: int) -> int:
     """Run the worker until it is stopped."""
     def read() -> Settings:
-        # The file is in a folder of mode 0700 that the supervisor made: nobody else can have written it.
-        settings: Settings = pickle.loads(Path(path).read_bytes())
+        # The file has no name: nobody but the supervisor can have written it.
+        settings: Settings = pickle.loads(os.pread(descriptor, os.fstat(descriptor).st_size, 0))
         return settings
 
     threading.Thread(target=_end_with_supervisor, name="wait for the supervisor's end", daemon=True).start()
@@ -37,4 +36,4 @@ def _end_with_supervisor() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(int(sys.argv[1])))

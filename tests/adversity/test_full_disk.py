@@ -9,6 +9,7 @@ with quotas of buckets.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -224,3 +225,42 @@ async def test_a_disk_that_is_full_when_blocks_are_merged(small_disk: Path) -> N
     source = Source(FileStore(store))
     survey = await read_survey(source)
     assert (survey.problems, (await verify(source, survey)).problems) == ([], [])
+
+
+async def test_a_disk_that_is_full_during_an_erasure(small_disk: Path) -> None:
+    """An erasure is accepted while there is no room for what lived beside the messages. It waits, says so, and disturbs
+    nobody; also after a kill. With room it ends by itself, and no file has the messages."""
+    store = small_disk / "store"
+    (small_disk / "ballast").unlink()
+    environ = {**ENVIRON, "JETBLOCK_RESERVE": "128kb", "JETBLOCK_READER_GRACE": "0s", "JETBLOCK_ERASE_DELAY": "100ms"}
+    async with BrokerProcess("--store", f"file://{store}", environ=environ) as broker:
+        nc = await connect(broker.url)
+        await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
+        for number in range(400):
+            who = "alice" if number % 2 else "bob"
+            await nc.jetstream().publish(f"s.{who}", b"%b-said %d " % (who.encode(), number) + bytes(4000))
+        disk = os.statvfs(small_disk)
+        (small_disk / "filler").write_bytes(bytes(disk.f_bavail * disk.f_frsize - (300 << 10)))
+        answer = await request(nc, "$JS.API.JETBLOCK.ERASE.S", b'{"subjects": ["s.alice"]}')
+        assert answer["messages"] == 200, answer
+        asked = json.dumps({"erasure": answer["erasure"]}).encode()
+        await broker.wait_line(r"compaction waits for the store: cannot .*disk is full")
+        fill(small_disk)
+        for killed in (False, True):
+            if killed:
+                await broker.kill()
+                await broker.start()
+            shown = await request(nc, "$JS.API.JETBLOCK.ERASURE.S", asked)
+            assert shown["streams"][0]["state"] == "marked", shown
+            assert (await nc.jetstream().get_msg("S", 1)).data.startswith(b"bob-said 0")
+            assert (await request(nc, "$JS.API.STREAM.INFO.S"))["state"]["messages"] == 200
+        (small_disk / "filler").unlink()
+
+        async def done() -> bool:
+            return (await request(nc, "$JS.API.JETBLOCK.ERASURE.S", asked))["streams"][0]["state"] == "done"
+
+        await until(done, 120)
+        assert [path for path in store.rglob("*") if path.is_file() and b"alice-said" in path.read_bytes()] == []
+        assert sorted(seq for seq in await read_all(nc, "S")) == list(range(1, 401, 2))
+        await nc.close()
+        assert not unexpected(broker)

@@ -211,3 +211,36 @@ async def test_kills_between_steps(tmp_path: Path) -> None:
 async def test_many_kills_between_steps(tmp_path: Path, seed: int) -> None:
     """The same for longer."""
     await kill_while_streams_live(tmp_path, kills=40, lives=25, clients=6, seed=seed)
+
+
+async def test_copies_of_erased_messages_in_the_other_worker(client: Client) -> None:
+    """Copies lose erased messages, whichever worker has them: S is in worker 1, a source of it in worker 2, a mirror of
+    that in worker 1 again, and a mirror that keeps what S has lost in worker 2. One answer says what became of all."""
+    js = client.jetstream(timeout=10)
+    await add(js, "S", 0, max_msgs_per_subject=1)
+    for name, shard, more in (("COPY", 1, {"sources": [StreamSource(name="S")]}),
+                              ("LAST", 2, {"mirror": StreamSource(name="COPY")}),
+                              ("MIRROR", 3, {"mirror": StreamSource(name="S")})):
+        await js.add_stream(name=name, metadata={"jetblock.shard": str(shard)}, **more)
+    for number in range(9):
+        await js.publish(f"s.{number % 3}", b"%d" % number)
+    for name in ("COPY", "LAST", "MIRROR"):
+        while (await js.stream_info(name)).state.messages < 9:  # noqa: ASYNC110 (a copy reports no event)
+            await asyncio.sleep(0.05)
+
+    async def erased(body: dict[str, Any]) -> tuple[dict[str, int], set[str]]:
+        answer = json.loads((await client.request("$JS.API.JETBLOCK.ERASE.S", json.dumps(body).encode(), 60)).data)
+        asked = json.dumps({"erasure": answer["erasure"]}).encode()
+        shown = json.loads((await client.request("$JS.API.JETBLOCK.ERASURE.S", asked, 10)).data)
+        return {one["stream"]: one["messages"] for one in answer["streams"]}, {
+            one["stream"] for one in shown["streams"]}
+
+    assert await erased({"subjects": ["s.1"]}) == ({"S": 1, "COPY": 3, "LAST": 3, "MIRROR": 3}, {
+        "S", "COPY", "LAST", "MIRROR"})
+    assert await erased({"seqs": "9"}) == ({"S": 1, "COPY": 1, "LAST": 1, "MIRROR": 1}, {
+        "S", "COPY", "LAST", "MIRROR"})
+    left = {b"0", b"3", b"6", b"2", b"5"}
+    for name in ("COPY", "LAST", "MIRROR"):
+        info = await js.stream_info(name)
+        assert info.state.messages == len(left), name
+        assert {(await js.get_msg(name, seq)).data for seq in (1, 3, 4, 6, 7)} == left

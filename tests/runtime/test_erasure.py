@@ -25,6 +25,7 @@ from broker.erasure.request import Choice
 from broker.jetstream.account.erasing import copies_elsewhere
 from broker.jetstream.config.stream import ExternalStream as ExternalApi
 from broker.jetstream.config.stream import StreamSource as StreamConfigSource
+from broker.jetstream.stream.publish.copies import Copies
 from broker.runtime.embedded import Broker
 from broker.storage.erasure.eraser import Eraser
 from broker.storage.keys.opening import decode_all
@@ -456,6 +457,27 @@ def test_shredding_what_denies_deletes(tmp_path: Path, more: dict[str, bool]) ->
     assert files_with(tmp_path, SECRETS) == {}
 
 
+def test_a_stream_that_is_restored_after_the_erasure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Shows that the verification names a later stream of the same name: no report can say whether a backup that was
+    restored over the API had the messages."""
+    store, report = tmp_path / "store", tmp_path / "report.json"
+
+    async def restore() -> None:
+        async with Broker(store) as broker:
+            client = await nats.connect(broker.url)
+            await client.jetstream().delete_stream("S")
+            await client.jetstream().add_stream(StreamConfig(name="S", subjects=["people.>"]))
+            await client.jetstream().publish("people.alice", b"alice-said-1")
+            await client.close()
+
+    asyncio.run(filled(store))
+    assert run(["erase", f"file://{store}", "S", "--seq", "1", "--report", str(report)]) == 0
+    asyncio.run(restore())
+    capsys.readouterr()
+    assert run(["erase", f"file://{store}", "--verify", str(report)]) == 0
+    assert "not checked: stream S, which is not the one that the report is about" in capsys.readouterr().out
+
+
 def test_a_report_that_says_nothing(tmp_path: Path) -> None:
     """Shows that a signed report with other values than the command writes is refused in one line."""
     report = tmp_path / "report.json"
@@ -543,21 +565,59 @@ def test_a_damaged_object_is_named_and_repaired(tmp_path: Path, capsys: pytest.C
 
 
 async def test_copies_by_an_external_api(tmp_path: Path) -> None:
-    """Shows that a mirror that names this server's own domain loses the messages, and that one by another API, which
-    leads back here, is named."""
+    """Shows that a mirror and a source that name this server's own domain lose the messages, and so does a source with
+    a named consumer."""
     async with Broker(tmp_path, settings=SOON | {"jetstream.domain": "here"}) as broker:
         client = await nats.connect(broker.url)
         js = client.jetstream()
         await js.add_stream(StreamConfig(name="S", subjects=["s"]))
-        await js.add_stream(StreamConfig(name="M", mirror=StreamSource(name="S", external=ExternalStream(
-            api="$JS.here.API"))))
+        own = StreamSource(name="S", external=ExternalStream(api="$JS.here.API"))
+        await js.add_stream(StreamConfig(name="M", mirror=own))
+        await js.add_stream(StreamConfig(name="R", sources=[own]))
+        await api(client, "CONSUMER.CREATE.S.C", {"stream_name": "S", "config": {
+            "name": "C", "durable_name": "C", "ack_policy": "flow_control", "deliver_subject": "to.c",
+            "flow_control": True, "idle_heartbeat": 1_000_000_000}})
+        await api(client, "STREAM.CREATE.N", {"name": "N", "sources": [
+            {"name": "S", "consumer": {"name": "C", "deliver_subject": "to.c"}}]})
         await js.publish("s", b"number-1")
-        while (await js.stream_info("M")).state.messages < 1:  # noqa: ASYNC110 (a mirror reports no event)
-            await asyncio.sleep(0.02)
+        for name in ("M", "R", "N"):
+            while (await js.stream_info(name)).state.messages < 1:  # noqa: ASYNC110 (a copy reports no event)
+                await asyncio.sleep(0.02)
         answer = await api(client, "JETBLOCK.ERASE.S", {"seqs": "1"})
-        assert {one["stream"]: one["messages"] for one in answer["streams"]} == {"S": 1, "M": 1}
+        assert {one["stream"]: one["messages"] for one in answer["streams"]} == {"S": 1, "M": 1, "R": 1, "N": 1}
         await finished(client, "S", answer["erasure"])
         assert files_with(tmp_path, [b"number-1"]) == {}
+        await client.close()
+
+
+async def test_messages_on_their_way_to_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shows that a copy that has read messages, and waits for room to store them, does not store those that are erased
+    meanwhile."""
+    has_room, waits, room = asyncio.Event(), asyncio.Event(), Copies.room
+
+    async def held(copies: Copies) -> None:
+        waits.set()
+        await has_room.wait()
+        await room(copies)
+
+    monkeypatch.setattr(Copies, "room", held)
+    async with Broker(tmp_path, settings=SOON) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["people.*"]))
+        await js.add_stream(StreamConfig(name="MIRROR", mirror=StreamSource(name="S")))
+        await js.add_stream(StreamConfig(name="COPY", sources=[StreamSource(name="S")]))
+        for who in ("alice", "bob"):
+            await js.publish(f"people.{who}", f"{who}-said".encode(), headers={"Who": f"{who}-header"})
+        await waits.wait()
+        answer = await api(client, "JETBLOCK.ERASE.S", {"subjects": ["people.alice"]})
+        has_room.set()
+        await finished(client, "S", answer["erasure"])
+        for name in ("MIRROR", "COPY"):
+            while (await js.stream_info(name)).state.messages < 1:  # noqa: ASYNC110 (a copy reports no event)
+                await asyncio.sleep(0.02)
+            assert (await js.get_last_msg(name, "people.bob")).data == b"bob-said"
+        assert files_with(tmp_path, SECRETS) == {}
         await client.close()
 
 

@@ -127,6 +127,11 @@ class Clocks:
                 self._counts["clock right again"] += 1
                 self._loop.call_later(lasts_s, self._set, machine, 0)
 
+    def leap(self, machine: str, ns: int, seconds: float) -> None:
+        """Move one machine's clock by ``ns`` for some seconds."""
+        self._set(machine, ns)
+        self._loop.call_later(seconds, self._set, machine, 0)
+
     def set_all_right(self) -> None:
         """Make all clocks right from now on."""
         self._set_store(0)

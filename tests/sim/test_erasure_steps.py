@@ -4,7 +4,10 @@ The first broker has two streams, a mirror and two consumers, and erases one sub
 counted from the request, one of these happens, before or after the store has acted:
 
     killed      it is killed
-    paused      it is paused until the second one has finished the erasure, and wakes up deposed
+    paused      it is paused until the second one has finished the erasure, and wakes up deposed; the second one's
+                clock leaps while it searches for what the first one put then
+    ahead       its clock leaps forward by a day for a minute and a half; there is no second broker
+    behind      the same, backward by an hour
 
 If the request was not answered, the second broker gets it again; otherwise it must finish by itself. Afterwards no
 object of the store has the erased bytes, all other messages are there, and sequences, the counts of the streams and
@@ -14,6 +17,7 @@ object of the store has the erased bytes, all other messages are there, and sequ
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,17 +31,20 @@ from broker.storage.log.settings import LogSettings
 from broker.storage.shard import ShardSettings
 from tests.key_ring import forget_keys
 from tests.runtime.test_erasure import uncompressed
+from tests.sim.clocks import Clocks
 from tests.sim.settings import eager_compaction
 from tests.sim.streams.process import Process
 from tests.sim.streams.record import Lost
+from tests.sim.streams.requests import NOT_AVAILABLE
 from tests.sim.streams.world import FEATURES, World
 from tests.storage.objectstore.faulty import Faults
 
-EVENTS = ("killed", "paused")
+EVENTS = ("killed", "paused", "ahead", "behind")
 STRIDE = 90
 """The default run stops a broker at every ninetieth step; the soak run at every step."""
 
 SECOND = 1_000_000_000
+LEAPS_NS = {"ahead": 86_400 * SECOND, "behind": -3600 * SECOND}
 ROUNDS = 8
 SECRET = b"alice"
 KEPT = tuple(seq for seq in range(1, 3 * ROUNDS + 1) if seq % 3)
@@ -50,7 +57,8 @@ class ErasingWorld(World):
     def __init__(self, seed: int, event: str, side: str, step: int, *, encrypted: bool = False) -> None:
         super().__init__(seed, features=FEATURES | {"erasures"} | ({"keys"} if encrypted else set()))
         self.leased, self.lease_ns = True, 2 * SECOND
-        self.clocks = self.storms = self.staging = self.checker.staging = None
+        self.clocks = Clocks(self.clock, self.loop, random.Random(seed), self.counts, dated=True)
+        self.storms = self.staging = self.checker.staging = None
         self.faults = Faults()
         self.event, self.side, self.step = event, side, step
         self.encrypted = encrypted
@@ -83,7 +91,13 @@ class ErasingWorld(World):
         stopping = self.loop.create_task(reached.wait())
         await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
         serving = first
-        if reached.is_set():
+        if reached.is_set() and self.event in LEAPS_NS:
+            assert self.clocks is not None
+            self.clocks.leap(first.name, LEAPS_NS[self.event], 90)
+            first.resume()
+            await ended
+            answer = request.result()
+        elif reached.is_set():
             ended.cancel()
             if self.event == "killed":
                 await first.kill()
@@ -103,6 +117,8 @@ class ErasingWorld(World):
             first.resume()
             await asyncio.sleep(0.09)
             await first.kill()  # before it tries to take over again
+            assert self.clocks is not None
+            self.clocks.leap(second.name, LEAPS_NS["ahead" if self.seed % 2 else "behind"], 10)
             for i in range(60):
                 await asyncio.sleep(0.5)
                 await self._publish(second, (b"t", b"", b"more %d" % i))
@@ -156,8 +172,10 @@ class ErasingWorld(World):
     async def _finished(self, process: Process, answer: dict[str, Any]) -> None:
         async with asyncio.timeout(600):
             while True:
-                shown = await self._ask(process, "JETBLOCK.ERASURE.S", {"erasure": answer["erasure"]})
-                if all(one["state"] == "done" for one in shown["streams"]):
+                shown = await self._ask(process, "JETBLOCK.ERASURE.S", {"erasure": answer["erasure"]}, errors=True)
+                if "error" in shown and shown["error"]["err_code"] not in NOT_AVAILABLE:
+                    raise Lost(f"the erasure is not known: {shown}")
+                if all(one["state"] == "done" for one in shown.get("streams", [{"state": "not known"}])):
                     return
                 await asyncio.sleep(0.2)
 

@@ -6,12 +6,14 @@ Run one seed again: ``pytest tests/sim/test_streams.py -k 'true and 17'``, or ``
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from typing import Any
 
 import pytest
 
+from broker.jetstream.account.account import Account
 from broker.storage.format.sealing import SealingCodec
 from tests.key_ring import forget_keys
 from tests.sim.streams import calm
@@ -100,9 +102,31 @@ def test_message_ids_are_known_after_an_erasure_and_a_take_over() -> None:
     World(10_111, steps=180, features=FEATURES | {"erasures"}).run()
 
 
+def test_plain_messages_are_refused_before_the_key_of_a_stream_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Staged messages wait for a new stream of an encrypted store: nobody could read them if they joined it."""
+    forget_keys(monkeypatch)
+    World(30_014, steps=15, features=FEATURES | {"erasures", "keys", "special"}).run()
+
+
+def test_a_stream_is_deleted_after_its_erasures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deletion may wait for an erasure, and longer than a client: the stream is gone nevertheless."""
+    delete = Account._disconnect_to_delete
+
+    async def later(account: Account, stream: Any) -> list[str]:
+        if world.calm:
+            await asyncio.sleep(12)
+        return await delete(account, stream)
+
+    monkeypatch.setattr(Account, "_disconnect_to_delete", later)
+    world = World(1, steps=20, features=FEATURES | {"erasures"})
+    world.empties = True
+    world.run()
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("world", ["retention", "special", "erasures", "keys and erasures"])
+@pytest.mark.parametrize("world", ["retention", "special", "erasures", "keys and erasures",
+                                   "keys and erasures and special", "keys and erasures and retention"])
 @pytest.mark.parametrize("first", range(10_000, 10_000 + SPECIAL_SOAK_SEEDS, 100))
 def test_special_worlds_soak(world: str, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Special worlds, and those of work queues and interest streams, keep their promises in longer runs."""

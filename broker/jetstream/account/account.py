@@ -49,6 +49,7 @@ from broker.storage.format.records.stream_delete import StreamDelete
 
 if TYPE_CHECKING:
     from broker.jetstream.account.host import Host
+    from broker.jetstream.account.other_brokers import OtherBrokers
     from broker.jetstream.bus import Bus
     from broker.jetstream.config.stream import StreamConfig, StreamSource
     from broker.jetstream.consumer.consumer import Consumer
@@ -198,6 +199,15 @@ class Account:
         if eraser is None:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         return eraser
+
+    @property
+    def other_brokers(self) -> OtherBrokers | None:
+        """The other brokers of the store; None if this one owns all shards."""
+        if self._host.subscribe_api is None:
+            return None
+        from broker.jetstream.account.other_brokers import OtherBrokers
+
+        return OtherBrokers(self.bus, self._api, self.domain)
 
     def pulled_from(self, names: bytes) -> Consumer | None:
         """Return the consumer that ``<stream>.<consumer>`` names in a pull request's subject."""
@@ -714,10 +724,14 @@ class Account:
 
     def _origin_elsewhere(self, name: str, *, mirror: bool) -> Remote:
         """Return the way to a stream that another broker may have. Raises: ApiError 10059."""
-        api = f"$JS.{self.domain}.API" if self.domain else "$JS.API"
-        if not self.bus.interest(f"{api}.STREAM.INFO.{name}".encode()):
+        if not self.bus.interest(f"{self._api}.STREAM.INFO.{name}".encode()):
             raise ApiError(ApiErrors.STREAM_NOT_FOUND)
-        return Remote(self.bus, api, "$JS.M" if mirror else "$JS.S")
+        return Remote(self.bus, self._api, "$JS.M" if mirror else "$JS.S")
+
+    @property
+    def _api(self) -> str:
+        """The prefix of the API that all brokers of the store answer."""
+        return f"$JS.{self.domain}.API" if self.domain else "$JS.API"
 
 
 async def _done(change: asyncio.Future[None] | None) -> None:

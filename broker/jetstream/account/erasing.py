@@ -18,6 +18,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from broker.jetstream.config.stream import ExternalStream, StreamConfig, StreamSource
+from broker.jetstream.config.upstream_rules import stream_name
 from broker.jetstream.filters import Filters
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
@@ -32,17 +34,20 @@ if TYPE_CHECKING:
     from broker.storage.format.frame import Chunk
     from broker.storage.format.index import Head
 
-__all__ = ["Erased", "Wanted", "copies_elsewhere", "erase", "parse_seqs"]
+__all__ = ["ASKED_MAX", "CopyOf", "Erased", "Wanted", "copies_elsewhere", "copies_of", "erase", "parse_seqs",
+           "wanted_headers"]
 
 _log = logging.getLogger(__name__)
 
 _MSG_ID: Final = b"Nats-Msg-Id"
 _SOURCE: Final = b"Nats-Stream-Source"
+_CONSUMER: Final = b":C="
+"""Between the name of an origin and a hash, if messages were copied by a named consumer."""
 _ALL: Final = SeqRanges(((0, (1 << 64) - 1),))
 _RANGE: Final = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?", re.ASCII)
 _RANGES_MAX: Final = 100_000
 """The most ranges of one erasure: its mark is a record of the log, and part of each checkpoint until it is done."""
-_ASKED_MAX: Final = 10_000
+ASKED_MAX: Final = 10_000
 """The most ranges in one request: they are parsed in one turn of the loop."""
 
 
@@ -51,14 +56,17 @@ class Wanted:
     """The messages to erase: those with one of the sequences, or those that fulfil all other conditions.
 
     ``subjects`` are filters. ``headers`` are names, each with the value it must have, or None for any.
-    ``origin`` is the stream that messages were copied from, with their sequences there.
+    ``origin`` has the names of the stream that messages were copied from, and their sequences there.
     """
 
     seqs: SeqRanges = field(default_factory=SeqRanges)
     subjects: Filters | None = None
     headers: Mapping[bytes, bytes | None] = field(default_factory=dict)
     ids: frozenset[bytes] = frozenset()
-    origin: tuple[bytes, SeqRanges] | None = None
+    origin: tuple[frozenset[bytes], SeqRanges] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.seqs or self.subjects is not None or self.needs_headers)
 
     @property
     def needs_headers(self) -> bool:
@@ -75,26 +83,38 @@ class Wanted:
             return False
         if self.origin is None:
             return True
-        origin, seqs = self.origin
+        names, seqs = self.origin
         for name, value in found:
             words = value.split(b" ", 2)
-            if name == _SOURCE and len(words) > 1 and words[0] == origin and words[1].isdigit():
+            if name == _SOURCE and len(words) > 1 and words[0].partition(_CONSUMER)[0] in names and words[1].isdigit():
                 return int(words[1]) in seqs
         return False
 
 
 class Erased(NamedTuple):
-    """An erasure in one stream: the sequences, and how many of them were messages of the stream."""
+    """An erasure in one stream: the sequences, and how many of them were messages of the stream.
+
+    ``conditions`` are those that its messages fulfilled; None: the sequences say all.
+    """
 
     stream: Stream
     seqs: SeqRanges
     removed: int
+    conditions: Wanted | None
+
+
+class CopyOf(NamedTuple):
+    """The messages that were erased in the origin of a stream; see ``Erased``."""
+
+    origin: str
+    seqs: SeqRanges
+    conditions: Wanted | None
 
 
 def parse_seqs(text: str) -> SeqRanges:
     """Return the sequences of a text such as ``5,7-9``. Raises: ValueError."""
-    if text.count(",") >= _ASKED_MAX:
-        raise ValueError(f"one request has at most {_ASKED_MAX} ranges of sequences: erase in parts")
+    if text.count(",") >= ASKED_MAX:
+        raise ValueError(f"one request has at most {ASKED_MAX} ranges of sequences: erase in parts")
     ranges = []
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
@@ -109,37 +129,41 @@ def parse_seqs(text: str) -> SeqRanges:
 
 
 async def erase(streams: Mapping[str, Stream], stream: Stream, blocks_of: Callable[[Stream], StoredBlocks],
-                wanted: Wanted, erasure_id: str, *, domain: str = "", shredding: bool = False) -> list[Erased]:
+                wanted: Wanted, erasure_id: str, *, domain: str = "", shredding: bool = False,
+                read_again: Callable[[str], object] = lambda _: None, copy_of: CopyOf | None = None) -> list[Erased]:
     """Erase messages of ``stream``, and their copies in the other ``streams`` of the account.
 
     Args: ``blocks_of`` returns the blocks of the shard that has a stream. ``domain``: that of the server, by whose API
         streams of this account may be named, too. ``shredding``: the stream itself will be
-        deleted, so it cannot forbid the loss of its messages.
-    Returns once the removals are sequenced. Raises: ApiError; StoreError; FormatError.
+        deleted, so it cannot forbid the loss of its messages. ``read_again`` lets the copies of a stream drop messages
+        that they have read and not stored. ``copy_of``: the stream is a copy of one that another broker has, and loses
+        what that one has lost; ``wanted`` says nothing then.
+    Returns once the removals are sequenced: what was erased in ``stream``, and in each copy in this broker, even if
+        that is nothing. Raises: ApiError; StoreError; FormatError.
     """
-    origins = _origins(streams, stream, domain)
-    for name in origins:
+    origins = copies_of(stream.name, {one.name: one.config for one in streams.values() if one.stored}, domain)
+    for name in (stream.name, *origins):
         if not shredding or name != stream.name:
             check(streams[name])
     done: dict[str, Erased] = {}
-    conditions: dict[str, Wanted | None] = {stream.name: None if wanted.seqs else wanted}
-    for name, origin in origins.items():
+    for name, origin in {stream.name: "", **origins}.items():
         one = streams[name]
-        if origin is None:
+        above = CopyOf(origin, done[origin].seqs, done[origin].conditions) if origin else copy_of
+        if above is None:
             seqs = SeqRanges((await choose(one, blocks_of(one), wanted)).within(1, one.last_seq))
+            conditions = None if wanted.seqs else wanted
         else:
-            seqs = SeqRanges()
-            if origin in done and done[origin].seqs:
-                seqs = await choose(one, blocks_of(one), _copied(one, done[origin]))
-            conditions[name] = own = _conditions_of_copy(one, origin, conditions[origin])
-            if own is not None:
-                seqs |= await choose(one, blocks_of(one), own)
+            seqs = await choose(one, blocks_of(one), _copied(one, above, domain)) if above.seqs else SeqRanges()
+            conditions = _conditions_of_copy(one, above, domain)
+            if conditions is not None:
+                seqs |= await choose(one, blocks_of(one), conditions)
         if len(seqs) > _RANGES_MAX:
             raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=(
                 f"{len(seqs)} ranges of sequences in stream {name}, and one erasure has at most {_RANGES_MAX}: "
                 f"erase in parts"))
-        if seqs or one is stream:
-            done[name] = Erased(one, seqs, await one.erase(seqs, erasure_id))
+        removed = await one.erase(seqs, erasure_id) if seqs or one is stream else 0
+        done[name] = Erased(one, seqs, removed, conditions)
+        read_again(name)
     return list(done.values())
 
 
@@ -162,20 +186,21 @@ def check_stored(stream: Stream) -> None:
                        err="a memory stream stores nothing that could be erased; purge it")
 
 
-def _origins(streams: Mapping[str, Stream], stream: Stream, domain: str) -> dict[str, str | None]:
-    """Return the names of the stream and of all stored streams that copy from it, also by way of others. Each follows
-    the one that it copies from, which is unique: a stream that reaches another in two ways can't be made.
+def copies_of(name: str, configs: Mapping[str, StreamConfig], domain: str) -> dict[str, str]:
+    """Return the streams that copy from a stream, also by way of others, each with the one that it copies from.
+
+    A stream follows the one that it copies from, which is unique: a stream that reaches another in two ways can't be
+    made.
     """
     copies: dict[str, list[str]] = {}
-    for one in streams.values():
-        if one.stored:
-            for name in _named(one, domain)[0]:
-                copies.setdefault(name, []).append(one.name)
-    found: dict[str, str | None] = {stream.name: None}
-    left = [stream.name]
-    for name in left:
-        new = [copy for copy in copies.get(name, ()) if copy not in found]
-        found.update(dict.fromkeys(new, name))
+    for copy, config in configs.items():
+        for origin in _named(config, domain)[0]:
+            copies.setdefault(origin, []).append(copy)
+    found: dict[str, str] = {}
+    left = [name]
+    for one in left:
+        new = [copy for copy in copies.get(one, ()) if copy not in found and copy != name]
+        found.update(dict.fromkeys(new, one))
         left += new
     return found
 
@@ -184,40 +209,46 @@ def copies_elsewhere(streams: Mapping[str, Stream], names: Collection[str], doma
     """Return the streams that copy from a stream with one of these names by the API of another account or server, which
     may lead back to this account."""
     return [one.name for one in streams.values() if one.stored and one.name not in names
-            and not _named(one, domain)[1].isdisjoint(names)]
+            and not _named(one.config, domain)[1].isdisjoint(names)]
 
 
-def _named(stream: Stream, domain: str) -> tuple[set[str], set[str]]:
+def _named(config: StreamConfig, domain: str) -> tuple[set[str], set[str]]:
     """Return the names of a stream's origins in this account, and elsewhere."""
     here: set[str] = set()
     elsewhere: set[str] = set()
-    for origin in (stream.config.mirror, *stream.config.sources):
+    for origin in (config.mirror, *config.sources):
         if origin is not None:
             own = origin.external is None or (domain and origin.external.api == f"$JS.{domain}.API")
             (here if own else elsewhere).add(origin.name)
     return here, elsewhere
 
 
-def _conditions_of_copy(copy: Stream, origin: str, wanted: Wanted | None) -> Wanted | None:
+def _conditions_of_copy(copy: Stream, of: CopyOf, domain: str) -> Wanted | None:
     """Return the conditions that the copies of wanted messages fulfil, whether or not the origin still has them.
 
     A copy may keep messages for longer than its origin. The origin has erased some already if the broker was killed
     before the copy was marked. None: the conditions do not say which messages of the copy came from the stream.
     """
-    config = copy.config
+    config, wanted = copy.config, of.conditions
     if wanted is None or config.subject_transform is not None or any(
             one.subject_transforms for one in (config.mirror, *config.sources) if one is not None):
         return None
     if config.mirror is not None:
         return wanted
-    return None if wanted.origin is not None else replace(wanted, origin=(origin.encode(), _ALL))
+    return None if wanted.origin is not None else replace(wanted, origin=(_names(of.origin, domain), _ALL))
 
 
-def _copied(copy: Stream, origin: Erased) -> Wanted:
+def _copied(copy: Stream, of: CopyOf, domain: str) -> Wanted:
     """Return which messages of a stream are copies of those that were erased in its origin."""
     if copy.config.mirror is not None:
-        return Wanted(origin.seqs)
-    return Wanted(origin=(origin.stream.name.encode(), origin.seqs))
+        return Wanted(of.seqs)
+    return Wanted(origin=(_names(of.origin, domain), of.seqs))
+
+
+def _names(origin: str, domain: str) -> frozenset[bytes]:
+    """Return how copied messages name a stream of this account, as it is and by its own domain (``stream_name``)."""
+    own = StreamSource(origin, external=ExternalStream(api=f"$JS.{domain}.API"))
+    return frozenset({origin.encode(), stream_name(own).encode()})
 
 
 async def choose(stream: Stream, blocks: StoredBlocks, wanted: Wanted) -> SeqRanges:

@@ -8,11 +8,19 @@ Additions of jetblock: nats-server has nothing like them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.base.gotime import format_time
-from broker.jetstream.account.erasing import Wanted, check_stored, copies_elsewhere, erase, parse_seqs, wanted_headers
+from broker.jetstream.account.erasing import (
+    CopyOf,
+    Wanted,
+    check_stored,
+    copies_elsewhere,
+    erase,
+    parse_seqs,
+    wanted_headers,
+)
 from broker.jetstream.api.request import Request, Route
 from broker.jetstream.filters import Filters
 from broker.jetstream.wire import fields as wire
@@ -30,7 +38,7 @@ if TYPE_CHECKING:
     from broker.storage.erasure.eraser import Eraser
     from broker.storage.state.erasures import Erasure, StoredFile
 
-__all__ = ["ROUTES", "ranges_text"]
+__all__ = ["ROUTES"]
 
 _OBJECTS_PAGE: Final = 1000
 """The most objects in one answer."""
@@ -42,12 +50,15 @@ class _EraseRequest:
     subjects: list[str] = wire.texts()
     headers: list[str] = wire.texts()
     ids: list[str] = wire.texts()
+    copy_of: str = wire.text()
+    erasure: str = wire.text()
 
 
 @dataclass(slots=True)
 class _ErasureRequest:
     erasure: str = wire.text(always=True)
     offset: int = wire.integer()
+    alone: bool = wire.boolean()
 
 
 @dataclass(slots=True)
@@ -63,21 +74,35 @@ async def erase_messages(request: Request) -> dict[str, Any]:
     await request.need_body()
     asked = await request.body(_EraseRequest, "JSApiJetblockEraseRequest")
     stream = request.stream(request.tokens[2])
-    account = request.account
-    account.eraser_of(stream)
-    return await _erase(account, stream, _wanted(asked))
+    request.account.eraser_of(stream)
+    return await _erase(request.account, stream, _wanted(asked), asked)
 
 
-async def _erase(account: Account, stream: Stream, wanted: Wanted, *, shredding: bool = False) -> dict[str, Any]:
-    erasure_id = account.new_erasure_id()
+async def _erase(account: Account, stream: Stream, wanted: Wanted, asked: _EraseRequest | None = None, *,
+                 shredding: bool = False) -> dict[str, Any]:
+    """Erase messages. ``asked``: the request; if it names the origin of the stream, another broker has erased there."""
+    erasure_id, copy_of = account.new_erasure_id(), None
+    if asked is not None and asked.copy_of:
+        conditions = replace(wanted, seqs=SeqRanges())
+        erasure_id, copy_of = asked.erasure, CopyOf(asked.copy_of, wanted.seqs, conditions if conditions else None)
+    others, elsewhere = account.other_brokers, dict[str, str]()
+    if others is not None:
+        elsewhere = await others.copies_of(stream.name, account.streams)  # before anything is erased: it may fail
     try:
         erased = await erase(account.streams, stream, lambda one: account.eraser_of(one).blocks, wanted, erasure_id,
-                             domain=account.domain, shredding=shredding)
+                             domain=account.domain, shredding=shredding, read_again=account.upstreams.read_again,
+                             copy_of=copy_of)
     except FormatError as error:
         raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=(
             f"{error}: stop the broker, run `jetblock fsck --repair` on the store, and erase again")) from None
-    answer: dict[str, Any] = {"erasure": erasure_id, "messages": sum(one.removed for one in erased), "streams": [
-        {"stream": one.stream.name, "sequences": one.seqs.count, "messages": one.removed} for one in erased]}
+    streams = [{"stream": one.stream.name, "sequences": one.seqs.count, "messages": one.removed} for one in erased
+               if one.seqs or one.stream is stream]
+    if others is not None:
+        for one in erased:
+            for copy in [copy for copy, origin in elsewhere.items() if origin == one.stream.name]:
+                streams += await others.erase(copy, one, erasure_id)
+    answer: dict[str, Any] = {"erasure": erasure_id, "messages": sum(one["messages"] for one in streams),
+                              "streams": streams}
     if names := copies_elsewhere(account.streams, [one.stream.name for one in erased], account.domain):
         answer["elsewhere"] = names
     return answer
@@ -87,16 +112,20 @@ async def erasure(request: Request) -> dict[str, Any]:
     """Return what became of an erasure, in all streams that it is about."""
     await request.need_body()
     asked = await request.body(_ErasureRequest, "JSApiJetblockErasureRequest")
-    request.stream(request.tokens[2])
-    found = [(stream, one) for stream in request.account.streams.values()
+    account, asked_of = request.account, request.stream(request.tokens[2])
+    found = [(stream, one) for stream in ([asked_of] if asked.alone else account.streams.values())
              if (one := stream.erasures.get(asked.erasure)) is not None]
     if not found:
         raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=f"no erasure {asked.erasure!r} is known, or its "
                                                                f"report has expired")
-    eraser = request.account.eraser_of
+    eraser = account.eraser_of
     grace_ns = eraser(found[0][0]).expected_ns
+    streams = [_shown(stream, one, asked.offset, eraser(stream)) for stream, one in found]
+    if not asked.alone and (others := account.other_brokers) is not None:
+        for copy in await others.copies_of(asked_of.name, account.streams):
+            streams += await others.erasure(copy, asked.erasure, asked.offset)
     return {"erasure": asked.erasure, "due": format_time(min(one.at_ns for _, one in found) + grace_ns),
-            "streams": [_shown(stream, one, asked.offset, eraser(stream)) for stream, one in found]}
+            "streams": streams}
 
 
 async def shred(request: Request) -> dict[str, Any]:
@@ -124,18 +153,19 @@ async def shred(request: Request) -> dict[str, Any]:
 def _wanted(asked: _EraseRequest) -> Wanted:
     """Return what a request names. Raises: ApiError."""
     others = asked.subjects or asked.headers or asked.ids
-    if bool(asked.seqs) == bool(others):
+    if bool(asked.seqs) == bool(others) and not asked.copy_of:
         raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="name seqs, or any of subjects, headers and ids")
+    seqs = SeqRanges()
     if asked.seqs:
         try:
-            return Wanted(parse_seqs(asked.seqs))
+            seqs = parse_seqs(asked.seqs)
         except ValueError as error:
             raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=error) from None
     subjects = [subject.encode() for subject in asked.subjects]
     for subject in subjects:
         if not is_valid(subject):
             raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="a subject is not valid")
-    return Wanted(subjects=Filters(subjects) if subjects else None, headers=wanted_headers(asked.headers),
+    return Wanted(seqs, subjects=Filters(subjects) if subjects else None, headers=wanted_headers(asked.headers),
                   ids=frozenset(one.encode() for one in asked.ids))
 
 
@@ -143,7 +173,7 @@ def _shown(stream: Stream, one: Erasure, offset: int, eraser: Eraser) -> dict[st
     state = "done" if one.done_ns else "deleting" if one.held else "marked"
     objects = max(len(one.held), len(one.made))
     shown = {"stream": stream.name, "incarnation": f"{stream.stream_id:016x}", "state": state,
-             "requested": format_time(one.at_ns), "sequences": ranges_text(one.seqs), "objects": objects,
+             "requested": format_time(one.at_ns), "sequences": one.seqs.text(), "objects": objects,
              "offset": min(offset + _OBJECTS_PAGE, objects),
              "held": [_file(file) for file in one.held[offset:offset + _OBJECTS_PAGE]],
              "made": [_file(file) for file in one.made[offset:offset + _OBJECTS_PAGE]]}
@@ -166,11 +196,6 @@ def _shown(stream: Stream, one: Erasure, offset: int, eraser: Eraser) -> dict[st
 def _file(file: StoredFile) -> dict[str, Any]:
     shown = {"key": file.key, "size": file.size, "sha256": file.sha256.hex()}
     return {**shown, "note": file.note} if file.note else shown
-
-
-def ranges_text(seqs: SeqRanges) -> str:
-    """Return sequences in the form that a request has: ``5,7-9``."""
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in seqs)
 
 
 ROUTES: dict[tuple[str, ...], Route] = {

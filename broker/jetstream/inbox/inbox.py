@@ -404,6 +404,7 @@ class Inbox:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
         if found.stream_id != request.stream_id or not found.stored:
             raise ApiError(ApiErrors.STREAM_NOT_FOUND)
+        self._log.settings.codec.expect(found.stream_id)  # its first block may not be stored yet
         return found
 
     async def _grant(self, stream: Stream, request: Request) -> Answer:

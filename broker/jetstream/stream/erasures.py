@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.storage.format.records.stream_update import StreamUpdate
-from broker.storage.state.erasures import Erasure, erasures_of
+from broker.storage.state.erasures import Erasure, erasures_of, unfinished
 from broker.storage.state.seq_ranges import SeqRanges
 
 if TYPE_CHECKING:
@@ -51,6 +51,10 @@ class Erasures:
                 self._by_key = {one.key: one for one in erasures_of(stored)}
             except (TypeError, ValueError) as error:
                 _log.warning("the erasures of stream %s cannot be read: %s", parts.name, error)
+        self._gathering = ""
+        """The key of the mark that secure deletes join."""
+        self._unremoved = unfinished(self._by_key.values())
+        """Marked sequences that may be live, or become so: a mirror may be about to store them."""
 
     def get(self, erasure_id: str) -> Erasure | None:
         """Return a reported erasure, or None."""
@@ -72,19 +76,23 @@ class Erasures:
         if not self._parts.stored:
             return
         now_ns = self._parts.clock.now_ns()
-        newest = max((one for one in self._by_key.values() if not one.reported and not one.done_ns),
-                     key=lambda one: one.at_ns, default=None)
+        newest = self._by_key.get(self._gathering)
         if newest is None or now_ns - newest.at_ns > _GATHERED_NS or len(newest.seqs) >= _GATHERED_MAX:
             newest = Erasure(f"{seq:016x}", now_ns, SeqRanges())  # a sequence is removed once, so the id is new
+            self._gathering = newest.key
         self._record([newest._replace(seqs=newest.seqs | SeqRanges.of((seq,)))], ())
         self.on_marked()
 
     async def erase(self, seqs: SeqRanges, erasure_id: str) -> int:
-        """Mark these sequences, and remove the live messages among them; return how many were live.
+        """Mark these sequences, and remove the live messages among them; return how many were live. A known id gets
+        more sequences: another broker may send its part in several requests.
 
         Returns once the removals are sequenced. Raises: ApiError; StoreError; FormatError.
         """
-        self._record([Erasure(erasure_id, self._parts.clock.now_ns(), seqs, reported=True)], ())
+        known = self.get(erasure_id)
+        marked = seqs if known is None or known.done_ns else known.seqs | seqs
+        self._record([Erasure(erasure_id, self._parts.clock.now_ns(), marked, reported=True)], ())
+        self._unremoved |= seqs
         removed = await self._remove(seqs)
         self.on_marked()
         return removed
@@ -105,8 +113,7 @@ class Erasures:
 
     async def remove_marked(self) -> None:
         """Remove the live messages that unfinished erasures name. Raises: StoreError; FormatError."""
-        for one in self.unfinished:
-            await self._remove(one.seqs)
+        await self._remove(self._unremoved)
 
     def record(self, changed: Sequence[Erasure], finished: Sequence[Erasure]) -> None:
         """Record changed erasures, and forget the finished ones, unless more messages have joined them meanwhile."""
@@ -134,7 +141,7 @@ class Erasures:
         parts = self._parts
         live, removed = parts.live, 0
         await live.load_blocks()
-        at = 0
+        at, end = 0, live.last_seq
         while (index := live.index_at(max(at, live.first_seq))) < len(live.blocks):
             block = live.blocks[index]
             first, last = max(at, block.first_seq), block.last_seq
@@ -154,4 +161,5 @@ class Erasures:
                 removed += await self._retention.delete(seq)
                 if number % _AT_ONCE == 0:
                     await asyncio.sleep(0)
+        self._unremoved -= SeqRanges(seqs.within(0, end))
         return removed

@@ -33,6 +33,8 @@ from broker.pipeline.spark.session import explain_read, read
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+    from broker.storage.state.seq_ranges import SeqRanges
+
 __all__ = ["ErasedMessages", "erase"]
 
 _PACKAGE: Final = __name__.partition(".pipeline.")[0]
@@ -223,11 +225,9 @@ class _Record:
         self.left = parse_ranges(recorded.get("seqs", ""))
         self.erasures = list(recorded.get("erasures", ()))
 
-    def write(self, seqs: Any) -> None:
+    def write(self, seqs: SeqRanges) -> None:
         """Record what will be requested."""
-        from broker.erasure.request import ranges_text
-
-        self._seqs = ranges_text(seqs)
+        self._seqs = seqs.text()
         self._write()
 
     def requested(self, erasure: str) -> None:

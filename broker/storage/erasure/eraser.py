@@ -204,7 +204,7 @@ class Eraser:
         Raises: StoreError once the log has failed.
         """
         async with self._working:
-            await self._log.persisted()
+            await self._persist()
             for _ in range(2):
                 await self._checkpointer.erase({}, self._advance)
             await self._log.wipe_journal()
@@ -229,11 +229,11 @@ class Eraser:
         streams = self._streams
         assert streams is not None
         log = self._log
-        await log.persisted()
+        await self._persist()
         begun, complete = {stream.stream_id for stream, _ in self._unfinished()}, True
         for stream_id in begun:
             complete = await streams.remove_erased(stream_id) and complete
-        await log.persisted()
+        await self._persist()
         found = {stream.stream_id: erasures for stream, erasures in self._unfinished() if stream.stream_id in begun}
         self._compactor.erase({stream_id: _seqs(erasures) for stream_id, erasures in found.items()})
         found = {stream_id: new for stream_id, erasures in found.items()
@@ -284,11 +284,16 @@ class Eraser:
         for stream_id, erasures in found.items():
             if stream_id in self._log.state.streams:
                 self._streams.record_erasures(stream_id, [one for one in erasures if one.reported], ())
-        await self._log.persisted()
+        await self._persist()
 
     async def _advance(self) -> None:
         """Persist something, so that the next root has a position of its own."""
         self._log.block(self._log.shard).add(Release((), (), (), ()))
+        await self._persist()
+
+    async def _persist(self) -> None:
+        """Persist everything now: the caller of a delete may be waiting for the pass, so no lazy commit will do."""
+        self._log.barrier()
         await self._log.persisted()
 
     async def _find(self, erased: Mapping[int, SeqRanges]) -> dict[str, list[tuple[int, int, int]]]:

@@ -57,6 +57,9 @@ class SealingCodec(SectionCodec):
         self._randbytes = randbytes
         self._sessions: dict[int, _Session] = {}
 
+    def expect(self, owner: int) -> None:
+        self._key_of(owner)
+
     def seal(self, section: Compressed, at: SectionPosition, fixed: bytes = b"", crc: int | None = None
              ) -> tuple[SectionHeader, bytes]:
         data, raw_bytes, compression = section

@@ -177,6 +177,9 @@ class SectionCodec:
     def __init__(self, compression: Compression = Compression.ZSTD) -> None:
         self.compression = compression
 
+    def expect(self, owner: int) -> None:
+        """Refuse plain sections of a new stream from now on, if this codec encrypts."""
+
     def compress(self, raw: bytes, *, dense: bool = False) -> Compressed:
         """Compress ``raw``, if that saves at least a sixteenth. ``dense``: it takes longer and saves more."""
         packed = compress(raw, dense=dense)

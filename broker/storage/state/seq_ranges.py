@@ -85,6 +85,15 @@ class SeqRanges:
         """Return whether any of first..last is in the set."""
         return next(self.within(first, last), None) is not None
 
+    def text(self) -> str:
+        """Return the sequences as requests and reports have them: ``5,7-9``."""
+        return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in self)
+
+    def parts(self, ranges: int) -> Iterator[SeqRanges]:
+        """Yield the set in parts of at most so many ranges."""
+        for at in range(0, len(self), ranges):
+            yield SeqRanges(zip(self._firsts[at:at + ranges], self._lasts[at:at + ranges], strict=True))
+
     def pack(self) -> list[int]:
         """Return the set as a list for msgpack: for each range its distance from the one before, and its length."""
         packed: list[int] = []

@@ -19,7 +19,6 @@ from broker.storage.format.errors import CutOff
 from broker.storage.format.header import NONCE_BYTES
 from broker.storage.format.keyring import Cipher
 from broker.storage.keys.deleted import KeysOfDeletedStreams
-from broker.storage.keys.master import LocalKey, Masters
 from broker.storage.keys.shard_keys import KeyedStore, ShardKeys
 from broker.storage.objectstore.base import ObjectStore, StoreError
 from broker.storage.objectstore.retrying import RetryingStore
@@ -41,7 +40,6 @@ __all__ = ["Process"]
 
 PATHS = ShardPaths(0)
 SECOND = 1_000_000_000
-MASTERS = Masters(LocalKey(b"the master key of the simulation"))
 
 
 class Process:
@@ -55,6 +53,7 @@ class Process:
         self.freezes = self.thaws = False
         """``freezes``: a pause begins when the next put has been stored, before its answer. ``thaws``: the pause ends
         once another process answers."""
+        self.masters = world.masters
         self.epoch = 0
         self.shard: Shard | None = None
         self.rng = random.Random(world.rng.getrandbits(64))
@@ -140,7 +139,7 @@ class Process:
         return not isinstance(self.clock, GuardedClock) or self.clock.trusted
 
     async def _before_operation(self, operation: str, key: str) -> None:
-        if operation == "delete" and self.world.clocks is not None and not key.startswith(PATHS.requests):
+        if operation == "delete" and self.world.clocks is not None and not key.startswith((PATHS.requests, PATHS.keys)):
             self.world.run_check(self._may_delete, key)
         if self.world.storms is not None:
             await self.world.storms.delay(operation)
@@ -179,7 +178,7 @@ class Process:
                 settings, keys = world.settings(), None
                 store: ObjectStore = self.store
                 if "keys" in world.features:
-                    keys = ShardKeys(PATHS, MASTERS, Cipher.AES, self._me.nonce, Compression.ZSTD)
+                    keys = ShardKeys(PATHS, self.masters, Cipher.AES, self._me.nonce, Compression.ZSTD)
                     retrying = RetryingStore(self.store, clock=self.clock, rng=rng, give_up_ns=15 * SECOND)
                     await keys.load(retrying)
                     settings.log.codec, store = keys.codec, KeyedStore(self.store, keys)

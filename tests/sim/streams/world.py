@@ -30,6 +30,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.keys.master import LocalKey, Masters
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound
 from broker.storage.objectstore.memory import MemoryStore
@@ -140,6 +141,8 @@ class World:
         self.consumers = [name for name in CONSUMERS if name != "newest" or "newest" in features or not self.leased]
         self.brokers = rng.choice((1, 2, 2, 3)) if self.leased else 1
         self.processes: list[Process] = []
+        self.masters = Masters(LocalKey(b"the master key of the simulation"))
+        """The master keys of processes that start now, in worlds with encryption."""
         self.empties = "objects" in features and rng.random() < (0.05 if self.leased else 0.4)
         """True if everything is deleted at the end, and the remaining objects are counted. Idle time is slow under a
         lease, so few worlds do so."""

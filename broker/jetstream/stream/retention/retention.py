@@ -348,15 +348,15 @@ class Retention:
 
     async def delete(self, seq: int) -> bool:
         """Remove one message; return False if there is none."""
-        live = self._live
-        block = live.find(seq)
-        if block is None:
-            return False
-        rows = await self._heads.load(block)
-        if rows is None:
+        live, rows = self._live, None
+        while (block := live.find(seq)) is not None:
+            rows = await self._heads.load(block)
+            if rows is not None and live.find(seq) is block:
+                break
+        if block is None or rows is None:
             return False
         at = rows.ordinal_of(seq)
-        if live.find(seq) is not block or at >= block.count or rows.seq_of(at) != seq:
+        if at >= block.count or rows.seq_of(at) != seq:
             return False
         subject, size = rows.subject_of(at), rows.size_of(at)
         self._subjects.removed(subject, seq)

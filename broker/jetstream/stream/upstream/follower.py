@@ -92,7 +92,10 @@ class Follower(ABC):
         self._transforms: list[SubjectTransform] = []
         self._first: FirstMatch | None = None
         """Finds the transform of a subject if there are very many transforms; otherwise None."""
-        self._task = asyncio.get_running_loop().create_task(self._follow(), name=f"follow {given.name}")
+        self._task = self._begin()
+
+    def _begin(self) -> asyncio.Task[None]:
+        return asyncio.get_running_loop().create_task(self._follow(), name=f"follow {self.given.name}")
 
     @property
     def filters(self) -> Sequence[str]:
@@ -108,6 +111,12 @@ class Follower(ABC):
         """Stop copying. Stored messages stay."""
         self._detach()
         self._task.cancel()
+
+    def read_again(self) -> None:
+        """Drop the messages that were read and are not stored yet, and read on from there: some may have been erased
+        meanwhile."""
+        self.stop()
+        self._task = self._begin()
 
     def info(self) -> dict[str, Any]:
         """Return StreamSourceInfo. Source: nats-server, server/stream.go, sourceInfo."""

@@ -92,6 +92,11 @@ class Upstreams:
             follower.wake()
         self._external.changed(name)
 
+    def read_again(self, origin: str) -> None:
+        """Let the followers of a stream, of which messages were erased, drop what they have not stored yet."""
+        for follower in self._by_origin.get(origin, ()):
+            follower.read_again()
+
     def info(self, stream: Target) -> dict[str, Any]:
         """Return the members of a stream's info: its mirror, or its sources. May be called in a thread."""
         followers = dict(self._followers.get(stream.name, {}))
