@@ -158,7 +158,7 @@ MAY: dict[str, set[str]] = {
         "protocol", "storage.objectstore", "streaming.names", "streaming.stored", "streaming.wire"},
     "streaming.names": {"protocol"},
     "streaming.stored": {"config.streaming", "streaming.names"},
-    "streaming.wire": set(),
+    "streaming.wire": {"protocol"},
     # Core NATS.
     "server.routing": {"base", "protocol"},
     "server.auth": {"access", "base", "config.callout", "config.settings", "jwt", "protocol", "server.routing"},

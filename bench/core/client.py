@@ -51,7 +51,8 @@ def flow(senders: Sequence[socket.socket], blocks: Sequence[bytes], receivers: S
                     out[at] = out[at][sock.send(out[at]):]
                 except BlockingIOError:
                     continue
-        for key, _ in poller.select(0.001 if any(out) else 1):
+        waits = not any(left) or blocks_sent * per_block - received >= window
+        for key, _ in poller.select(0.001 if any(out) else 1 if waits else 0):
             size = key.fileobj.recv_into(buffer)  # type: ignore[union-attr]
             if not size:
                 raise ConnectionError("closed by the server")

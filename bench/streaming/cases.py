@@ -5,6 +5,7 @@ The client is a raw connection. All it sends is encoded before the measurement, 
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
@@ -21,6 +22,11 @@ BATCH = 250
 ACKS = "_INBOX.acks"
 IN_FLIGHT = 10_000
 """Publishes without a PubAck; stan.go's default is 16 384."""
+
+_HEAD = re.compile(rb"MSG \S+ \d+ (\d+)\r\n")
+_ANSWER = re.compile(rb"MSG _INBOX\.answer(\d+) \d+ (\d+)\r\n")
+_MESSAGE = re.compile(rb"MSG _INBOX\.msgs(\d+) \d+ \d+\r\n\x08([\x80-\xff]*[\x00-\x7f])")
+"""A delivered message: the number of its inbox, and its sequence, a varint. No payload looks like one."""
 
 
 class StanConnection(Connection):
@@ -114,27 +120,28 @@ def queue_group(trial: Trial) -> None:
 def _subscribe(trial: Trial, work: str, *, queue: str, members: int) -> None:
     count = trial.n(200_000) // BATCH * BATCH
     _fill(StanConnection(trial.server.port, "publisher"), "read", count)
-    reader = _Reader(StanConnection(trial.server.port, "subscriber"), "read", count)
+    reader = _Reader(StanConnection(trial.server.port, "subscriber"), "read", count, members)
     with trial.measured(work, count):
-        reader.subscribe(queue, members)
+        reader.subscribe(queue)
         reader.read(count)
 
 
 class _Reader:
     """A client that acks each message as soon as it has come, like a stock client does."""
 
-    def __init__(self, client: StanConnection, channel: str, count: int) -> None:
+    def __init__(self, client: StanConnection, channel: str, count: int, members: int) -> None:
         self._client = client
         self._channel = channel
-        acks = (wire.Ack(subject=channel, sequence=seq).SerializeToString() for seq in range(count + 1))
-        self._acks = [b"%d\r\n%b\r\n" % (len(ack), ack) for ack in acks]
-        """For each sequence, the end of the line and the payload of its ack."""
+        self._members = members
+        acks = (wire.Ack(subject=channel, sequence=seq).SerializeToString() for seq in range(1, count + 1))
+        self._acks = {ack[len(channel) + 3:]: b"%d\r\n%b\r\n" % (len(ack), ack) for ack in acks}
+        """For each sequence, as a varint, the end of the line and the payload of its ack."""
         self._heads: dict[bytes, bytes] = {}
-        """For each inbox, the beginning of the line of an ack."""
+        """For each member, the beginning of the line of an ack."""
 
-    def subscribe(self, queue: str, members: int) -> None:
+    def subscribe(self, queue: str) -> None:
         """Subscribe; the messages may arrive before the answers of later members."""
-        client = self._client
+        client, members = self._client, self._members
         client.send(b"".join(b"SUB _INBOX.%b%d %d\r\n" % (kind, member, at * 1000 + member) for member in range(members)
                              for at, kind in enumerate((b"answer", b"msgs"), 1)))
         for member in range(members):
@@ -147,47 +154,31 @@ class _Reader:
         """Read and ack until ``count`` messages have come."""
         sock, acks, heads = self._client.sock, self._acks, self._heads
         sock.settimeout(60)
-        rest, early, received = b"", list[tuple[bytes, int]](), 0
-        while received < count:
+        rest, early, acked = b"", list[tuple[bytes, bytes]](), 0
+        while acked < count:
             data = rest + sock.recv(1 << 18)
-            at, out = 0, []
-            while (line := data.find(b"\r\n", at)) >= 0:
-                words = data[at:line].split()
-                if words[0] != b"MSG":
-                    at = line + 2
-                    continue
-                body, end = line + 2, line + 4 + int(words[-1])
-                if end > len(data):
-                    break
-                if words[1].startswith(b"_INBOX.answer"):
-                    answer = wire.SubscriptionResponse.FromString(data[body:end - 2])
+            end = _end(data)
+            came = early + _MESSAGE.findall(data, 0, end)
+            if len(heads) < self._members:
+                for head in _ANSWER.finditer(data, 0, end):
+                    answer = wire.SubscriptionResponse.FromString(data[head.end():head.end() + int(head[2])])
                     assert not answer.error, answer.error
-                    heads[words[1].replace(b"answer", b"msgs")] = b"PUB %b " % answer.ack_inbox.encode()
-                    out += [heads[inbox] + acks[seq] for inbox, seq in early if inbox in heads]
-                    early = [one for one in early if one[0] not in heads]
-                elif words[1].startswith(b"_INBOX.msgs"):
-                    seq = _sequence(data, body)
-                    received += 1
-                    if (head := heads.get(words[1])) is not None:
-                        out.append(head + acks[seq])
-                    else:
-                        early.append((words[1], seq))
-                at = end
-            rest = data[at:]
+                    heads[head[1]] = b"PUB %b " % answer.ack_inbox.encode()
+                early = [one for one in came if one[0] not in heads]
+                came = [one for one in came if one[0] in heads]
+            out = [heads[member] + acks[seq] for member, seq in came]
+            acked += len(out)
+            rest = data[end:]
             if out:
                 sock.sendall(b"".join(out))
 
 
-def _sequence(data: bytes, at: int) -> int:
-    """Return the first field of a MsgProto, a varint."""
-    at += 1
-    seq = shift = 0
-    while True:
-        byte = data[at]
-        seq |= (byte & 127) << shift
-        if byte < 128:
-            return seq
-        at, shift = at + 1, shift + 7
+def _end(data: bytes) -> int:
+    """Return the end of the last complete message in ``data``."""
+    last = data.rfind(b"MSG _INBOX.")
+    head = _HEAD.match(data, max(last, 0))
+    end = head.end() + int(head[1]) + 2 if head else len(data) + 1
+    return end if end <= len(data) else max(last, 0)
 
 
 CASES: dict[str, Callable[[Trial], None]] = {

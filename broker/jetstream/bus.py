@@ -148,8 +148,8 @@ class Bus(Protocol):
         takes the message for a request.
         """
 
-    def send_all(self, msgs: Sequence[Msg]) -> None:
-        """``send`` each of ``msgs``."""
+    def send_run(self, subject: bytes, bodies: Sequence[bytes]) -> None:
+        """``send`` messages to one subject, without reply subjects and headers."""
 
     def deliver(self, to: bytes, batch: Deliveries, *, queue: bytes = b"") -> int:
         """Send each message to the subscribers of ``to``, shown to them under its own subject.

@@ -44,7 +44,7 @@ from broker.streaming.subjects import Subjects
 from broker.streaming.subscriptions import Subscriptions, check_request
 from broker.streaming.traffic import Traffic
 from broker.streaming.wire import stan_pb2 as wire
-from broker.streaming.wire.encoding import ack_seqs
+from broker.streaming.wire.encoding import ack_seqs, by_subject
 
 if TYPE_CHECKING:
     from broker.config.streaming import StreamingSettings
@@ -410,14 +410,10 @@ class Gateway:
 
     def _on_acks(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         acked: dict[Group, list[int]] = {}
-        while start < end:
-            inbox, stop = ops[start][0], start + 1
-            while stop < end and ops[stop][0] == inbox:
-                stop += 1
+        for inbox, acks in by_subject(ops, start, end).items():
             if (sub := self._named(inbox.decode(errors="replace"))) is not None:
                 group = self.subscriptions.group(sub)
-                acked.setdefault(group, []).extend(_acked(group, ops[start:stop]))
-            start = stop
+                acked.setdefault(group, []).extend(_acked(group, acks))
         for group, seqs in acked.items():
             if seqs:
                 group.acked(seqs)
@@ -461,14 +457,12 @@ class Gateway:
             log.error("NATS Streaming: %s failed", task.get_name(), exc_info=error)
 
 
-def _acked(group: Group, acks: Sequence[Msg]) -> list[int]:
-    """Return the sequences of a run of acks of a group's channel."""
-    _, _, hlens, bodies = zip(*acks, strict=True)
-    seqs = ack_seqs(bodies, hlens, group.ack_start)
+def _acked(group: Group, acks: Sequence[bytes]) -> list[int]:
+    """Return the sequences of acks of a group's channel."""
+    seqs = ack_seqs(acks, group.ack_start)
     if 0 not in seqs:
         return seqs
-    found = (seq or _ack_seq(group, body[hlen:]) for seq, hlen, body in zip(seqs, hlens, bodies, strict=True))
-    return [seq for seq in found if seq]
+    return [found for seq, ack in zip(seqs, acks, strict=True) if (found := seq or _ack_seq(group, ack))]
 
 
 def _ack_seq(group: Group, body: bytes) -> int:

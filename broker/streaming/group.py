@@ -25,7 +25,7 @@ from broker.streaming.turns import Turns
 from broker.streaming.wire.encoding import MsgEncoder, ack_start
 
 if TYPE_CHECKING:
-    from broker.jetstream.bus import Bus, Deliveries, Msg
+    from broker.jetstream.bus import Bus, Deliveries
     from broker.jetstream.consumer.consumer import Consumer
     from broker.streaming.subscription import Subscription
     from broker.streaming.traffic import Traffic
@@ -163,19 +163,17 @@ class Group:
         if not self._turns:
             return 0
         first = self._turns[0]
-        if not first.queue:
-            inbox, bodies = first.inbox.encode(), self._encoded(batch, len(batch))
-            self._traffic.sent(bodies)
-            self._bus.send_all([(inbox, b"", 0, body) for body in bodies])
-            return len(batch)
-        members = self._shared_out(batch)
-        bodies = self._encoded(batch, len(members))
+        members = self._shared_out(batch) if first.queue else None
+        bodies = self._encoded(batch, len(batch) if members is None else len(members))
         self._traffic.sent(bodies)
-        msgs: list[Msg] = [(member.inbox.encode(), b"", 0, body)
-                           for member, body in zip(members, bodies, strict=True)]
-        msgs.sort(key=_inbox)  # stable: one run for each member
-        self._bus.send_all(msgs)
-        return len(members)
+        runs = {first.inbox: bodies}
+        if members is not None:
+            runs.clear()
+            for member, body in zip(members, bodies, strict=True):
+                runs.setdefault(member.inbox, []).append(body)
+        for inbox, run in runs.items():
+            self._bus.send_run(inbox.encode(), run)
+        return len(bodies)
 
     def _shared_out(self, batch: Deliveries) -> list[Subscription]:
         """Return the member for each message from the front, in turn, until all members have enough."""
@@ -216,7 +214,3 @@ class Group:
 def _reply(header: bytes) -> bytes:
     """Return the reply subject of a message; b"" for none. Any client of JetStream may have set it, to any bytes."""
     return (headers.get(header, REPLY_HEADER) or b"").decode(errors="replace").encode()
-
-
-def _inbox(msg: Msg) -> bytes:
-    return msg[0]

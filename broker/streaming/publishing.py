@@ -22,7 +22,7 @@ from broker.protocol.subject import matches_any
 from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.names import is_literal_channel
 from broker.streaming.stored import reply_header
-from broker.streaming.wire.encoding import PubMsgFields, pub_ack, pub_msg
+from broker.streaming.wire.encoding import PubMsgFields, pub_ack, pub_run
 from broker.streaming.wire.stan_pb2 import PubAck, PubMsg
 
 if TYPE_CHECKING:
@@ -46,51 +46,48 @@ class Publishing:
         self._registered = registered
         self._start = start
         self._traffic = traffic
-        self._waiting: dict[str, list[tuple[_Publisher, list[Msg]]]] = {}
+        self._waiting: dict[str, list[_Run]] = {}
         """Messages for channels that are being made, in order."""
         self._registration = registration
         """Waits a moment until a client is registered, and returns whether it is. With partitioning, a client may
         publish before this server has registered it, because another one has answered it."""
-        self._early: dict[tuple[str, bytes], list[tuple[_Publisher, str, Msg]]] = {}
+        self._early: dict[tuple[str, bytes], list[tuple[str, _Run]]] = {}
         """Messages of clients that are not registered yet, in order."""
 
     def on_msgs(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Handle publishes (a BatchHandler)."""
-        publisher = _Publisher(self._bus, source)
-        accepted: dict[str, list[Msg]] = {}
-        valid: tuple[bytes, bytes] | None = None
-        channel, subject = "", b""  # the last valid channel
-        msgs: list[Msg] = []  # of that channel
-        self._traffic.received([op[3] for op in ops[start:end]])
-        for _, reply, hlen, body in ops[start:end]:
-            fields = pub_msg(body, hlen)
-            if fields is None and (fields := _decoded(body[hlen:] if hlen else body)) is None:
-                publisher.refuse(reply, "", StanErrors.PUBLISH_REQUEST)
-                continue
+        accepted: dict[str, list[_Run]] = {}
+        self._traffic.received(ops[start:end])
+        while start < end:
+            _, reply, hlen, body = ops[start]
+            fields, msgs, start = pub_run(ops, start, end)
+            if fields is None:
+                if (fields := _decoded(body[hlen:])) is None:
+                    _Publisher(self._bus, source, reply).refuse("", StanErrors.PUBLISH_REQUEST)
+                    continue
+                msgs = [(fields[2], pub_ack(fields[1]), 0, fields[4])]
             client_id, guid, to, answer_to, data, conn_id = fields
-            if to != subject and is_literal_channel(name := to.decode()):
-                channel, subject = name, to
-                msgs = accepted.setdefault(channel, [])
-            sender = (client_id, conn_id)
-            known = sender == valid or self._is_known(client_id.decode(), conn_id)
+            channel, sender = to.decode(), (client_id.decode(), conn_id)
+            runs = accepted.get(channel, [])
+            publisher = runs[-1][0] if runs and runs[-1][0].reply == reply else _Publisher(self._bus, source, reply)
+            known = self._is_known(*sender)
             # A reply subject becomes a header: a line feed in it would begin another one.
-            if (not guid or to != subject or not to or (answer_to and (b"\n" in answer_to or b"\r" in answer_to))
+            if (not guid or not is_literal_channel(channel) or b"\n" in answer_to or b"\r" in answer_to
                     or (not known and self._registration is None)):
-                publisher.refuse(reply, guid.decode(), StanErrors.PUBLISH_REQUEST)
+                publisher.refuse_all([msg[1] for msg in msgs], StanErrors.PUBLISH_REQUEST)
                 continue
-            token = reply + b"\n" + pub_ack(guid)
             if answer_to:
                 header = reply_header(answer_to.decode())
-                stored = (subject, token, len(header), header + data)
+                msgs = [(to, pub_ack(guid), len(header), header + data)]
+            if not known:
+                self._keep_early(sender, publisher, channel, msgs)
+            elif runs and runs[-1][0] is publisher:
+                runs[-1][1].extend(msgs)
             else:
-                stored = (subject, token, 0, data)
-            if known:
-                valid = sender
-                msgs.append(stored)
-            else:
-                self._keep_early((client_id.decode(), conn_id), publisher, channel, stored)
-        for channel, msgs in accepted.items():
-            if msgs:
+                runs.append((publisher, msgs))
+                accepted[channel] = runs
+        for channel, runs in accepted.items():
+            for publisher, msgs in runs:
                 self._store(channel, publisher, msgs)
 
     def _is_known(self, client_id: str, conn_id: bytes) -> bool:
@@ -108,19 +105,19 @@ class Publishing:
         try:
             self._channels.check(channel)
         except StanError as error:
-            publisher.refuse_all([token for _, token, _, _ in msgs], str(error))
+            publisher.refuse_all([msg[1] for msg in msgs], str(error))
         else:
             publisher.hold()
             self._waiting[channel] = [(publisher, msgs)]
             self._start(self._make(channel), f"first publish to {channel}")
 
-    def _keep_early(self, sender: tuple[str, bytes], publisher: _Publisher, channel: str, msg: Msg) -> None:
-        """Keep a message of a client that may be about to be registered; its publisher is held back."""
+    def _keep_early(self, sender: tuple[str, bytes], publisher: _Publisher, channel: str, msgs: list[Msg]) -> None:
+        """Keep messages of a client that may be about to be registered; their publisher is held back."""
         publisher.hold()
         if sender in self._early:
-            self._early[sender].append((publisher, channel, msg))
+            self._early[sender].append((channel, (publisher, msgs)))
         else:
-            self._early[sender] = [(publisher, channel, msg)]
+            self._early[sender] = [(channel, (publisher, msgs))]
             self._start(self._store_early(sender), f"first publishes of {sender[0]}")
 
     async def _store_early(self, sender: tuple[str, bytes]) -> None:
@@ -129,12 +126,12 @@ class Publishing:
         try:
             registered = await self._registration(*sender)
         finally:
-            for publisher, channel, msg in self._early.pop(sender):
+            for channel, (publisher, msgs) in self._early.pop(sender):
                 publisher.release()
                 if registered:
-                    self._store(channel, publisher, [msg])
+                    self._store(channel, publisher, msgs)
                 else:
-                    publisher.refuse_all([msg[1]], StanErrors.PUBLISH_REQUEST)
+                    publisher.refuse_all([msg[1] for msg in msgs], StanErrors.PUBLISH_REQUEST)
 
     async def _make(self, channel: str) -> None:
         """Make a channel, then store what waits for it."""
@@ -150,7 +147,7 @@ class Publishing:
                 if stream is not None:
                     _publish(stream, channel, publisher, msgs)
                 elif error:
-                    publisher.refuse_all([token for _, token, _, _ in msgs], error)
+                    publisher.refuse_all([msg[1] for msg in msgs], error)
 
 
 def _publish(stream: Stream, channel: str, publisher: _Publisher, msgs: list[Msg]) -> None:
@@ -159,7 +156,7 @@ def _publish(stream: Stream, channel: str, publisher: _Publisher, msgs: list[Msg
     if channel in subjects or matches_any((subject.encode() for subject in subjects), channel.encode()):
         stream.publish_for(publisher, msgs)
     else:
-        publisher.refuse_all([token for _, token, _, _ in msgs],
+        publisher.refuse_all([msg[1] for msg in msgs],
                              f"stream {stream.name} does not store subject {channel}")
 
 
@@ -172,32 +169,36 @@ def _decoded(body: bytes) -> PubMsgFields | None:
     return (msg.client_id.encode(), msg.guid.encode(), msg.subject.encode(), msg.reply.encode(), msg.data, msg.conn_id)
 
 
+_Run = tuple["_Publisher", list["Msg"]]
+"""Messages with one reply subject, which are stored together."""
+
+
 class _Publisher(PubAckReceiver):
     """The client connection that published a run of messages, and the way back for their PubAcks.
 
-    The token of a message is its reply subject, a line feed, and the PubAck for the case that it is stored.
+    The token of a message is its PubAck for the case that it is stored. Args: ``reply``: their reply subject.
     """
 
-    def __init__(self, bus: Bus, source: Source | None) -> None:
+    def __init__(self, bus: Bus, source: Source | None, reply: bytes) -> None:
         self._bus = bus
         self._source = source
+        self.reply = reply
 
-    def refuse(self, reply: bytes, guid: str, error: str) -> None:
+    def refuse(self, guid: str, error: str) -> None:
         """Answer a message that is not stored."""
-        if reply:
-            self._bus.send(reply, b"", 0, PubAck(guid=guid, error=error).SerializeToString())
+        if self.reply:
+            self._bus.send(self.reply, b"", 0, PubAck(guid=guid, error=error).SerializeToString())
 
     def refuse_all(self, tokens: Sequence[bytes], error: str) -> None:
         """Answer messages that are not stored, by their tokens."""
         for token in tokens:
-            reply, _, ack = token.partition(b"\n")
-            self.refuse(reply, PubAck.FromString(ack).guid, error)
+            self.refuse(PubAck.FromString(token).guid, error)
 
     # --- PubAckReceiver
 
     def stored(self, replies: Sequence[bytes], first_seq: int) -> None:
-        answers = [token.partition(b"\n") for token in replies]
-        self._bus.send_all([(reply, b"", 0, ack) for reply, _, ack in answers if reply])
+        if self.reply:
+            self._bus.send_run(self.reply, replies)
 
     def duplicate(self, reply: bytes, seq: int) -> None:
         self.stored((reply,), seq)

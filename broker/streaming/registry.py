@@ -83,7 +83,7 @@ class Registry(PubAckReceiver):
         body = json.dumps(record, separators=(",", ":")).encode()
         try:
             self._stream.publish_for(self, [((_PREFIX + key).encode(), token, 0, body)])
-            await self._stream.log.persisted()  # raises if the log fails, and then nothing is answered
+            await self._stream.log.safe()  # raises if the log fails, and then nothing is answered
             self._seqs[key] = await stored
         finally:
             self._waiting.pop(token, None)
@@ -94,7 +94,7 @@ class Registry(PubAckReceiver):
         if seq is None:
             return
         await self._stream.delete_msg(seq, erase=False)
-        await self._stream.log.persisted()
+        await self._stream.log.safe()
 
     # --- PubAckReceiver
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from broker.jetstream.bus import Msg
 
 __all__ = ["Traffic"]
 
@@ -17,10 +21,10 @@ class Traffic:
     out_msgs: int = 0
     out_bytes: int = 0
 
-    def received(self, bodies: Sequence[bytes]) -> None:
+    def received(self, msgs: Sequence[Msg]) -> None:
         """Count publishes."""
-        self.in_msgs += len(bodies)
-        self.in_bytes += sum(map(len, bodies))
+        self.in_msgs += len(msgs)
+        self.in_bytes += sum([len(msg[3]) for msg in msgs])
 
     def sent(self, bodies: Sequence[bytes]) -> None:
         """Count deliveries."""

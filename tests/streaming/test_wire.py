@@ -6,8 +6,9 @@ import random
 import re
 from pathlib import Path
 
+from broker.protocol.run import Msg
 from broker.streaming.wire import stan_pb2
-from broker.streaming.wire.encoding import MsgEncoder, ack_seqs, ack_start, pub_ack, pub_msg
+from broker.streaming.wire.encoding import MsgEncoder, ack_seqs, ack_start, by_subject, pub_ack, pub_msg, pub_run
 
 _SCHEMA = Path(stan_pb2.__file__).with_name("stan.proto")
 
@@ -54,13 +55,12 @@ def test_acks_are_decoded_as_protobuf_decodes_them() -> None:
     start = ack_start("orders")
     seqs = [1, 127, 128, 16_384, (1 << 28) - 1]
     usual = [stan_pb2.Ack(subject="orders", sequence=seq).SerializeToString() for seq in seqs]
-    assert ack_seqs(usual, [0] * len(usual), start) == seqs
-    assert ack_seqs([b"head" + one for one in usual], [4] * len(usual), start) == seqs
+    assert ack_seqs(usual, start) == seqs
     one = stan_pb2.Ack(subject="orders", sequence=300).SerializeToString()
     for body in (b"", one[:-1], one + b"\x10\x01", one + b"\x01", start, one[9:] + one[:9],
                  stan_pb2.Ack(subject="other", sequence=300).SerializeToString(),
                  stan_pb2.Ack(subject="orders", sequence=1 << 28).SerializeToString()):
-        assert ack_seqs([body], [0], start) == [0], body
+        assert ack_seqs([body], start) == [0], body
 
 
 def test_publishes_are_decoded_as_protobuf_decodes_them() -> None:
@@ -88,6 +88,64 @@ def test_publishes_are_decoded_as_protobuf_decodes_them() -> None:
     assert agreed
     for left in (stan_pb2.PubMsg(subject="ü"), stan_pb2.PubMsg(data=b"x" * (1 << 21))):
         assert pub_msg(left.SerializeToString(), 0) is None
+
+
+def test_a_run_of_publishes_is_decoded_as_protobuf_decodes_each() -> None:
+    """A run has the messages that differ in guid and data only; whatever else is changed in one of them ends it."""
+    rng = random.Random(3)
+    usual = stan_pb2.PubMsg(client_id="me", guid="g" * 22, subject="orders.new", data=b"d", conn_id=b"\xfe" * 22)
+
+    def msg(**fields: object) -> bytes:
+        """Return a publish; fields that are not named are the usual ones."""
+        one = stan_pb2.PubMsg()
+        one.CopyFrom(usual)
+        for name, value in fields.items():
+            setattr(one, name, value)
+        return one.SerializeToString()
+
+    sizes = (1, 127, 128, 16_383)
+    bodies = [msg(guid=f"{number:022}", data=rng.randbytes(rng.choice(sizes))) for number in range(20)]
+    fields, msgs, end = pub_run(_ops(bodies), 3, 20)
+    assert (fields, end) == (_fields(stan_pb2.PubMsg.FromString(bodies[3])), 20)
+    assert msgs == [_stored(body) for body in bodies[3:]]
+    other_ends = [msg(guid="g" * 21), msg(guid="ü" * 11), msg(subject="orders.old"), msg(client_id="you"),
+                  msg(conn_id=b"\xfd" * 22), msg(conn_id=b""), msg(reply="r"), msg(data=b""), msg(sha256=b"s"),
+                  msg(data=b"d" * 16_384), msg() + msg(), msg()[:-1], b""]
+    for body in other_ends:
+        assert pub_run(_ops([bodies[0], body, bodies[1]]), 0, 3)[1:] == ([_stored(bodies[0])], 1), body
+    for ops in ([(b"pub", b"acks", 0, bodies[0]), (b"pub", b"other", 0, bodies[1])],
+                [(b"pub", b"acks", 4, b"head" + bodies[0]), (b"pub", b"acks", 4, b"head" + bodies[1])]):
+        assert pub_run(ops, 0, 2)[1:] == ([_stored(bodies[0])], 1)
+    agreed = 0
+    for _ in range(20_000):
+        body = bytearray(rng.choice(bodies[:4]))
+        for _ in range(rng.randrange(1, 4)):
+            body[rng.randrange(len(body))] = rng.choice((0, 1, 0x12, 0x2A, 0x80, 0xFF, rng.randrange(256)))
+        _, msgs, end = pub_run(_ops([bodies[0], bytes(body)]), 0, 2)
+        if end == 2:
+            agreed += 1
+            assert msgs[1] == _stored(bytes(body))
+            found = stan_pb2.PubMsg.FromString(bytes(body))
+            assert (found.client_id, found.subject, found.reply, found.conn_id, found.sha256) == (
+                usual.client_id, usual.subject, "", usual.conn_id, b""), body
+    assert agreed
+
+
+def test_acks_are_split_by_their_inboxes() -> None:
+    """The bodies of each inbox stay in order, and have no headers."""
+    ops = [(b"a", b"", 0, b"1"), (b"a", b"r", 1, b"h2"), (b"b", b"", 0, b"3"), (b"a", b"", 0, b"4")]
+    assert by_subject(ops, 0, 4) == {b"a": [b"1", b"2", b"4"], b"b": [b"3"]}
+    assert by_subject(ops, 1, 3) == {b"a": [b"2"], b"b": [b"3"]}
+
+
+def _ops(bodies: list[bytes]) -> list[Msg]:
+    return [(b"pub", b"acks", 0, body) for body in bodies]
+
+
+def _stored(body: bytes) -> Msg:
+    """Return what ``pub_run`` returns for a publish."""
+    msg = stan_pb2.PubMsg.FromString(body)
+    return msg.subject.encode(), stan_pb2.PubAck(guid=msg.guid).SerializeToString(), 0, msg.data
 
 
 def _fields(msg: stan_pb2.PubMsg) -> tuple[bytes, ...]:

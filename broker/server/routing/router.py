@@ -222,9 +222,15 @@ class Router:
         route = self._routes_outside().route_of(subject)
         return route.deliver(((subject, reply, hlen, body),), 0, 1, None, self._clock.now_ns())
 
-    def send_all(self, msgs: Sequence[Msg]) -> None:
-        """``send`` each of ``msgs``."""
-        self.route(msgs, 0, len(msgs), None, self._clock.now_ns(), self._routes_outside())
+    def send_run(self, subject: bytes, bodies: Sequence[bytes]) -> None:
+        """``send`` messages to one subject, without reply subjects and headers."""
+        run = DeliveryRun(b"", (subject,) * len(bodies), None, bodies, ())
+        routes = self._routes_outside()
+        sub = routes.route_of(subject).only_sub
+        if sub is not None and not self.outward.waits_for((subject,)):
+            sub.deliver(run)
+        else:
+            self.route(run.msgs, 0, run.count, None, self._clock.now_ns(), routes)
 
     def _routes_outside(self) -> Routes:
         if self._outside is None:

@@ -53,6 +53,10 @@ _BUFFERS_MAX = 1024
 
 _POLL_SECONDS = 0.01
 
+_GATHER_SECONDS = 0.002
+"""A flush that follows another one waits up to this time for further commits, while publishers send more. A flush costs
+up to 0.2 ms of processor time: at hundreds of thousands of messages a second, a third of the whole without this."""
+
 _FREE_SHARE = 16
 """The file takes at most the free room of the disk divided by this: on a small disk, messages need the room more."""
 
@@ -282,9 +286,25 @@ class Journal:
             return
         self._flushing = False
         if self._waiting:
-            self._flush()
+            self._flushing = True
+            self._gather(0, len(self._waiting), asyncio.get_running_loop().time() + _GATHER_SECONDS)
         for write in writes:
             write.done()
+
+    def _gather(self, quiet: int, count: int, until: float) -> None:
+        """Flush the commits that wait once none was added in two turns of the loop: then publishers wait for answers.
+
+        Args: ``quiet``: the turns in which none was added; ``count``: the number of commits in the last turn;
+            ``until``: the time of the loop at which the flush begins in any case.
+        """
+        if self._closed:
+            return
+        loop, before = asyncio.get_running_loop(), count
+        count = len(self._waiting)
+        if quiet == 2 or loop.time() >= until:
+            self._flush()
+        else:
+            loop.call_soon(self._gather, 0 if count > before else quiet + 1, count, until)
 
     # In the thread.
 

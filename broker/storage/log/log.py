@@ -63,7 +63,7 @@ class _SafeCommit(NamedTuple):
 
 
 class Log:
-    """The log of one shard. All methods except ``persisted``, ``drain`` and ``close`` are synchronous."""
+    """The log of one shard. All methods are synchronous, except ``persisted``, ``safe``, ``drain`` and ``close``."""
 
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes,
                  state: ShardState, clock: Clock, rng: random.Random, settings: LogSettings | None = None, *,
@@ -283,12 +283,19 @@ class Log:
 
     async def persisted(self) -> None:
         """Return once everything sequenced so far is persisted. Raises: Fenced, or whatever stopped the log."""
+        await self._reached(self.wait)
+
+    async def safe(self) -> None:
+        """Return once everything sequenced so far survives a kill (see ``wait_safe``). Raises: as ``persisted``."""
+        await self._reached(self.wait_safe)
+
+    async def _reached(self, wait: Callable[[Callable[..., object], asyncio.Future[None]], None]) -> None:
         if self.failure is not None:
             raise self.failure
         future: asyncio.Future[None] = self._loop.create_future()
         self._futures[future] = None
         try:
-            self.wait(resolve, future)
+            wait(resolve, future)
             await future
         finally:
             del self._futures[future]

@@ -105,6 +105,8 @@ class MemoryLog:
         self.wait(resolve, future)
         await future
 
+    safe = persisted
+
     def room(self) -> bool:
         return self.failure is None
 

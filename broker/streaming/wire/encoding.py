@@ -18,7 +18,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-__all__ = ["MsgEncoder", "ack_seqs", "ack_start", "pub_ack", "pub_msg"]
+from broker.protocol.run import Msg
+
+__all__ = ["MsgEncoder", "PubMsgFields", "ack_seqs", "ack_start", "by_subject", "pub_ack", "pub_msg", "pub_run"]
 
 PubMsgFields = tuple[bytes, bytes, bytes, bytes, bytes, bytes]
 """client_id, guid, subject, reply, data, conn_id."""
@@ -87,33 +89,80 @@ def pub_msg(body: bytes, start: int) -> PubMsgFields | None:
     return client_id, guid, subject, reply, data, conn_id
 
 
+def pub_run(ops: Sequence[Msg], start: int, end: int) -> tuple[PubMsgFields | None, list[Msg], int]:
+    """Decode the publish ``ops[start]``, and those after it that differ from it in their guids and data only.
+
+    So a client's burst costs a comparison and two slices for each message, half of what ``pub_msg`` does.
+
+    Returns: the fields of the first one, or None if protobuf must decode it; a message for each of them, with the
+        channel as its subject, the PubAck as its reply, and the data; the index of the first one that is different.
+    """
+    _, reply, hlen, body = ops[start]
+    at = start + 1
+    fields = pub_msg(body, hlen)
+    if fields is None:
+        return None, [], at
+    client_id, guid, channel, answer_to, data, conn_id = fields
+    msgs: list[Msg] = [(channel, pub_ack(guid), 0, data)]
+    size = len(guid)
+    if answer_to or not 0 < size < 128:
+        return fields, msgs, at
+    head = (b"\n" + _varint(len(client_id)) + client_id if client_id else b"") + b"\x12" + _LAST[size]
+    middle = b"\x1a" + _varint(len(channel)) + channel + b"\x2a"
+    tail = b"\x32" + _varint(len(conn_id)) + conn_id if conn_id else b""
+    guid_start = len(head)
+    guid_end = guid_start + size
+    size_start = guid_end + len(middle)
+    while at < end:
+        _, to, hlen, body = ops[at]
+        if (hlen or to != reply or not body.startswith(head) or body[guid_end:size_start] != middle
+                or len(body) < size_start + 2):
+            break
+        data_start, size = size_start + 1, body[size_start]
+        if size >= 128:
+            if body[data_start] >= 128:
+                break
+            size += (body[data_start] - 1) << 7
+            data_start += 1
+        data_end = data_start + size
+        guid = body[guid_start:guid_end]
+        if data_end + len(tail) != len(body) or not body.endswith(tail) or not guid.isascii():
+            break
+        msgs.append((channel, b"\n" + body[guid_start - 1:guid_end], 0, body[data_start:data_end]))
+        at += 1
+    return fields, msgs, at
+
+
 class MsgEncoder:
-    """An encoder of a channel's messages. It keeps what messages have in common."""
+    """An encoder of a channel's messages."""
 
     def __init__(self, channel: str) -> None:
         text = channel.encode()
         self._subject = b"\x12" + _varint(len(text)) + text
-        self._time_high = -1
-        self._time_end = b""
 
     def encode(self, seq: int, time_ns: int, data: bytes, delivered: int, reply: bytes = b"") -> bytes:
         """Encode a message. ``delivered``: the number of its deliveries, this one included."""
-        high = time_ns >> 28
-        if high != self._time_high:
-            self._time_high, self._time_end = high, _varint(high)
-        msg = b"\x08%b%b%b%b\x28%b%b%b" % (
-            _varint(seq), self._subject, b"\x1a" + _varint(len(reply)) + reply if reply else b"",
-            b"\x22" + _varint(len(data)) + data if data else b"",
-            _MORE[time_ns & _PAIR - 1], _MORE[time_ns >> 14 & _PAIR - 1], self._time_end)
-        return msg if delivered <= 1 else msg + b"\x30\x01\x38" + _varint(delivered - 1)
+        return self.encode_run((seq,), (time_ns,), (data,), (delivered,), reply)[0]
 
     def encode_run(self, seqs: Sequence[int], times_ns: Sequence[int], bodies: Sequence[bytes],
-                   delivered: Sequence[int]) -> list[bytes]:
-        """Encode messages without headers, as ``encode`` does each."""
-        encode = self.encode
+                   delivered: Sequence[int], reply: bytes = b"") -> list[bytes]:
+        """Encode messages, as columns; those that follow each other often have the same time and size."""
         msgs: list[bytes] = []
-        for at in range(len(seqs)):
-            msgs.append(encode(seqs[at], times_ns[at], bodies[at], delivered[at]))
+        between = end = b""
+        last_size = last_ns = -1
+        start = self._subject + b"\x1a" + _varint(len(reply)) + reply if reply else self._subject
+        for at in range(len(bodies)):
+            seq, time_ns, data = seqs[at], times_ns[at], bodies[at]
+            size = len(data)
+            if size != last_size:
+                last_size, between = size, start + b"\x22" + _varint(size) if size else start
+            if time_ns != last_ns:
+                last_ns, end = time_ns, b"\x28" + _varint(time_ns) if time_ns else b""
+            first = _LAST[seq] if seq < _PAIR else _MORE[seq & _PAIR - 1] + _varint(seq >> 14)
+            if delivered[at] <= 1:
+                msgs.append(b"\x08%b%b%b%b" % (first, between, data, end))
+            else:
+                msgs.append(b"\x08%b%b%b%b\x30\x01\x38%b" % (first, between, data, end, _varint(delivered[at] - 1)))
         return msgs
 
 
@@ -123,16 +172,24 @@ def ack_start(channel: str) -> bytes:
     return b"\n" + _varint(len(text)) + text + b"\x10"
 
 
-def ack_seqs(bodies: Sequence[bytes], hlens: Sequence[int], start: bytes) -> list[int]:
+def by_subject(ops: Sequence[Msg], start: int, end: int) -> dict[bytes, list[bytes]]:
+    """Return the bodies of ops[start:end], without headers, by their subjects."""
+    found: dict[bytes, list[bytes]] = {}
+    last, bodies = b"", list[bytes]()
+    for at in range(start, end):
+        subject, _, hlen, body = ops[at]
+        if subject != last:
+            last, bodies = subject, found.setdefault(subject, [])
+        bodies.append(body[hlen:] if hlen else body)
+    return found
+
+
+def ack_seqs(bodies: Sequence[bytes], start: bytes) -> list[int]:
     """Return the sequence of each ack that begins with ``start`` (``ack_start``); 0, if protobuf must decode it."""
     seqs: list[int] = []
     prefix = len(start)
-    for place in range(len(bodies)):
-        body = bodies[place]
-        at = hlens[place]
+    for body in bodies:
         seq = shift = 0
-        if at:
-            body = body[at:]
         size = len(body)
         if prefix < size <= prefix + 4 and body.startswith(start):
             at, last = prefix, size - 1

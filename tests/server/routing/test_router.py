@@ -480,6 +480,29 @@ def test_pub_acks_of_many_streams_are_exact(also: bytes | None, different: bytes
     assert outcomes[0] == outcomes[1]
 
 
+@pytest.mark.parametrize("also", [None, b">", b"_INBOX.me"])
+def test_a_run_to_one_subject_is_exact(also: bytes | None) -> None:
+    """A run equals as many single messages, for any subscribers, and reaches no handler of the broker."""
+    outcomes = []
+    for batched in (True, False):
+        made, handler = Router(ManualClock(), random.Random(1), at_once), Recorder()
+        made.subscribe(b"_INBOX.me", handler)
+        peer, other = FakePeer(made), FakePeer(made)
+        peer.sub(b"_INBOX.*", b"%7")
+        if also:
+            other.sub(also, b"9")
+        bodies = [b"%d" % 10 ** (number % 3) for number in range(9)]
+        for subject in (b"_INBOX.me", b"nobody"):
+            if batched:
+                made.send_run(subject, bodies)
+            else:
+                for body in bodies:
+                    made.send(subject, b"", 0, body)
+        assert not handler.runs
+        outcomes.append((peer.pop_sent(), other.pop_sent(), peer.counted))
+    assert outcomes[0] == outcomes[1]
+
+
 def test_pub_acks_to_mixed_inboxes(router: Router) -> None:
     """A batch has replies to two clients, replies of different depths, and a reply without a receiver."""
     one, other = FakePeer(router), FakePeer(router)

@@ -197,6 +197,32 @@ def test_a_call_that_needs_the_applied_state_closes_the_segment(world: World) ->
     play(world, main)
 
 
+def test_a_caller_waits_for_the_journal_only(world: World) -> None:
+    """Shows that ``safe`` returns once the journal has what was sequenced, and raises what stopped the log."""
+    async def main(world: World, clock: ManualClock) -> None:
+        await ready(world, clock)
+        world.stream.publish(1)
+        position = world.log.position
+        await world.log.safe()
+        assert (world.stream.safe_seq, world.log.position) == (2, position)
+        await world.log.safe()  # nothing was added
+
+        async def publish() -> None:
+            world.stream.publish(1)
+            await world.log.safe()
+
+        waiting = asyncio.ensure_future(publish())
+        await asyncio.sleep(0)
+        world.log.fail(ValueError("stopped"))
+        with pytest.raises(ValueError, match="stopped"):
+            await waiting
+        with pytest.raises(ValueError, match="stopped"):
+            await world.log.safe()
+        await world.kill()
+
+    play(world, main)
+
+
 def test_readers_see_what_is_safe(world: World) -> None:
     """Shows that a stream is notified of each commit once it is safe, before the calls that wait for it."""
     async def main(world: World, clock: ManualClock) -> None:

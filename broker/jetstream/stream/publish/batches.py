@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from broker.jetstream.stream.publish.pub_ack_receiver import PubAckReceiver
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 
@@ -49,7 +50,7 @@ class FastMember(Exception):
 def fast_ingest(context: CheckContext, config: StreamConfig) -> Check:
     """Refuse with 10205, after the checks that apply to any message. Raises: FastMember for a message that passes."""
     def check(candidate: Candidate) -> None:
-        if candidate.reply.endswith(FAST_INGEST):
+        if candidate.reply.endswith(FAST_INGEST) and not isinstance(candidate.pending.source, PubAckReceiver):
             _check_all(context, candidate, config)
             if not config.allow_batched:
                 raise ApiError(ApiErrors.BATCH_PUBLISH_DISABLED)

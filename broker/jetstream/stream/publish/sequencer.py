@@ -31,6 +31,7 @@ from broker.jetstream.stream.publish.checks import COPIED, Checks, may_go_in_bul
 from broker.jetstream.stream.publish.headers import msg_ids
 from broker.jetstream.stream.publish.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, Limits
 from broker.jetstream.stream.publish.pending import Pending
+from broker.jetstream.stream.publish.pub_ack_receiver import PubAckReceiver
 from broker.jetstream.stream.publish.replies import Replies
 from broker.jetstream.stream.state.rows import NotLoaded
 from broker.jetstream.wire.error_table import ApiErrors
@@ -266,7 +267,8 @@ class Sequencer:
         if with_headers and max(hlens) > HEADERS_BYTES_MAX:
             return False
         ingest = None
-        if FAST_INGEST in joined and (with_headers or (ingest := self._batching.run_of(replies)) is None):
+        if FAST_INGEST in joined and not isinstance(source, PubAckReceiver) and (
+                with_headers or (ingest := self._batching.run_of(replies)) is None):
             return False
         live = self._live
         first_seq = live.last_seq + 1
