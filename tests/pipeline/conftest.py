@@ -49,7 +49,7 @@ def spark_environ() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def spark(spark_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Start a session on ``local[2,3]``: two tasks side by side, each tried up to three times. An event log is
-    written."""
+    written. Rows pass through Unix sockets; test_cluster.py has sessions without them."""
     from pyspark.sql import SparkSession
 
     folder = tmp_path_factory.mktemp("spark")
@@ -65,6 +65,8 @@ def spark(spark_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactor
             "spark.eventLog.compress": "false",
             "spark.eventLog.dir": (folder / "events").as_uri(),
             "spark.sql.session.timeZone": "UTC",
+            # Tests turn the other one of ``builder_conf`` on and off.
+            "spark.python.unix.domain.socket.enabled": "true",
         }).getOrCreate()
         try:
             yield session

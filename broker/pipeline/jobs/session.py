@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from broker.pipeline.errors import PipelineError
+from broker.pipeline.spark.session import builder_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["log_file", "session"]
 
 _CONF: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
-                "spark.sql.session.timeZone": "UTC", "spark.sql.python.filterPushdown.enabled": "true"}
+                "spark.sql.session.timeZone": "UTC", **builder_conf()}
 
 
 @contextmanager
