@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from broker.inspect.problems import RESTORE, Problem, of_error
-from broker.inspect.shardview import ShardView, find_stream, key_of, read_shard
+from broker.inspect.shardview import NoStream, ShardView, find_stream, key_of
 from broker.inspect.source import Source, each
 from broker.inspect.survey import cannot_be_read
 from broker.protocol.subject import is_literal, matches
@@ -124,11 +124,10 @@ async def read_messages(store: ObjectStore | Source, stream: str, *, account: st
         if moved is None:
             return
         missing = moved
-        shard_view = await read_shard(source, ShardPaths(shard_view.paths.shard))
-        newer = shard_view.state.streams.get(state.stream_id)
-        if newer is None:
+        try:
+            shard_view, state = await find_stream(source, f"{state.stream_id:016x}", state.account)
+        except NoStream:
             return  # the stream was deleted meanwhile
-        state = newer
 
 
 @dataclass(slots=True)

@@ -19,6 +19,7 @@ from broker.storage.format.header import NUMBER_MAX, ObjectKind, Position
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import ShardPaths, block_key, parse
 from broker.storage.read import steps as requests
+from broker.storage.read.places import places
 from broker.storage.read.snapshot import Snapshot, replay
 from broker.storage.read.steps import Listing, Request, Steps
 from broker.storage.state.applied import ShardState
@@ -188,13 +189,15 @@ async def find_stream(source: Source, wanted: str, account: str | None = None, *
     found: list[tuple[ShardView, StreamState]] = []
     names: list[str] = []
     problems: list[Problem] = []
+    views: dict[int, ShardView] = {}
     for number in [shard] if shard is not None else await shards(source):
-        view = await read_shard(source, ShardPaths(number))
-        problems += view.problems
-        for stream in view.state.streams.values():
-            names.append(f"{stream.account}/{stream.name}")
-            if (wanted in (stream.name, f"{stream.stream_id:016x}")) and account in (None, stream.account):
-                found.append((view, stream))
+        views[number] = await read_shard(source, ShardPaths(number))
+        problems += views[number].problems
+    catalogue = views[0].state.catalogue if 0 in views else None
+    for number, stream in places(((number, view.state) for number, view in views.items()), catalogue):
+        names.append(f"{stream.account}/{stream.name}")
+        if (wanted in (stream.name, f"{stream.stream_id:016x}")) and account in (None, stream.account):
+            found.append((views[number], stream))
     if len(found) == 1:
         return found[0]
     existing = ", ".join(sorted(names)[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")

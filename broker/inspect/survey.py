@@ -27,6 +27,7 @@ from broker.storage.format.segment import HEAD_BYTES, PUTS_IN_FLIGHT_MAX, Segmen
 from broker.storage.format.store import StoreFormat
 from broker.storage.objectstore import ObjectInfo
 from broker.storage.paths import STREAMS, ShardPaths, parse, run_key
+from broker.storage.read.places import places
 from broker.storage.state.stream import StreamState
 from broker.storage.state.table import BlockEntry
 
@@ -149,7 +150,10 @@ class Survey:
     @property
     def streams(self) -> list[tuple[ShardSurvey, StreamState]]:
         """All streams by account and name."""
-        rows = [(shard, stream) for shard in self.shards for stream in shard.view.state.streams.values()]
+        shards = {shard.paths.shard: shard for shard in self.shards}
+        catalogue = shards[0].view.state.catalogue if 0 in shards else None
+        rows = [(shards[number], stream) for number, stream in places(
+            ((number, shard.view.state) for number, shard in shards.items()), catalogue)]
         return sorted(rows, key=lambda row: (row[1].account, row[1].name, row[1].stream_id))
 
 
@@ -296,10 +300,11 @@ def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> 
 
 
 def entries(view: ShardView) -> Iterator[tuple[StreamState, BlockEntry]]:
-    """Yield every block of the state, with its stream."""
+    """Yield every block of the state, with its stream, but for streams that have left for other shards."""
     for stream in view.state.streams.values():
-        for entry in stream.blocks:
-            yield stream, entry
+        if stream.departed is None:
+            for entry in stream.blocks:
+                yield stream, entry
 
 
 def held_runs(view: ShardView) -> set[str]:

@@ -371,6 +371,8 @@ class _Tally:
         """
         problems = list(self._problems)
         for stream in self._shard.view.state.streams.values():
+            if stream.departed is not None:
+                continue
             if stream.offline is not None:
                 problems.append(Problem(f"stream {stream.account}/{stream.name}", stream.offline,
                                         "the stream is offline: a broker does not serve it", NEWER))

@@ -127,7 +127,8 @@ class _Planner:
         for shard in survey.shards:
             number = shard.paths.shard
             corrections = [one for stream in shard.view.state.streams.values()
-                           if stream.offline is None and (one := await self._correction(shard, stream)) is not None]
+                           if stream.offline is None and stream.departed is None
+                           and (one := await self._correction(shard, stream)) is not None]
             if corrections:
                 plan.corrections[number] = corrections
             for key in self.bad:

@@ -99,12 +99,14 @@ class Shard:
     """A shard that this broker owns."""
 
     def __init__(self, log: Log, checkpointer: Checkpointer, sweeper: Sweeper, snapshot: Snapshot,
-                 paths: ShardPaths, compactor: Compactor | None, eraser: Eraser) -> None:
+                 paths: ShardPaths, compactor: Compactor | None, merger: Compactor, eraser: Eraser) -> None:
         self._paths = paths
         self.log = log
         self.checkpointer = checkpointer
         self.sweeper = sweeper
         self.compactor = compactor
+        """None: no compaction in the background."""
+        self.merger = merger
         self.eraser = eraser
         self.recovered = snapshot
         """The result of recovery, such as the number of replayed segments and the unusable checkpoints."""
@@ -172,7 +174,7 @@ class Shard:
             compactor.start()
         eraser = Eraser(log, paths, checkpointer, compactor, clock, own_rng, settings.erasure, clock_trusted)
         return cls(log, checkpointer, sweeper, snapshot, paths, compactor if settings.compaction is not None else None,
-                   eraser)
+                   compactor, eraser)
 
     async def close(self, *, checkpoint: bool = True) -> Position:
         """Drain the log, write a last checkpoint, and stop. Returns: the first number never used, for the seal.

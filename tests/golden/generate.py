@@ -39,6 +39,7 @@ from broker.storage.log.writer import encode_segment, seal_block
 from broker.storage.staging.writer import RunWriter, ToPut
 from broker.storage.state.pages import StreamCopy, directory_page
 from broker.storage.state.stream import StreamState
+from broker.storage.state.stream_entry import pack_whole
 from tests.plain_records import add_record
 from tests.storage.format.whole import AT, NONCE, Row, decode_plain, encode, head_of, open_block
 
@@ -148,6 +149,24 @@ def _catalogue() -> OpenBlock[None]:
     return shard
 
 
+def _moves() -> list[OpenBlock[None]]:
+    """A stream leaves for shard 2, another one arrives from shard 1."""
+    leaves: OpenBlock[None] = OpenBlock(STREAM, None)
+    add_record(leaves, RecordKind.DEPARTURE, {"to": 2})
+    moved = StreamState(STREAM + 1, "A", "T", {"name": "T", "duplicate_window": 120_000_000_000}, T0)
+    moved.first_seq, moved.last_seq, moved.msgs, moved.bytes = 1, 40, 1, 30
+    moved.first_time_ns = moved.last_time_ns = T0
+    sealed = seal_block(_one_message(), AT, object_id=77)
+    encode_segment(AT, NONCE, [sealed], kind=ObjectKind.RUN, object_id=77, place=BlockPlace.STREAM_RUN)
+    assert sealed.packed is not None
+    moved.blocks.append((*sealed.packed[:4], moved.stream_id, *sealed.packed[5:]))
+    moved.expiries.add([1], [T0 + 9])
+    moved.position = Position(2, 7)
+    comes: OpenBlock[None] = OpenBlock(STREAM + 1, None)
+    add_record(comes, RecordKind.ARRIVAL, {"source": 1, "entry": pack_whole(moved)})
+    return [leaves, comes]
+
+
 _VERSION = Version("orders of shop 7", 41)
 
 
@@ -252,6 +271,7 @@ def _sound() -> Iterator[Golden]:
     yield Golden("segment-of-several-frames", encode(_frames()))
     yield Golden("segment-of-an-adoption", encode(_adoption()))
     yield Golden("segment-of-a-catalogue", encode(_catalogue()))
+    yield Golden("segment-of-moves", encode(*_moves()))
     yield Golden("segment-of-staged-blocks", encode(_appended([70_003, 70_003, 1, 62])))
     yield Golden("segment-of-staged-blocks-less-scattered-ones", encode(_appended(
         [70_001, 70_003, 2, 107, b"\x05"])))

@@ -31,7 +31,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "PAGE_ENTRIES", 4)
     monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 3)
-    monkeypatch.setattr(pages, "_LISTED_BLOCKS_MAX", 1)
+    monkeypatch.setattr(pages, "LISTED_BLOCKS_MAX", 1)
     monkeypatch.setattr(packed, "_recent", packed._Recent(4))
     monkeypatch.setattr(dropping, "_BLOCKS_MAX", 0)
     monkeypatch.setattr(dropping, "_IDLE_NS", 0)

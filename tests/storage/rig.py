@@ -28,12 +28,14 @@ from broker.storage.paths import ShardPaths, block_key
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import Shard, ShardSettings
 from broker.storage.state.applied import ShardState
+from broker.storage.state.stream import StreamState
 from tests.manual_clock import ManualClock
 from tests.plain_records import add_record
 from tests.sim.loop import SimLoop
 from tests.storage.objectstore.faulty import Faults, FaultyStore
 
-__all__ = ["PATHS", "Counting", "Publisher", "Rig", "Stream", "dump", "fast", "in_virtual_time", "read_all"]
+__all__ = ["PATHS", "Counting", "Publisher", "Rig", "Stream", "dump", "fast", "in_virtual_time", "read_all",
+           "read_stream"]
 
 PATHS = ShardPaths(0)
 MS = 1_000_000
@@ -231,13 +233,16 @@ class Publisher:
 
 
 async def read_all(store: ObjectStore, name: str = "s") -> dict[int, bytes]:
-    """Return every live message of a stream, by sequence, as a reader without a broker finds it."""
-    state = (await read_snapshot(store, 0)).state
-    stream = state.stream("$G", name)
+    """Return every live message of a stream of shard 0, by sequence, as a reader without a broker finds it."""
+    return await read_stream(store, (await read_snapshot(store, 0)).state.stream("$G", name))
+
+
+async def read_stream(store: ObjectStore, stream: StreamState | None, shard: int = 0) -> dict[int, bytes]:
+    """Return every live message of a stream."""
     found: dict[int, bytes] = {}
     for entry in stream.blocks if stream is not None else ():
         ref = entry.ref
-        data = await store.get(block_key(PATHS, stream.account, stream.name, ref))
+        data = await store.get(block_key(ShardPaths(shard), stream.account, stream.name, ref))
         head = decode_index(data[ref.index_offset:ref.index_offset + ref.index_bytes], ref)
         for i, frame in enumerate(head.frames):
             at = ref.frames_offset + frame.offset

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from broker.jetstream.stream.state.block import LiveBlock
 from broker.storage.format.block import BlockRef
-from broker.storage.state.swap import dead_in
+from broker.storage.state.swap import dead_in, is_newer
 from broker.storage.state.table import BlockEntry
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def apply_compaction(stream: Stream, adopted: Adopted) -> bool:
     if not old or (len(old) == 1 and old[0].ref == ref):
         return True  # no message of it is live, or the block was replaced before
     if (old[0].first_seq < adopted.first_seq or old[-1].last_seq > adopted.last_seq
-            or any(block.ref is None or block.ref.position > ref.position for block in old)):
+            or any(block.ref is None or is_newer(block.ref, ref) for block in old)):
         raise ValueError(f"{ref!r} cannot take the place of {old}")
     new: LiveBlock | None = LiveBlock.of_entry(BlockEntry(ref))
     assert new is not None

@@ -19,6 +19,7 @@ from broker.storage.format.header import Position
 from broker.storage.format.index import decode_index
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths
+from broker.storage.read.places import places
 from broker.storage.read.snapshot import catch_up
 from broker.storage.state.applied import ShardState
 from broker.storage.state.stream import StreamState
@@ -72,17 +73,17 @@ class Follower:
             check_store(self._objects)
         found: dict[str, FollowedStream] = {}
         for shard in self._shards():
-            state = self._states[shard] = self._replay(shard, self._states.pop(shard, None))
-            for stream in state.streams.values():
-                # A damaged create record leaves a stream without a name; the others are still read.
-                if self._wanted(stream.account, stream.name) and not stream.restoring:
-                    seen = FollowedStream(shard, state.position, stream)
-                    if (other := found.get(seen.name)) is None or other.state.created_ns <= stream.created_ns:
-                        found[seen.name] = seen  # a stream that was created again in another shard may be found twice
-                    if stream.offline is not None:
-                        self._states.clear()
-                        raise Damaged(f"{self._objects.url}: stream {seen.name} is offline: {stream.offline}; "
-                                      f"see `jetblock inspect --verify`")
+            self._states[shard] = self._replay(shard, self._states.pop(shard, None))
+        for shard, stream in places(self._states.items(), self._states[0].catalogue if self._states else None):
+            # A damaged create record leaves a stream without a name; the others are still read.
+            if self._wanted(stream.account, stream.name) and not stream.restoring:
+                seen = FollowedStream(shard, self._states[shard].position, stream)
+                if (other := found.get(seen.name)) is None or other.state.created_ns <= stream.created_ns:
+                    found[seen.name] = seen  # a stream that was created again in another shard may be found twice
+                if stream.offline is not None:
+                    self._states.clear()
+                    raise Damaged(f"{self._objects.url}: stream {seen.name} is offline: {stream.offline}; "
+                                  f"see `jetblock inspect --verify`")
         return dict(sorted(found.items()))
 
     def others(self) -> Iterator[tuple[str, str]]:

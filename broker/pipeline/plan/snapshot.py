@@ -35,6 +35,7 @@ from broker.storage.format.index import decode_index
 from broker.storage.format.records.commits import UNKNOWN, Commits
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths, block_key
+from broker.storage.read.places import places
 from broker.storage.read.snapshot import Snapshot, replay, replay_to
 from broker.storage.read.steps import Steps, run_answering
 from broker.storage.state.applied import ShardState
@@ -162,18 +163,24 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
     found: list[StreamSnapshot] = []
     others: list[tuple[str, str]] = []
     bounded: list[StreamSnapshot] = []
+    states: dict[int, ShardState] = {}
+    exact: set[int] = set()
     for shard in shards_of(objects):
         state = None if bound is None or bound.position is None else _state_at(objects, shard, wanted, bound.position)
-        is_exact = state is not None
         if state is None:
             state = replay_shard(objects, shard, wanted).state
+        else:
+            exact.add(shard)
+        states[shard] = state
         others += state.unwanted.values()
-        for one in state.streams.values():
-            # A damaged create record leaves a stream without a name; the others are still read.
-            if wanted(one.account, one.name) and not one.restoring:
-                found.append(snapshot_of(one, shard, state.position))
-                if not is_exact:
-                    bounded.append(found[-1])
+    # The states at a position of each log are of different times: a catalogue does not tell which stream has moved.
+    catalogue = states[0].catalogue if states and not exact else None
+    for shard, one in places(states.items(), catalogue):
+        # A damaged create record leaves a stream without a name; the others are still read.
+        if wanted(one.account, one.name) and not one.restoring:
+            found.append(snapshot_of(one, shard, states[shard].position))
+            if shard not in exact:
+                bounded.append(found[-1])
     found = _newest_of_each_name(found)
     if not none_ok:
         where = objects.url if bound is None or bound.position is None else f"{objects.url} as of {bound.position}"
@@ -343,11 +350,20 @@ def seq_at_time(objects: ObjectClient, snapshot: StreamSnapshot, at_ns: int) -> 
 
 
 def newest(objects: ObjectClient, shard: int, account: str, name: str, stream_id: int) -> StreamSnapshot | None:
-    """Return the current state of a stream, by name and incarnation; None if it was deleted. Raises: as
-    ``replay_shard``."""
-    state = replay_shard(objects, shard, lambda of, one: (of, one) == (account, name)).state
-    stream = state.streams.get(stream_id)
-    return None if stream is None or stream.restoring else snapshot_of(stream, shard, state.position)
+    """Return the current state of a stream, which was in ``shard``, by name and incarnation; None if it was deleted.
+
+    Raises: as ``replay_shard``.
+    """
+    def wanted(of: str, one: str) -> bool:
+        return (of, one) == (account, name)
+
+    states = {shard: replay_shard(objects, shard, wanted).state}
+    stream = states[shard].streams.get(stream_id)
+    if stream is None or stream.departed is not None:
+        states = {number: replay_shard(objects, number, wanted).state for number in shards_of(objects)}
+        shard, stream = next(((number, one) for number, one in places(states.items(), states[0].catalogue)
+                              if one.stream_id == stream_id), (0, None))
+    return None if stream is None or stream.restoring else snapshot_of(stream, shard, states[shard].position)
 
 
 def last_of(objects: ObjectClient, snapshot: StreamSnapshot, bound: AsOf) -> int:

@@ -104,7 +104,7 @@ def _brief_target(objects: ObjectClient, options: WriteOptions) -> Target | None
         except CutOff:
             return None
         if found is not None:
-            return _as_target(options, found.stream_id, shard)
+            return _as_target(options, found.stream_id, found.shard)
     return None
 
 

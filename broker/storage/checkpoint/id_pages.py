@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from broker.storage.checkpoint.threads import in_thread
 from broker.storage.format.errors import FormatError
 from broker.storage.objectstore.base import NotFound, StoreError
+from broker.storage.read.ids import load_ids
 from broker.storage.state import ids as state_ids
 from broker.storage.state import pages as state_pages
 from broker.storage.state.ids import WINDOW, IdPart, decode_ids
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from broker.storage.checkpoint.erasing import Erasing
     from broker.storage.format.id_rows import IdRows
     from broker.storage.log.log import Log
-    from broker.storage.objectstore.base import ObjectStore
     from broker.storage.paths import ShardPaths
     from broker.storage.state.stream import StreamState
 
@@ -93,7 +92,7 @@ class IdPager:
                 await asyncio.sleep(0)
             for part in list(stream.ids.parts()):
                 if part.place is not None and part.place.position in gone:
-                    await load_part(stream, part, self._log.store, self._paths)
+                    await load_ids(stream, part, self._log.store, self._paths)
 
     async def _join(self, stream: StreamState, run: Sequence[IdPart]) -> None:
         """Load all parts of ``run`` into memory as one part. If a page cannot be used, its ids are in blocks only."""
@@ -125,19 +124,6 @@ class IdPager:
             last = run[-1]
             one = IdPart(first_seq, last.last_seq, last.last_time_ns, count, sum(map(len, chunks)), tuple(chunks))
             stream.dirty = stream.ids.replace(run, one) or stream.dirty
-
-
-async def load_part(stream: StreamState, part: IdPart, store: ObjectStore, paths: ShardPaths) -> None:
-    """Load a page's ids into memory, so that the next checkpoint writes them; if they cannot be read, they are in the
-    blocks only. Raises: StoreError."""
-    ref = part.place
-    assert ref is not None
-    try:
-        data = await store.get(paths.pages(ref.position), ref.offset, ref.offset + ref.size)
-        loaded = replace(part, chunks=tuple(decode_ids(part, data)[0]), place=None)
-    except (NotFound, FormatError):
-        loaded = part.lost()
-    stream.dirty = stream.ids.replace([part], loaded) or stream.dirty
 
 
 def _to_join(parts: Sequence[IdPart], gets: int, most: int) -> Sequence[IdPart]:

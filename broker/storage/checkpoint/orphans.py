@@ -71,16 +71,18 @@ async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, 
     other shards are left to the owners of these. Staged runs, which no owner wrote, are left to the inbox. Runs that an
     offline stream may need are left to the first owner after the stream's repair or deletion.
     """
-    names = {stream.stream_id: (stream.account, stream.name) for stream in state.streams.values()}
-    known = {run_key(paths, run, *names.get(run[3], ("", ""))) for run in (*state.runs, *state.freed_runs)
-             if not run[3] or run[3] in names}
-    known.update(*(released.runs for released in state.released.values()))
     found: list[str] = []
     for prefix in (paths.runs, STREAMS):
         async def some(prefix: str = prefix) -> list[str]:
             return [info.key for info in await store.list(prefix)]
 
-        for i, text in enumerate(await list_(prefix, some)):
+        texts = await list_(prefix, some)
+        # A stream may have arrived from another shard meanwhile, with runs that are older than the listing.
+        names = {stream.stream_id: (stream.account, stream.name) for stream in state.streams.values()}
+        known = {run_key(paths, run, *names.get(run[3], ("", ""))) for run in (*state.runs, *state.freed_runs)
+                 if not run[3] or run[3] in names}
+        known.update(*(released.runs for released in state.released.values()))
+        for i, text in enumerate(texts):
             if i % _TURN == 0:
                 await asyncio.sleep(0)
             key = parse(text)

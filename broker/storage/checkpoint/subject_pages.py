@@ -105,7 +105,8 @@ class SubjectPager:
         left = max(_GETS_MIN, segments)
         streams: list[StreamState] = []
         for at, stream in enumerate(list(state.streams.values()), 1):
-            if (stream.dirty and not stream.restoring and (stream.subjects or len(stream.blocks) >= blocks_min)
+            if (stream.dirty and not stream.restoring and stream.departed is None
+                    and (stream.subjects or len(stream.blocks) >= blocks_min)
                     and stream.stream_id not in self._unreadable):
                 streams.append(stream)
             if at % _STREAMS_AT_ONCE == 0:

@@ -20,6 +20,7 @@ from broker.storage.compaction.source import window_ns
 from broker.storage.format.block import BlockRef
 from broker.storage.format.records.adoption import Adopted, Adoption
 from broker.storage.log.log import Log
+from broker.storage.state.swap import is_newer
 from broker.storage.state.table import RunKey, run_keys
 
 __all__ = ["Adopter", "runs_of"]
@@ -105,14 +106,14 @@ class Adopter:
         """Return True if at least one of the old blocks is still there, and no newer block is in their range."""
         ref = BlockRef.of(tuple(adopted.ref))
         stream = self._log.state.streams.get(ref.stream_id)
-        if stream is None or stream.offline is not None:
+        if stream is None or stream.offline is not None or stream.departed is not None:
             return False
         try:
             parts = stream.blocks.within(adopted.first_seq, adopted.last_seq)
         except ValueError:
             _log.exception("compaction made a block of other blocks than stream %s has", stream.name)
             return False
-        return bool(parts) and all(part.ref.position <= ref.position for part in parts)
+        return bool(parts) and not any(is_newer(part.ref, ref) for part in parts)
 
     async def _notify_streams(self, adopted: Sequence[Adopted]) -> None:
         """Make the live streams read from the new blocks; streams that cannot do so yet are notified again later."""

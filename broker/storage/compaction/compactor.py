@@ -36,6 +36,7 @@ from broker.storage.compaction.recent import RecentSegments
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.compaction.source import Found, Source
 from broker.storage.format.block import BlockPlace
+from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import Position
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
@@ -85,6 +86,7 @@ class Compactor(LogListener):
         self.working = asyncio.Lock()
         """Held while blocks are moved: no run with a removed message is made while another task has it."""
         self._made: list[StoredFile] | None = None
+        self._hurried = False
         self.not_emptied: set[ObjectKey] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -204,6 +206,30 @@ class Compactor(LogListener):
         finally:
             self._made = None
 
+    async def isolate(self, stream_id: int, *, hurried: bool = False) -> int:
+        """Move the blocks of a stream that there are now out of objects that it shares with other streams.
+
+        The caller holds ``working``. Args: ``hurried``: without pauses. Returns: the bytes of the blocks.
+        Raises: Damaged: they cannot be moved; StoreError once the log has failed.
+        """
+        moved_bytes, moved = 0, True
+        self._hurried = hurried
+        try:
+            objects = await make_inventory(self._log.state, self.settings, shared_of=stream_id)
+            for group in cut(objects, self.settings.merge_bytes):
+                if self._log.failure is not None:
+                    raise self._log.failure
+                moved = await self._merge(group, forced=True, alone=True)
+                moved_bytes += sum(one.live_bytes for one in group)
+            if not moved:  # all messages were removed while they were read, or they cannot be read
+                for one in await make_inventory(self._log.state, self.settings, shared_of=stream_id):
+                    if one.key in {before.key for before in objects}:
+                        raise Damaged((one.blocks[0], one.blocks[1]), Corrupt(
+                            f"stream {stream_id:016x}", "blocks", 0, f"those of object {one.key} cannot be moved"))
+            return moved_bytes
+        finally:
+            self._hurried = False
+
     async def _round(self, quiet: bool) -> bool:
         """Make one inventory, and merge the groups that it gives; return True if there may be more."""
         began_ns = self._clock.monotonic_ns()
@@ -240,6 +266,8 @@ class Compactor(LogListener):
 
     async def _pause(self, busy_ns: int, size: int = 0, puts: int = 0) -> None:
         """Sleep as long as the settings require after work of ``busy_ns``, ``size`` bytes of traffic and ``puts``."""
+        if self._hurried:
+            return
         settings = self.settings
         seconds = max(busy_ns / 1e9 * (1 / settings.cpu - 1), size / settings.bytes_per_second,
                       puts / settings.puts_per_second)
@@ -247,8 +275,9 @@ class Compactor(LogListener):
 
     # --- one group ----------------------------------------------------------------------------------------------------
 
-    async def _merge(self, group: Sequence[StoredObject], *, forced: bool = False) -> bool:
-        """Merge one group, and adopt its runs. ``forced``: even if that joins no blocks.
+    async def _merge(self, group: Sequence[StoredObject], *, forced: bool = False, alone: bool = False) -> bool:
+        """Merge one group, and adopt its runs. ``forced``: even if that joins no blocks; ``alone``: each stream has a
+        run of its own.
 
         Returns: True if a block was adopted, or if blocks were found to be unreadable, which changes the next
             inventory.
@@ -268,15 +297,15 @@ class Compactor(LogListener):
         if not pieces:
             return len(self._source.damaged) > damaged_before
         adopted = False
-        for stream_id, some in self._runs(pieces):
+        for stream_id, some in self._runs(pieces, 0 if alone else self.settings.object_bytes):
             adopted = await self._write(position, stream_id, some) or adopted
         self.merges += 1
         return adopted or len(self._source.damaged) > damaged_before
 
-    def _runs(self, pieces: Sequence[Piece]) -> Iterator[tuple[int, list[Piece]]]:
+    def _runs(self, pieces: Sequence[Piece], least: int) -> Iterator[tuple[int, list[Piece]]]:
         """Yield the stream and the pieces of each run.
 
-        A stream with ``object_bytes`` live bytes gets a run of its own. All others share one run, with 0 for the
+        A stream with ``least`` live bytes gets a run of its own. All others share one run, with 0 for the
         stream. The plan does not merge an object with ``object_bytes`` again. So at most one of the runs is merged
         again, and merging ends in any case, even if dead messages are kept.
         """
@@ -285,7 +314,7 @@ class Compactor(LogListener):
         for piece in pieces:
             streams[piece.stream_id].append(piece)
         for stream_id, some in streams.items():
-            if sum(piece.live_bytes for piece in some) >= self.settings.object_bytes:
+            if sum(piece.live_bytes for piece in some) >= least:
                 yield stream_id, some
             else:
                 shared += some

@@ -95,7 +95,8 @@ class StoredObject:
 
 async def make_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = (),
                          kept: Collection[tuple[int, int]] = (), stored_bytes: dict[int, int] | None = None, *,
-                         mixed: bool = False, only: Collection[ObjectKey] | None = None) -> list[StoredObject]:
+                         mixed: bool = False, only: Collection[ObjectKey] | None = None, shared_of: int = 0
+                         ) -> list[StoredObject]:
     """Find the objects with blocks that may be moved, the oldest messages first.
 
     The walk gives the loop a turn after each thousand blocks or so. If there are very many objects, it ends early:
@@ -105,13 +106,16 @@ async def make_inventory(state: ShardState, settings: CompactionSettings, leave:
         merge would keep. ``stored_bytes`` is filled with the bytes of each stream's blocks in the store, or is left
         empty if the walk ended early. ``mixed``: find large blocks instead whose messages a merge would group by
         subject (``log.writer.seal_block``); a merge makes runs, which are not found again. ``only``: find all blocks of
-            these objects instead, whatever their size.
+            these objects instead, whatever their size. ``shared_of``: find all blocks of this stream in objects that it
+        shares with others.
     """
     sizes = {} if stored_bytes is None else stored_bytes
     objects: dict[ObjectKey, StoredObject] = {}
     turn = 0
-    for stream_id in list(state.streams):
+    for stream_id in [shared_of] if shared_of else list(state.streams):
         stream = state.streams.get(stream_id)
+        if stream is not None and stream.departed is not None:
+            continue
         sizes[stream_id] = 0
         for page in list(stream.blocks.pages) if stream is not None else ():
             try:
@@ -122,7 +126,8 @@ async def make_inventory(state: ShardState, settings: CompactionSettings, leave:
             if state.is_offline(stream_id):
                 sizes[stream_id] += sum(_stored(packed) for packed, _ in _facts(entries))
             else:
-                sizes[stream_id] += _count(objects, stream_id, entries, settings, leave, kept, mixed, only)
+                sizes[stream_id] += _count(objects, stream_id, entries, settings, leave, kept, mixed, only,
+                                           shared_of=bool(shared_of))
             if len(objects) > _OBJECTS_MAX:
                 objects = {key: one for key, one in objects.items() if one.live_bytes < settings.object_bytes}
                 if len(objects) > _OBJECTS_MAX // 2:
@@ -141,7 +146,7 @@ def _in_order(objects: dict[ObjectKey, StoredObject]) -> list[StoredObject]:
 
 def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequence[Kept],
            settings: CompactionSettings, leave: Collection[tuple[int, int]], kept: Collection[tuple[int, int]],
-           mixed: bool, only: Collection[ObjectKey] | None) -> int:
+           mixed: bool, only: Collection[ObjectKey] | None, *, shared_of: bool) -> int:
     """Add the blocks that may be moved to ``objects``; return the stored bytes of all ``entries``."""
     large, share = settings.large_bytes, settings.dead_share
     plain_before = KEYS.plain_before(stream_id)
@@ -153,7 +158,10 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
         plain = packed[_EPOCH] < plain_before
         rewritten = live_bytes >= large
         key = (packed[0], packed[1], packed[2], packed[3], stream_id if packed[0] >= _STREAM_RUN else 0)
-        if only is not None:
+        if shared_of:
+            if packed[0] >= _STREAM_RUN:
+                continue
+        elif only is not None:
             if key not in only:
                 continue
         elif (not rewritten or not _is_mixed(packed)) if mixed else (
@@ -162,7 +170,7 @@ def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequ
         if leave and (stream_id, packed[FIRST_SEQ]) in leave:
             continue
         is_kept = bool(kept) and (stream_id, packed[FIRST_SEQ]) in kept
-        if rewritten and is_kept and not plain and only is None:
+        if rewritten and is_kept and not plain and only is None and not shared_of:
             continue
         found = objects.get(key)
         if found is None:

@@ -146,7 +146,7 @@ class Source:
         keys = {one.key[:4] for one in group}
         for stream_id, firsts in streams.items():
             stream = self._log.state.streams.get(stream_id)
-            if stream is None or stream.offline is not None:
+            if stream is None or stream.offline is not None or stream.departed is not None:
                 continue
             near: list[BlockEntry] = []
             for first_seq in sorted(firsts):

@@ -15,27 +15,30 @@ from broker.storage.format.errors import CutOff, FormatError, KeyMissing
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import StoreRetry
+from broker.storage.read.ids import load_ids
 from broker.storage.read.snapshot import catch_up, replay
 from broker.storage.read.steps import run
 from broker.storage.state.applied import ShardState
+from broker.storage.state.stream import StreamState
 
-__all__ = ["FollowedShard"]
+__all__ = ["FollowedShard", "FollowedStream"]
 
 
 class FollowedShard:
     """Shard ``number`` of a store.
 
-    Args: ``wanted`` selects the streams, as for ``replay``; ``read_keys`` adds the keys that the shard has now to the
-        ring of this process.
+    Args: ``wanted`` selects the streams, as for ``replay``, and ``whole`` is its argument; ``read_keys`` adds the keys
+        that the shard has now to the ring of this process.
     """
 
     def __init__(self, store: ObjectStore, number: int, clock: Clock, rng: random.Random,
-                 wanted: Callable[[str, str], bool] | None = None, *,
+                 wanted: Callable[[str, str], bool] | None = None, *, whole: bool = False,
                  read_keys: Callable[[ShardPaths], Awaitable[None]] | None = None) -> None:
         self._store = store
         self._paths = ShardPaths(number)
         self._retry = StoreRetry(store, clock, rng)
         self._wanted = wanted
+        self._whole = whole
         self._read_keys = read_keys
         self._state: ShardState | None = None
         self._reading = asyncio.Lock()
@@ -60,6 +63,27 @@ class FollowedShard:
         except CutOff:
             state = None
         if state is None:
-            state = (await run(replay(self._paths, self._wanted), self._store, self._retry)).state
+            state = (await run(replay(self._paths, self._wanted, whole=self._whole), self._store, self._retry)).state
         self._state = state
         return state
+
+
+class FollowedStream:
+    """One stream of shard ``number``, with all that an owner needs. ``read_keys``: as for ``FollowedShard``."""
+
+    def __init__(self, store: ObjectStore, number: int, account: str, name: str, clock: Clock, rng: random.Random, *,
+                 read_keys: Callable[[ShardPaths], Awaitable[None]] | None = None) -> None:
+        self._store = store
+        self._paths = ShardPaths(number)
+        self._shard = FollowedShard(store, number, clock, rng, lambda *names: names == (account, name), whole=True,
+                                    read_keys=read_keys)
+
+    async def read(self) -> StreamState | None:
+        """Return the stream as it was persisted when this call began, with its message ids if it has left the shard;
+        None: there is none. Raises: as ``FollowedShard``."""
+        found = (await self._shard.read()).streams.values()
+        stream = max(found, key=lambda one: one.departed is None, default=None)
+        if stream is not None and stream.departed is not None:
+            for part in [part for part in stream.ids.parts() if part.place is not None]:
+                await load_ids(stream, part, self._store, self._paths)
+        return stream

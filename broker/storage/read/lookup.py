@@ -42,7 +42,7 @@ class FoundStream(NamedTuple):
 
 
 def look_up(paths: ShardPaths, account: str, name: str) -> Steps[FoundStream | None]:
-    """Return the stream of this name, or None.
+    """Return the stream of this name, or None. If it has left the shard, ``shard`` is the one to which it has moved.
 
     This takes a listing and two gets if a checkpoint has the stream; otherwise as many as a replay.
     Raises: as ``replay``.
@@ -55,7 +55,7 @@ def look_up(paths: ShardPaths, account: str, name: str) -> Steps[FoundStream | N
         if stream is not None:
             return _found(stream, paths)
     snapshot = yield from replay(paths, lambda *names: names == (account, name), thorough=False)
-    found = snapshot.state.stream(account, name)
+    found = snapshot.state.stream(account, name) or next(iter(snapshot.state.streams.values()), None)
     return None if found is None or found.restoring else _found(found, paths)
 
 
@@ -63,12 +63,15 @@ async def find_stream(store: ObjectStore, account: str, name: str, shard: int | 
     """Do the same as ``look_up`` in a shard, or in all shards of a store. Raises: as ``replay``; StoreError."""
     if shard is not None:
         return await run(look_up(ShardPaths(shard), account, name), store)
+    on_its_way: FoundStream | None = None
     for number in count():
         if number and not await store.list(ShardPaths(number).epochs, limit=1):
-            return None
-        if (found := await run(look_up(ShardPaths(number), account, name), store)) is not None:
+            return on_its_way
+        found = await run(look_up(ShardPaths(number), account, name), store)
+        if found is not None and found.shard == number:
             return found
-    return None
+        on_its_way = found or on_its_way
+    return on_its_way
 
 
 def _in_root(paths: ShardPaths, position: Position, account: str, name: str) -> Steps[StreamState | None]:
@@ -85,10 +88,12 @@ def _in_root(paths: ShardPaths, position: Position, account: str, name: str) -> 
         load_directory(state, decode_page(data, refs[at]))
 
     yield from read_pages(paths, refs, add)
-    return next((stream for stream in state.streams.values()
-                 if (stream.account, stream.name) == (account, name) and not stream.restoring), None)
+    found = [stream for stream in state.streams.values()
+             if (stream.account, stream.name) == (account, name) and not stream.restoring]
+    # A stream of that name may have been created since another one moved to another shard.
+    return min(found, key=lambda stream: stream.departed is not None, default=None)
 
 
 def _found(stream: StreamState, paths: ShardPaths) -> FoundStream:
     return FoundStream(stream.account, stream.name, stream.stream_id, stream.config, stream.created_ns, stream.extra,
-                       stream.position, paths.shard)
+                       stream.position, paths.shard if stream.departed is None else stream.departed)

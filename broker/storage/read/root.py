@@ -31,17 +31,19 @@ class Unusable(Exception):
 
 
 def load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str], bool] | None,
-               until: Position | None) -> Steps[tuple[Root, ShardState, dict[int, frozenset[int]]]]:
+              until: Position | None, *, whole: bool = False,
+              ) -> Steps[tuple[Root, ShardState, dict[int, frozenset[int]]]]:
     """Read the checkpoint at ``position`` into a state.
 
-    Args: wanted(account, name) selects streams; None selects all. until: the last position that pages may have.
+    Args: wanted(account, name) selects streams; None selects all. until: the last position that pages may have. whole:
+        as for ``ShardState``.
     Returns: the root, the state, and the ids of the streams in each directory page.
     Raises: Unusable; VersionUnknown.
     """
     key = paths.checkpoint(position)
     root = yield from read_root(paths, position)
     try:
-        state = shard_of(root.extra, root.replay_from, key, wanted)
+        state = shard_of(root.extra, root.replay_from, key, wanted, whole=whole)
         needed: list[Part] = []
         members: dict[int, frozenset[int]] = {}
 
@@ -62,14 +64,14 @@ def load_root(paths: ShardPaths, position: Position, wanted: Callable[[str, str]
             part = needed[at]
             if part.ref.kind != PageKind.BLOCKS:
                 load_part(state, in_time(decode_page(data, part.ref)), part)
-            elif wanted is None:
+            elif state.whole:
                 load_part(state, in_time(decode_page(data, part.ref, None)), part)
             else:
                 load_part(state, in_time(decode_page(data, part.ref, unpack_table_page)), part, LazyBlockRef.unpack)
 
         yield from read_pages(paths, root.pages, add_directory)
         yield from read_pages(paths, [part.ref for part in needed], add_part)
-        if wanted is None:
+        if state.whole:
             note_unlisted(state, root.extra)
     except VersionUnknown:
         raise

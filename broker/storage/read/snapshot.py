@@ -55,11 +55,12 @@ class Snapshot(NamedTuple):
 
 
 def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, *,
-           thorough: bool = True) -> Steps[Snapshot]:
+           thorough: bool = True, whole: bool = False) -> Steps[Snapshot]:
     """Read the shard's state as it stands in the store.
 
     Args: wanted(account, name) selects the streams: pages and blocks of others are not read, and ``state.segments`` has
-        no counts. None selects all. thorough: see ``Chain``; the log's owner does not need it.
+        no counts. None selects all. thorough: see ``Chain``; the log's owner does not need it. whole: as for
+        ``ShardState``.
     Raises: Corrupt, which names the object, if the log cannot be read further; VersionUnknown if a newer broker wrote
         it; CutOff if the log changed faster than it could be read, RESTARTS_MAX times.
     """
@@ -70,7 +71,8 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, 
         snapshot: Snapshot | None = None
         for position in [*reversed(roots), None]:
             try:
-                snapshot = yield from _from_root(paths, position, roots, problems, wanted, thorough=thorough)
+                snapshot = yield from _from_root(paths, position, roots, problems, wanted, thorough=thorough,
+                                                 whole=whole)
                 break
             except CutOff as gone:
                 problems.append(str(gone))
@@ -155,14 +157,14 @@ def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
 
 def _from_root(paths: ShardPaths, position: Position | None, roots: list[Position], problems: list[str],
                wanted: Callable[[str, str], bool] | None = None, until: Position | None = None, *,
-               thorough: bool = True, end: Position | None = None) -> Steps[Snapshot]:
+               thorough: bool = True, end: Position | None = None, whole: bool = False) -> Steps[Snapshot]:
     root: Root | None = None
     members: dict[int, frozenset[int]] = {}
     if position is None:
-        state = ShardState(wanted)
+        state = ShardState(wanted, whole=whole)
         state.replaying = True
     else:
-        root, state, members = yield from load_root(paths, position, wanted, until)
+        root, state, members = yield from load_root(paths, position, wanted, until, whole=whole)
     chain = Chain(paths, state, until, thorough=thorough)
     gone: dict[int, Position] = {}
     if root is not None:

@@ -6,7 +6,7 @@ So any version and any reader arrives at the same state, without a clock.
 
 A block is applied in this order:
 
-    1. its create record makes the stream
+    1. its create record makes the stream, or its arrival record, if it comes from another shard
     2. staged blocks that it appends join the table, then the block itself
     3. ranges that were removed meanwhile are marked dead
     4. the other records follow, in their order
@@ -41,12 +41,14 @@ from broker.storage.format.index import Head
 from broker.storage.format.record import Record
 from broker.storage.format.records.adoption import Adopted, Adoption
 from broker.storage.format.records.append import Append
+from broker.storage.format.records.arrival import Arrival
 from broker.storage.format.records.catalogue import Catalogue, CatalogueEntry
 from broker.storage.format.records.ceiling import Ceiling
 from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
 from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.format.records.consumer_update import ConsumerUpdate
+from broker.storage.format.records.departure import Departure
 from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.opening import Opening
@@ -60,8 +62,9 @@ from broker.storage.state.extra import update_extra
 from broker.storage.state.held import HeldPart, held_parts
 from broker.storage.state.ids import WINDOW, BlockIds
 from broker.storage.state.released import Released
-from broker.storage.state.stream import START, StreamState
-from broker.storage.state.swap import dead_in
+from broker.storage.state.stream import DEPARTED, MOVES, START, StreamState
+from broker.storage.state.stream_entry import DAMAGED, check_entry, unpack_entry
+from broker.storage.state.swap import dead_in, is_newer
 from broker.storage.state.table import BlockEntry, BlockTable, Kept, RunKey, TablePage, pages_of, run_keys
 
 __all__ = ["ShardState"]
@@ -106,11 +109,14 @@ class ShardState:
         "unnamed",
         "unwanted",
         "wanted",
+        "whole",
     )
 
-    def __init__(self, wanted: Callable[[str, str], bool] | None = None) -> None:
+    def __init__(self, wanted: Callable[[str, str], bool] | None = None, *, whole: bool = False) -> None:
         self.wanted = wanted
         """wanted(account, name) returns whether a stream is loaded; None: all are."""
+        self.whole = whole or wanted is None
+        """True if streams have the parts that only an owner needs: due times and message ids."""
         self.unwanted: dict[int, tuple[str, str]] = {}
         """Account and name of the streams that are not wanted, by incarnation, possibly including deleted ones. Their
         blocks are not applied."""
@@ -158,9 +164,13 @@ class ShardState:
     def is_elsewhere(self, shard: int, stream_id: int) -> bool:
         """Return whether objects of an incarnation are not the business of ``shard``, which has this state.
 
-        Shard 0 is responsible for every incarnation that is not in the catalogue; another shard for its streams alone.
+        Shard 0 is responsible for its streams, and for every incarnation that is not in the catalogue; another shard
+        for its streams alone. A stream that moves has an entry until it has arrived in shard 0.
         """
-        return stream_id not in self.streams if shard else stream_id in self.catalogue
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            return stream.departed is not None
+        return bool(shard) or stream_id in self.catalogue
 
     def is_offline(self, stream_id: int) -> bool:
         """Return whether a stream is offline.
@@ -195,6 +205,9 @@ class ShardState:
             self._apply_shard_records(core.records)
             return
         stream = self.streams.get(core.stream_id)
+        if stream is not None and stream.departed is not None and self.position > stream.position:
+            self._apply_to_departed(stream, core)
+            return
         if stream is None and (stream := self._created(core)) is None:
             return
         if self.position <= stream.position:
@@ -272,7 +285,7 @@ class ShardState:
             stream_id, position = next(iter(self._unmade.items()))
             raise Corrupt(f"segment {position}", "blocks", 0,
                           f"it speaks of stream {stream_id:016x}, which neither checkpoint nor log created or deleted")
-        self.names = {(s.account, s.name): s.stream_id for s in self.streams.values()}
+        self.names = {(s.account, s.name): s.stream_id for s in self.streams.values() if s.departed is None}
         if self.wanted is not None:
             return
         self.replaying = False
@@ -282,6 +295,8 @@ class ShardState:
         for stream in self.streams.values():
             if stream.offline is not None:
                 self._count_offline(stream, segments, runs)
+                continue
+            if stream.departed is not None:
                 continue
             try:
                 for page in stream.blocks.pages:
@@ -333,7 +348,7 @@ class ShardState:
         Returns: None if the stream was deleted later, is not wanted, or its create record is damaged.
         """
         for record in core.records:
-            if record.kind == StreamCreate.KIND:
+            if record.kind in (StreamCreate.KIND, Arrival.KIND):
                 break
         else:
             if any(record.kind == StreamDelete.KIND for record in core.records):
@@ -343,13 +358,11 @@ class ShardState:
                 self._unmade.setdefault(core.stream_id, self.position)
             return None
         try:
-            made = StreamCreate.decode(record.body)
-        except Corrupt as error:
-            self.set_offline(core.stream_id, f"segment {self.position} is damaged: {error}")
+            stream = _created_by(record, core) if record.kind == StreamCreate.KIND else self._arrived(core, record)
+        except DAMAGED as error:
+            why = str(error) if isinstance(error, Corrupt) else repr(error)
+            self.set_offline(core.stream_id, f"segment {self.position} is damaged: {why}")
             return None
-        stream = StreamState(core.stream_id, made.account, made.name, made.config, made.created_ns)
-        stream.ceiling = made.ceiling
-        update_extra(stream.extra, made.extra)
         if self.wanted is not None and not self.wanted(stream.account, stream.name):
             self.unwanted[core.stream_id] = (stream.account, stream.name)
             return None
@@ -378,7 +391,7 @@ class ShardState:
                 due.remove(removed[0], removed[1])
         if left and counting:
             self._queue_removed(stream, pages_of(left))
-        deleted = False
+        deleted, departed = False, None
         with_ids: Record | None = None
         for record in core.records:
             kind = record.kind
@@ -409,23 +422,66 @@ class ShardState:
                 update_extra(stream.extra, update.extra)
             elif kind == StreamDelete.KIND:
                 deleted = True
+            elif kind == Departure.KIND:
+                departed = Departure.decode(record.body).to
             elif kind == Ceiling.KIND:
                 stream.ceiling = Ceiling.decode(record.body).seq
-            elif kind == Expiry.KIND and self.wanted is None:
+            elif kind == Expiry.KIND and self.whole:
                 expiry = Expiry.decode(record.body)
                 stream.expiries.add(expiry.seqs, expiry.expires_at_ns)
-            elif kind == Schedule.KIND and self.wanted is None:
+            elif kind == Schedule.KIND and self.whole:
                 schedule = Schedule.decode(record.body)
                 for seq, due_ns in zip(schedule.seqs, schedule.due_at_ns, strict=True):
                     if due_ns:
                         stream.schedules.put(seq, due_ns)
                     else:
                         stream.schedules.remove(seq, seq)
-        if with_ids is not None and self.wanted is None and stream.config.get(WINDOW, 0):
+        if with_ids is not None and self.whole and stream.config.get(WINDOW, 0):
             stream.ids.record(core, ids or BlockIds.of(core, with_ids, head))
         self._apply_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
+        if departed is not None:
+            self._depart(stream, departed)
         if deleted:
             self._drop(stream)
+
+    def _depart(self, stream: StreamState, to: int) -> None:
+        """Keep a stream as it was when it left for shard ``to``. Its objects are that shard's business from now on."""
+        stream.extra[DEPARTED] = to
+        if self.names.get((stream.account, stream.name)) == stream.stream_id:
+            del self.names[stream.account, stream.name]
+        if self.replaying or self.wanted is not None:
+            return
+        while self.update_counts(_LEFT_AT_ONCE):  # the last block of a run may have left it: that run is ours to delete
+            pass
+        for page in stream.blocks.pages:
+            for run, _ in page.run_counts(stream.stream_id):
+                self.runs.pop(run, None)
+
+    def _apply_to_departed(self, stream: StreamState, core: BlockCore) -> None:
+        """Apply a block to a stream that has left: it comes back, or it is forgotten."""
+        for record in core.records:
+            if record.kind == StreamDelete.KIND:
+                self._drop(stream)
+            elif record.kind == Arrival.KIND:
+                self._drop(stream)
+                self.apply_block(core, None)
+
+    def _arrived(self, core: BlockCore, record: Record) -> StreamState:
+        """Return the stream that arrives from another shard. Raises: one of ``DAMAGED``."""
+        arrival = Arrival.decode(record.body)
+        check_entry(arrival.entry)
+        stream, _ = unpack_entry(arrival.entry, filters=True, whole=self.whole)
+        stream.extra = {**stream.extra, MOVES: stream.moves + 1}
+        stream.extra.pop(DEPARTED, None)
+        stream.position, stream.dirty = START, True
+        if stream.stream_id != core.stream_id:
+            raise ValueError(f"it is the entry of stream {stream.stream_id:016x}")
+        if self.wanted is None and not self.replaying:
+            for page in stream.blocks.pages:
+                for run, count in page.run_counts(stream.stream_id):
+                    self.runs[run] = self.runs.get(run, 0) + count
+                    self.freed_runs.pop(run, None)
+        return stream
 
     def _append(self, stream: StreamState, record: Record) -> None:
         """Add the staged blocks of an append record. Raises: Corrupt; ValueError if they cannot follow."""
@@ -443,7 +499,7 @@ class ShardState:
                 self.freed_runs.pop(run, None)
         if refs:
             stream.last_time_ns = max(stream.last_time_ns, refs[-1][LAST_TIME_NS])
-            if self.wanted is None and stream.config.get(WINDOW, 0):
+            if self.whole and stream.config.get(WINDOW, 0):
                 stream.ids.in_blocks(refs[0][FIRST_SEQ], refs[-1][LAST_SEQ], refs[-1][LAST_TIME_NS])
         for first, last, msgs, size, *bits in append.dead:
             if bits:
@@ -505,7 +561,7 @@ class ShardState:
             stream = self.streams.get(ref.stream_id)
             if self._only not in (0, ref.stream_id):
                 continue
-            if stream is None:
+            if stream is None or stream.departed is not None:
                 continue
             if stream.offline is None:
                 try:
@@ -522,7 +578,7 @@ class ShardState:
         parts = stream.blocks.within(adopted.first_seq, adopted.last_seq)
         if not parts or any(part.ref.position == ref.position and part.ref == ref for part in parts):
             return  # all of it was removed meanwhile, or a page of the checkpoint included this already
-        if any(part.ref.position > ref.position for part in parts):
+        if any(is_newer(part.ref, ref) for part in parts):
             raise ValueError(f"{ref!r} was made before a block that it replaces")
         entry = BlockEntry(ref)
         entry.dead = dead_in(ref, parts)
@@ -548,6 +604,8 @@ class ShardState:
             del self.names[name]
         left: list[TablePage | HeldPart] = [*held_parts(stream.held, stream.held_runs)]
         table = stream.blocks.clear()
+        if stream.departed is not None:
+            table = []  # another shard has these blocks
         if self._uncounted.pop(stream.stream_id, None) is None:
             left += table
         else:
@@ -599,6 +657,15 @@ class ShardState:
                     self.freed_runs[run] = (stream.account, stream.name)
                     self.freed = self.position
         return bool(leaving)
+
+
+def _created_by(record: Record, core: BlockCore) -> StreamState:
+    """Return the stream that a create record makes. Raises: Corrupt."""
+    made = StreamCreate.decode(record.body)
+    stream = StreamState(core.stream_id, made.account, made.name, made.config, made.created_ns)
+    stream.ceiling = made.ceiling
+    update_extra(stream.extra, made.extra)
+    return stream
 
 
 def _trimmed_below(blocks: BlockTable, core: BlockCore) -> int:

@@ -26,13 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from broker.storage.format.block import BlockRef
 from broker.storage.format.codec import pack_value, unpack_value
-from broker.storage.format.errors import Corrupt, FormatError, VersionUnknown
+from broker.storage.format.errors import Corrupt, VersionUnknown
 from broker.storage.format.header import (
-    EPOCH_MAX,
     NUMBER_MAX,
     ObjectKind,
     Position,
@@ -53,16 +52,23 @@ from broker.storage.state.ids import WINDOW, IdPart
 from broker.storage.state.packed import Packed, rows_of
 from broker.storage.state.released import Released
 from broker.storage.state.stream import StreamState
-from broker.storage.state.subjects import SubjectPage
-from broker.storage.state.table import BlockEntry, Kept, TablePage
+from broker.storage.state.stream_entry import (
+    DAMAGED,
+    ENTRY_FIELDS,
+    LISTED_BLOCKS_MAX,
+    Part,
+    check_entry,
+    kept,
+    position_of,
+    unpack_entry,
+)
+from broker.storage.state.table import BlockEntry, TablePage
 
 __all__ = ["DIRECTORY_STREAMS", "Part", "StreamCopy", "directory_page", "held_of", "load_directory", "load_part",
            "note_unlisted", "pack_roots_held", "roots_held_of", "shard_extra", "shard_of"]
 
 DIRECTORY_STREAMS = 64
 INLINE_BLOCKS_MAX = 64
-_LISTED_BLOCKS_MAX = 4
-"""A table with at most so many blocks is a list of entries, which takes less room than a summary."""
 INLINE_CONSUMER_MAX = 512
 """Numbers in a consumer's state. A larger state has a page of its own."""
 INLINE_EXPIRIES_MAX = 256
@@ -78,12 +84,8 @@ _CONSUMERS_AT_ONCE = 64
 """Consumers packed between two turns of the loop: about a millisecond."""
 
 _TABLE = 14
-_ENTRY_FIELDS = 16
-"""Fields of the entry of a stream without expiries. ``_TABLE`` is the first field that names pages."""
 _SUBJECTS = 18
 _IDS = 19
-
-_ENTRY_TYPES = [int, str, str, dict, int, int, int, int, int, int, int, int, list, dict, list, list]
 
 IDS_UNLISTED = "ids_unlisted_ns"
 """A member of the root's extra: see ``ShardState``. Releases that list no ids neither write nor keep it."""
@@ -98,8 +100,6 @@ _CATALOGUE = "catalogue"
 
 _CHUNKS, _PLACE = 5, 6
 """Fields of a row of ids."""
-
-_DAMAGED = (TypeError, OverflowError, ValueError, KeyError, IndexError, AttributeError, FormatError)
 
 
 class StreamCopy:
@@ -121,7 +121,7 @@ class StreamCopy:
         inline = len(stream.blocks) <= (INLINE_BLOCKS_MAX if inline_max is None else inline_max)
         self.filters = False
         """True if the entry itself has subject filters."""
-        self.summaries = not inline or len(stream.blocks) > _LISTED_BLOCKS_MAX
+        self.summaries = not inline or len(stream.blocks) > LISTED_BLOCKS_MAX
         """True if pages of the table have summaries."""
         self.staged = False
         """True if blocks of the table are staged ones; for a large table, valid once all parts are copied."""
@@ -265,7 +265,7 @@ def directory_page(position: Position, number: int, copies: Sequence[StreamCopy]
     """Return the directory page ``number``, once all parts of its streams have their places."""
     return Page(PageKind.DIRECTORY, position, number, [copy.entry for copy in copies],
                 any(copy.filters for copy in copies),
-                any(len(copy.entry) > _ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies),
+                any(len(copy.entry) > ENTRY_FIELDS for copy in copies), any(copy.summaries for copy in copies),
                 any(copy.staged for copy in copies), any(len(copy.entry) > _SUBJECTS for copy in copies),
                 any(len(copy.entry) > _IDS for copy in copies),
                 any(copy.stream.held for copy in copies))
@@ -299,17 +299,6 @@ def _ids_placer(stream: StreamState, part: IdPart, row: list[Any]) -> Callable[[
     return placed
 
 
-class Part(NamedTuple):
-    """A page of one stream that ``load_part`` needs.
-
-    ``room`` and ``summary`` belong to a page of its block table; ``summary`` is None if the directory has none.
-    """
-
-    ref: PageRef
-    room: int = 0
-    summary: Sequence[Any] | None = None
-
-
 def load_directory(state: ShardState, page: Page, name: str | None = None) -> list[Part]:
     """Add a directory page's streams that ``state`` wants to it.
 
@@ -320,72 +309,21 @@ def load_directory(state: ShardState, page: Page, name: str | None = None) -> li
     in_object, name = name or f"directory page {page.key}", ""
     try:
         for entry in page.body:
-            _check_entry(entry)
-            (stream_id, account, name, config, created_ns, first_seq, last_seq, msgs, size, first_time_ns, last_time_ns,
-             ceiling, position, extra, table, consumers, *more) = entry
-            if len(more) not in (0, 2, 3, 4):
-                raise ValueError("an entry has other fields")
-            expiries, schedules, subjects, ids = [*more, (), (), (), ()][:4]
+            check_entry(entry)
+            stream_id, account, name, _, created_ns = entry[:5]
             # A stream of which only the existence is known may be a wanted one: the root's segments have its name.
             if state.wanted is not None and (account or created_ns) and not state.wanted(account, name):
                 state.unwanted[stream_id] = (account, name)
                 continue
-            stream = StreamState(stream_id, account, name, config, created_ns)
-            stream.first_seq, stream.last_seq, stream.msgs, stream.bytes = first_seq, last_seq, msgs, size
-            stream.first_time_ns, stream.last_time_ns, stream.ceiling = first_time_ns, last_time_ns, ceiling
-            stream.position, stream.extra, stream.page = Position(*position), extra, page.key
-            stream.dirty = False
-            for room, entries, ref, *rest in table:
-                summary = rest[0] if rest else None
-                if ref is not None:
-                    needed.append(Part(PageRef.unpack(ref), room, summary))
-                    continue
-                if summary is None:
-                    part = TablePage.of([_kept(packed) for packed in entries])
-                    stream.dirty = stream.dirty or len(entries) > _LISTED_BLOCKS_MAX  # as below
-                else:
-                    body = PageBody.unpack(entries, stream_id)
-                    part = TablePage(Packed.summarized(body, summary, filters=page.filters))
-                part.room = room
-                stream.blocks.load(part)
-            for packed, ref in consumers:
-                if ref is not None:
-                    needed.append(Part(PageRef.unpack(ref)))
-                else:
-                    consumer = ConsumerState.unpack(packed)
-                    stream.consumers[consumer.name] = consumer
-            for times, rows in ((stream.expiries, expiries), (stream.schedules, schedules)):
-                for packed, ref in rows if state.wanted is None else ():  # readers do not need them
-                    if ref is not None:
-                        needed.append(Part(PageRef.unpack(ref)))
-                    else:
-                        times.load(ExpiryPage.unpack(packed))
-            pages: list[SubjectPage] = []
-            for row in subjects if state.wanted is None else ():
-                pages.append(SubjectPage.unpack(row, pages[-1].last_seq if pages else 0))
-            stream.subjects = tuple(pages)
-            after = 0
-            for row in ids if state.wanted is None else ():
-                part_of_ids = IdPart.unpack(row, after)
-                stream.ids.load(part_of_ids)
-                after = part_of_ids.last_seq
+            stream, parts = unpack_entry(entry, filters=page.filters, whole=state.whole)
+            stream.page = page.key
+            needed += parts
             state.streams[stream_id] = stream
     except VersionUnknown:
         raise
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise Corrupt(in_object, f"directory page {page.key}", 0, f"stream {name!r}: {error!r}") from None
     return needed
-
-
-def _check_entry(entry: Sequence[Any]) -> None:
-    """Check the types and numbers of an entry; the parts are checked as they are loaded. Raises: ValueError."""
-    if [*map(type, entry[:_ENTRY_FIELDS])] != _ENTRY_TYPES:
-        raise ValueError("an entry has other fields")
-    stream_id, (first_seq, last_seq, msgs, size), ceiling = entry[0], entry[5:9], entry[11]
-    if (not stream_id or min(stream_id, first_seq, msgs, size, ceiling) < 0 or first_seq > last_seq + 1
-            or msgs > last_seq):
-        raise ValueError("an entry's numbers are inconsistent")
-    _position(entry[12])
 
 
 def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[Any], BlockRef] | None = None) -> None:
@@ -408,7 +346,7 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
                 blocks = TablePage.of([BlockEntry.unpack(packed, unpack_ref) for packed in entries])
             elif part.summary is None:
                 room, entries = unpack_value(page.body.raw())
-                packed = Packed.of(page.body, [_kept(packed) for packed in entries])
+                packed = Packed.of(page.body, [kept(packed) for packed in entries])
                 stream.dirty = True  # an earlier version wrote the page: the next round adds the summary
                 blocks = TablePage(packed)
             else:
@@ -427,15 +365,9 @@ def load_part(state: ShardState, page: Page, part: Part, unpack_ref: Callable[[A
             (stream.expiries if page.kind == PageKind.EXPIRY else stream.schedules).load(some)
         else:
             raise ValueError(f"a page of kind {page.kind} among a stream's")
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise Corrupt(object_name(ObjectKind.PAGES, ref.position), f"page of stream {stream.name}", ref.offset,
                       repr(error)) from None
-
-
-def _kept(packed: Any) -> Kept:
-    """Return an entry of a page, checked, in the form that a table has."""
-    entry = BlockEntry.unpack(packed)
-    return entry if entry.dead is not None else entry.ref.pack()
 
 
 def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
@@ -475,7 +407,7 @@ def roots_held_of(extra: dict[str, Any], position: Position) -> dict[Position, f
 
     Raises: ValueError or TypeError.
     """
-    found = {_position(root): frozenset(unpack_runs(runs)) for root, runs in extra.get(_ROOTS_HELD, ())}
+    found = {position_of(root): frozenset(unpack_runs(runs)) for root, runs in extra.get(_ROOTS_HELD, ())}
     found[position] = frozenset(at for _, positions in held_of(extra, position) for at in positions)
     return found
 
@@ -485,7 +417,7 @@ def held_of(extra: dict[str, Any], position: Position) -> list[tuple[int, list[P
 
     Raises: ValueError or TypeError.
     """
-    return [(stream_id, [at for at in map(_position, positions) if at <= position])
+    return [(stream_id, [at for at in map(position_of, positions) if at <= position])
             for stream_id, positions in extra.get(_HELD, ())]
 
 
@@ -502,9 +434,9 @@ def note_unlisted(state: ShardState, extra: dict[str, Any]) -> None:
 
 
 def shard_of(extra: dict[str, Any], position: Position, name: str,
-             wanted: Callable[[str, str], bool] | None = None) -> ShardState:
+             wanted: Callable[[str, str], bool] | None = None, *, whole: bool = False) -> ShardState:
     """Return a state without streams that is ready to replay from ``position``. Raises: Corrupt."""
-    state = ShardState(wanted)
+    state = ShardState(wanted, whole=whole)
     state.replaying = True
     state.position = position
     try:
@@ -514,27 +446,19 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
         opening = extra["opening"]
         state.opening = Opening.decode(opening, name) if opening else None
         for at, body in extra["letgo"]:
-            released = Released.of(_position(at), Release.decode(body))
+            released = Released.of(position_of(at), Release.decode(body))
             if released.position <= position:
                 state.released[released.position] = released
         for at, objects in extra.get("roots", ()):
-            _position(at)
+            position_of(at)
             for one in objects:
-                _position(one)
+                position_of(one)
         for entry in map(CatalogueEntry.decode, extra.get(_CATALOGUE, ())):
             state.catalogue[entry.stream_id] = entry
         roots_held_of(extra, position)
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise Corrupt(name, "extra", 72, repr(error)) from None
     return state
-
-
-def _position(packed: Sequence[int]) -> Position:
-    """Return a packed position. Raises: ValueError or TypeError for anything else."""
-    epoch, number = packed
-    if type(epoch) is not int or type(number) is not int or not (0 <= epoch <= EPOCH_MAX and 0 <= number <= NUMBER_MAX):
-        raise ValueError(f"{packed!r} is no position")
-    return Position(epoch, number)
 
 
 def _key_runs(keys: Sequence[int]) -> Iterator[list[int]]:

@@ -13,7 +13,12 @@ from broker.storage.state.ids import StreamIds
 from broker.storage.state.subjects import SubjectPage
 from broker.storage.state.table import BlockTable, RunKey
 
-__all__ = ["START", "StreamState"]
+__all__ = ["DEPARTED", "MOVES", "START", "StreamState"]
+
+DEPARTED = "departed"
+"""A key of ``extra``: the shard to which the stream has moved. This shard keeps the state that it had then."""
+MOVES = "moves"
+"""A key of ``extra``: how often the stream has moved, if it has."""
 
 START = Position(0, 0)
 """The position before every segment."""
@@ -74,6 +79,16 @@ class StreamState:
     def restoring(self) -> bool:
         """True while its restore from a backup is not complete: until then the stream does not exist for clients."""
         return bool(self.extra.get(RESTORING))
+
+    @property
+    def departed(self) -> int | None:
+        """The shard to which the stream has moved; None: it is in this one."""
+        return self.extra.get(DEPARTED)
+
+    @property
+    def moves(self) -> int:
+        """The number of times that the stream has arrived in a shard from another one."""
+        return int(self.extra.get(MOVES, 0))
 
     def __repr__(self) -> str:
         return (f"<StreamState {self.account}/{self.name} {self.stream_id:016x}: {self.msgs} messages "

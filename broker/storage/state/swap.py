@@ -19,7 +19,7 @@ from typing import Protocol
 from broker.storage.format.block import BlockRef
 from broker.storage.state.dead import DeadSet
 
-__all__ = ["Part", "dead_in"]
+__all__ = ["Part", "dead_in", "is_newer"]
 
 
 class Part(Protocol):
@@ -55,3 +55,11 @@ def _gone(ref: BlockRef, parts: Sequence[Part]) -> Iterator[tuple[int, int]]:
             yield from part.dead.seqs()
         at = part.last_seq + 1
     yield at, ref.last_seq
+
+
+def is_newer(part: BlockRef, ref: BlockRef) -> bool:
+    """Return whether a block that ``ref`` would replace was made after it.
+
+    Runs below the stream's prefix may be from other shards in which the stream was, and have positions of their logs.
+    """
+    return not part.place.of_stream and part.position > ref.position

@@ -43,7 +43,7 @@ NEVER = ShardSettings(checkpoint=CheckpointSettings(segments=1 << 30, replayed_s
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "PAGE_ENTRIES", 4)
     monkeypatch.setattr(pages, "INLINE_BLOCKS_MAX", 3)
-    monkeypatch.setattr(pages, "_LISTED_BLOCKS_MAX", 1)
+    monkeypatch.setattr(pages, "LISTED_BLOCKS_MAX", 1)
     monkeypatch.setattr(packed, "_recent", packed._Recent(4))
     monkeypatch.setattr(pages, "INLINE_CONSUMER_MAX", 20)
     monkeypatch.setattr(pages, "INLINE_EXPIRIES_MAX", 3)

@@ -35,7 +35,7 @@ def _records(name: str) -> list[Record]:
 EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segment-of-expiring-messages",
                                                "segment-of-schedules", "segment-of-an-adoption",
                                                "segment-of-staged-blocks", "run-with-commits-format-4",
-                                               "segment-of-a-catalogue-format-4")
+                                               "segment-of-a-catalogue-format-4", "segment-of-moves-format-4")
          for record in _records(name)
          if (record.kind != RecordKind.CONSUMER_STATE or "re" in record.body)  # type: ignore[operator]
          and (record.kind != RecordKind.RELEASE or "done" in record.body)}  # type: ignore[operator]
@@ -78,7 +78,8 @@ WRONG: list[tuple[int, str, Any]] = [
     (16, "epochs", None), (16, "epochs", {}), (16, "epochs", [5]), (16, "epochs", [[1, [2]]]),
     (16, "epochs", [[1, [2], [3, 4]]]), (16, "epochs", [[1, ["2"], [3]]]), (16, "epochs", [["1", [2], [3]]]),
     (12, "expires_at_ns", [1]), (12, "expires_at_ns", b"1234567"), (13, "seqs", None), (13, "due_at_ns", [1]),
-    (17, "entries", {}), (17, "gone", ["1"]), (17, "gone", {})]
+    (17, "entries", {}), (17, "gone", ["1"]), (17, "gone", {}),
+    (18, "to", None), (18, "to", "2"), (19, "source", None), (19, "entry", None), (19, "entry", {})]
 
 
 @pytest.mark.parametrize(("kind", "key", "value"), WRONG)

@@ -107,7 +107,7 @@ def sample() -> Sample:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "PAGE_ENTRIES", 4)
         patch.setattr(pages, "INLINE_BLOCKS_MAX", 3)
-        patch.setattr(pages, "_LISTED_BLOCKS_MAX", 1)
+        patch.setattr(pages, "LISTED_BLOCKS_MAX", 1)
         patch.setattr(pages, "INLINE_CONSUMER_MAX", 20)
         patch.setattr(pages, "INLINE_EXPIRIES_MAX", 3)
         patch.setattr(expiries, "PAGE_ROWS", 4)

@@ -11,7 +11,7 @@ from broker.storage.format.records.kinds import RecordKind
 
 __all__ = ["Catalogue", "CatalogueEntry"]
 
-_LISTED: Final = frozenset(("id", "shard", "account", "name", "config", "created_ns", "deleting"))
+_LISTED: Final = frozenset(("id", "shard", "account", "name", "config", "created_ns", "deleting", "to", "moves"))
 
 
 @dataclass(slots=True, repr=False)
@@ -19,7 +19,8 @@ class CatalogueEntry:
     """A stream that is in another shard than 0, from before its creation there until after its deletion.
 
     ``config`` is the API's JSON: the configuration that the stream has, or is about to get. ``deleting``: the stream is
-    deleted, or about to be. ``extra`` has all other keys.
+    deleted, or about to be. ``to``: it moves from ``shard`` to this one; then either may be shard 0. ``moves``: how
+    often it has moved. ``extra`` has all other keys.
     """
 
     stream_id: int
@@ -29,6 +30,8 @@ class CatalogueEntry:
     config: dict[str, Any]
     created_ns: int
     deleting: bool = False
+    to: int | None = None
+    moves: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
 
     def encode(self) -> dict[str, Any]:
@@ -37,6 +40,10 @@ class CatalogueEntry:
                                 "config": self.config, "created_ns": self.created_ns}
         if self.deleting:
             body["deleting"] = True
+        if self.to is not None:
+            body["to"] = self.to
+        if self.moves:
+            body["moves"] = self.moves
         return body | self.extra
 
     @classmethod
@@ -47,7 +54,9 @@ class CatalogueEntry:
         return cls(required(kind, body, "id", int), required(kind, body, "shard", int),
                    required(kind, body, "account", str), required(kind, body, "name", str),
                    required(kind, body, "config", dict), required(kind, body, "created_ns", int),
-                   optional(kind, body, "deleting", bool, False), unlisted(body, _LISTED))
+                   optional(kind, body, "deleting", bool, False),
+                   required(kind, body, "to", int) if "to" in body else None, optional(kind, body, "moves", int, 0),
+                   unlisted(body, _LISTED))
 
 
 @dataclass(slots=True, eq=False, repr=False)

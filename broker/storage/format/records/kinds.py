@@ -27,3 +27,5 @@ class RecordKind(IntEnum):
     APPEND = 15
     COMMITS = 16
     CATALOGUE = 17
+    DEPARTURE = 18
+    ARRIVAL = 19

@@ -6,6 +6,7 @@ from typing import Final
 
 from broker.storage.format.records.adoption import Adoption
 from broker.storage.format.records.append import Append
+from broker.storage.format.records.arrival import Arrival
 from broker.storage.format.records.body import RecordBody
 from broker.storage.format.records.catalogue import Catalogue
 from broker.storage.format.records.ceiling import Ceiling
@@ -14,6 +15,7 @@ from broker.storage.format.records.consumer_create import ConsumerCreate
 from broker.storage.format.records.consumer_delete import ConsumerDelete
 from broker.storage.format.records.consumer_state import ConsumerDelta
 from broker.storage.format.records.consumer_update import ConsumerUpdate
+from broker.storage.format.records.departure import Departure
 from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.opening import Opening
@@ -43,5 +45,7 @@ BODIES: Final[dict[int, type[RecordBody]]] = {body.KIND: body for body in (
     Append,
     Commits,
     Catalogue,
+    Departure,
+    Arrival,
 )}
 """The classes of bodies, by kind."""
