@@ -134,11 +134,13 @@ MAY: dict[str, set[str]] = {
     "jetstream.inbox": {
         "base", "jetstream.stream", "jetstream.stream.state", "jetstream.wire", "storage.format", "storage.log",
         "storage.objectstore", "storage.paths", "storage.staging"},
+    "jetstream.moves": {
+        "jetstream.account", "storage.format", "storage.log", "storage.paths", "storage.read", "storage.state"},
     "jetstream.catalogue": {
-        "jetstream.account", "jetstream.config", "jetstream.shard_streams", "jetstream.stream", "jetstream.wire",
-        "storage.format", "storage.log", "storage.state"},
+        "jetstream.account", "jetstream.config", "jetstream.moves", "jetstream.shard_streams", "jetstream.stream",
+        "jetstream.wire", "storage.format", "storage.log", "storage.state"},
     "jetstream.owners": {
-        "base", "jetstream.account", "jetstream.bus", "jetstream.catalogue", "jetstream.config",
+        "base", "jetstream.account", "jetstream.bus", "jetstream.catalogue", "jetstream.config", "jetstream.moves",
         "jetstream.shard_streams", "jetstream.stream", "jetstream.stream.upstream", "jetstream.wire", "storage.format",
         "storage.log", "storage.objectstore", "storage.put", "storage.state"},
     "jetstream.shard_streams": {

@@ -27,6 +27,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.jetstream.account.unused import UnusedStream
+from broker.jetstream.moves import settle_moves
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.storage.format.block import Outcome
@@ -81,14 +82,22 @@ class Catalogue:
         return found
 
     def check_update(self, stream: Stream, config: StreamConfig) -> None:
-        """Refuse an update that names another shard than the stream's; a restored stream may have another one's number.
+        """Refuse an update that names another shard than the stream's and cannot move the stream there. A restored or
+        moved stream may have another shard's number already.
 
-        Raises: ApiError 10052.
+        Raises: ApiError 10052; 10008.
         """
         wanted, shard = config.metadata.get(SHARD), self._of(stream.log)
         if shard is not None and wanted not in (None, str(shard.number), stream.config.metadata.get(SHARD)):
-            raise invalid_config(f"metadata {SHARD} is {wanted!r}, and the stream is in shard {shard.number}: a stream "
-                                 f"cannot move to another shard")
+            self._check_move(wanted, shard.number)
+
+    def _check_move(self, wanted: str, shard: int) -> None:
+        """Refuse to move a stream from ``shard`` to the shard of this number. Raises: ApiError 10052; 10008."""
+        raise invalid_config(f"metadata {SHARD} is {wanted!r}, and the stream is in shard {shard}: streams move only "
+                             f"between shards that brokers share (jetblock {{ own }})")
+
+    async def move_updated(self, stream: Stream, before: StreamConfig) -> None:
+        """Move a stream whose update changed the shard that its metadata names. Raises: ApiError."""
 
     def create(self, stream: Stream, record: StreamCreate) -> asyncio.Future[None] | None:
         """Store the first record of a new stream.
@@ -216,7 +225,8 @@ async def settle(logs: Mapping[int, Log]) -> None:
     """
     gone: list[int] = []
     changed: set[int] = set()
-    for entry in logs[0].state.catalogue.values():
+    moved = await settle_moves(logs)
+    for entry in ({**logs[0].state.catalogue, **{one.stream_id: one for one in moved}}).values():
         if entry.deleting:
             gone.append(entry.stream_id)
         if settle_stream(entry, logs[entry.shard]):
@@ -226,8 +236,8 @@ async def settle(logs: Mapping[int, Log]) -> None:
         logs[number].urgent()
     for number in changed:
         await logs[number].persisted()
-    if gone or strays:
-        logs[0].block(logs[0].shard).add(CatalogueRecord(strays, gone))
+    if gone or strays or moved:
+        logs[0].block(logs[0].shard).add(CatalogueRecord([*moved, *strays], gone))
         logs[0].urgent()
         await logs[0].persisted()
 
@@ -242,6 +252,9 @@ def settle_stream(entry: CatalogueEntry, log: Log) -> bool:
         if state is None:
             return False
         UnusedStream(state).delete(log)
+    elif state is None and entry.moves:
+        _log.error("stream %s > %s is not in shard %d, to which it has moved", entry.account, entry.name, entry.shard)
+        return False
     elif state is None:
         state = StreamState(entry.stream_id, entry.account, entry.name, entry.config, entry.created_ns)
         log.block(_Created(state)).add(StreamCreate(entry.account, entry.name, entry.config, entry.created_ns))

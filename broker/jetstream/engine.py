@@ -35,7 +35,7 @@ from broker.jetstream.api.waiting import Waiting
 from broker.jetstream.catalogue import Catalogue
 from broker.jetstream.inbox.inbox import InboxSettings
 from broker.jetstream.inflight import BatchLimits, Inflight
-from broker.jetstream.shard_streams import ShardStreams
+from broker.jetstream.shard_streams import Merger, ShardStreams
 from broker.jetstream.stream.dropping import BlockBudget
 from broker.jetstream.usage import ServerUsage, Usage
 from broker.jetstream.wire.advisories import SystemEvents
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from broker.jetstream.config.consumer import ConsumerConfig
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.consumer.delivery.receiver import Receiver
+    from broker.jetstream.owners.arrivals import StoredStream
     from broker.jetstream.owners.peers import Peers
     from broker.jetstream.owners.persisted import Shard
     from broker.jetstream.owners.shared_catalogue import SharedCatalogue
@@ -187,8 +188,13 @@ class JetStream:
             if shard.log is stream.log:
                 shard.failed_streams[stream.stream_id] = reason
 
-    def share(self, peers: Peers, count: int, read: Callable[[int], Shard], *, idle_seconds: float) -> SharedCatalogue:
-        """Own some of the ``count`` shards of a store, beside other brokers. Call it before accounts are added."""
+    def share(self, peers: Peers, count: int, read: Callable[[int], Shard], *, idle_seconds: float,
+              read_stream: Callable[[int, str, str], StoredStream], keep_seconds: float,
+              why_fixed: str = "") -> SharedCatalogue:
+        """Own some of the ``count`` shards of a store, beside other brokers. Call it before accounts are added.
+
+        For the arguments, see ``SharedCatalogue``.
+        """
         from broker.jetstream.api.request import Request
         from broker.jetstream.api.streams import stream_info
         from broker.jetstream.owners.shared_catalogue import SharedCatalogue
@@ -202,9 +208,17 @@ class JetStream:
             if (leafs := self.leafs) is not None:
                 await leafs.flushed(account)
 
+        def requested(account: str, stream: str) -> bool:
+            return isinstance(api := self.apis.get(account), Api) and api.serves(stream)
+
+        async def drop_requests(account: str, streams: Sequence[str]) -> None:
+            if isinstance(api := self.apis.get(account), Api):
+                await api.drop_streams(streams)
+
         self.catalogue = self.shared = SharedCatalogue(
             self.shards, self.accounts, peers, count, read, self.rng, idle_seconds=idle_seconds, flushed=flushed,
-            show=show)
+            show=show, requested=requested, drop_requests=drop_requests, read_stream=read_stream, clock=self.clock,
+            keep_seconds=keep_seconds, why_fixed=why_fixed)
         return self.shared
 
     def _first_shard(self) -> ShardStreams:
@@ -317,7 +331,7 @@ class JetStream:
         if account is not None:
             kept.update(stream.stream_id for stream in account.incoming.streams.values())
         unused = [(state, shard) for shard in shards for state in shard.log.state.streams.values()
-                  if state.account == name and state.stream_id not in kept]
+                  if state.account == name and state.stream_id not in kept and state.departed is None]
         everything: list[Stream | tuple[StreamState, ShardStreams]] = [*live, *unused]
         for number, one in enumerate(everything):
             if number % _PURGED_AT_ONCE == _PURGED_AT_ONCE - 1:
@@ -403,16 +417,18 @@ class JetStream:
     async def open(self, shard: int, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0,
                    inbox: InboxSettings | None = None,
                    release_runs: Callable[[Sequence[str]], object] = lambda keys: None, eraser: Eraser | None = None,
-                   more: bool = False) -> None:
+                   merger: Merger | None = None, more: bool = False) -> None:
         """Restore the streams and consumers of ``log.state``, the state of ``shard``, which this broker now owns.
 
         Return once the consumers serve, or after ``wait_seconds``. Consumers whose messages take long to count continue
         opening after that.
         Args: ``inbox``: how often the shard's inbox is read, None: only on request; ``release_runs(keys)`` deletes runs
             that nothing will ever name; ``eraser``: the shard's, None: no bytes of removed messages are erased;
-            ``more``: other shards follow, and no request is served before the last one.
+            ``merger``: moves blocks of streams that move to other shards, None: no stream does; ``more``: other shards
+            follow, and no request is served before the last one.
         """
         opened = self.shards[shard] = ShardStreams(shard, log, reader, self, self._budget)
+        opened.merger = merger
         if shard == 0:
             self.catalogue.open(log.state.catalogue)
         if self._memory_log is None:

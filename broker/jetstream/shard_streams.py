@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from broker.storage.read.reader import BlockReader
     from broker.storage.state.erasures import Erasure
 
-__all__ = ["ShardStreams"]
+__all__ = ["Merger", "ShardStreams"]
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +37,15 @@ class Broker(Protocol):
 
     def stream(self, account: str, name: str) -> Stream:
         """Return the live stream of an account. Raises: ApiError."""
+
+
+class Merger(Protocol):
+    """Moves the blocks of a stream to objects of its own: see ``Compactor``."""
+
+    working: asyncio.Lock
+
+    async def isolate(self, stream_id: int, *, hurried: bool = False) -> int:
+        """Move all blocks of a stream out of objects that it shares with others; return the bytes."""
 
 
 class ShardStreams(LogListener):
@@ -54,6 +64,7 @@ class ShardStreams(LogListener):
         self.streams = len(log.state.streams)
         self.inbox: Inbox | None = None
         self.eraser: Eraser | None = None
+        self.merger: Merger | None = None
         self._broker = broker
         self._budget = budget
         log.listen(self)

@@ -314,7 +314,7 @@ class App:
         inbox = InboxSettings(poll_ns=storage.inbox_interval_ns, staged_grace_ns=storage.staged_grace_ns,
                               max_payload=self._max_payload)
         await self.jetstream.open(shard.number, shard.log, owner.reader, release_runs=shard.sweeper.release_runs,
-                                  inbox=inbox, eraser=shard.eraser, more=more)
+                                  inbox=inbox, eraser=shard.eraser, merger=shard.merger, more=more)
 
     def _report_damage(self, finding: Finding) -> None:
         """Send an advisory for each stream that a damaged object affects."""

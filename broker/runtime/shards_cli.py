@@ -18,9 +18,11 @@ from broker.client.login_flags import add_login_flags, login_of
 __all__ = ["main", "make_parser"]
 
 _EPILOG = """\
-The user is one of the system account. Its subjects are $JETBLOCK.SHARDS and $JETBLOCK.*.SHARD.*.STEPDOWN.
+The user is one of the system account. Its subjects are $JETBLOCK.SHARDS, $JETBLOCK.*.SHARD.*.STEPDOWN and
+$JETBLOCK.*.STREAM.MOVE.
 jetblock shards --server URL step-down 3 --preferred broker-2 lets the owner of shard 3 hand it over to broker-2;
 without --preferred, to the broker with the fewest shards.
+jetblock shards --server URL move APP ORDERS 3 moves the stream ORDERS of account APP to shard 3 while it is used.
 status: 0 done, 2 not carried out
 """
 
@@ -31,16 +33,18 @@ _HAND_OVER_SECONDS: Final = 20.0
 def main(arguments: Sequence[str]) -> int:
     """List the shards, or let one be handed over; return the exit status."""
     return run_command("shards", lambda progress: _run(_parse(arguments), progress), ApiRefusal, ConnectionFailed,
-                       ValueError, again="list the shards: the hand-over may be done")
+                       ValueError, again="list the shards: the hand-over may be done; a move goes on")
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser(prog="jetblock shards", epilog=_EPILOG,
-                                     description="Show which brokers own the shards of a store, and hand shards over.",
+                                     description="Show which brokers own the shards of a store, hand shards over, and "
+                                                 "move streams between shards.",
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=("list", "step-down"), help="what to do")
-    parser.add_argument("shard", type=int, nargs="?", help="with step-down: the shard that is handed over")
+    parser.add_argument("action", choices=("list", "step-down", "move"), help="what to do")
+    parser.add_argument("of", nargs="*", metavar="ARG", help="with step-down: the shard that is handed over; with "
+                                                            "move: an account, its stream, and the new shard")
     parser.add_argument("--preferred", default="", metavar="NAME", help="the broker that gets the shard")
     parser.add_argument("--store", default="", metavar="ID", help="the id of the store, if there are several")
     parser.add_argument("--server", default="nats://127.0.0.1:4222", metavar="URL", help="a NATS server that reaches "
@@ -53,8 +57,10 @@ def make_parser() -> argparse.ArgumentParser:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = make_parser()
     options = parser.parse_args(list(arguments))
-    if (options.action == "step-down") != (options.shard is not None):
-        parser.error("step-down takes the number of a shard, and list takes none")
+    if len(options.of) != {"list": 0, "step-down": 1, "move": 3}[options.action]:
+        parser.error("step-down takes the number of a shard, move takes ACCOUNT STREAM SHARD, and list takes nothing")
+    if options.of and not options.of[-1].isdecimal():
+        parser.error(f"{options.of[-1]!r} is no number of a shard")
     return options
 
 
@@ -66,6 +72,8 @@ def _run(options: argparse.Namespace, progress: Progress) -> int:
         print()
     elif options.action == "list":
         print("\n".join(map(printable, _table(found["brokers"]))))
+    elif options.action == "move":
+        print(printable(f"stream {found['stream']} of account {found['account']} is in shard {found['shard']}"))
     else:
         print(printable(f"shard {found['shard']} is {found['owner']}'s"))
     return 0
@@ -84,11 +92,22 @@ async def _carry_out(options: argparse.Namespace) -> dict[str, Any]:
             return {"brokers": brokers}
         if len(stores) > 1:
             raise ValueError(f"there are several stores: choose one with --store: {', '.join(stores)}")
+        if options.action == "move":
+            return await _move(connection, stores[0], *options.of)
         body = {"placement": {"preferred": options.preferred}} if options.preferred else {}
         return connection.decode(await connection.request(
-            f"$JETBLOCK.{stores[0]}.SHARD.{options.shard}.STEPDOWN", json.dumps(body).encode(), _HAND_OVER_SECONDS))
+            f"$JETBLOCK.{stores[0]}.SHARD.{options.of[0]}.STEPDOWN", json.dumps(body).encode(), _HAND_OVER_SECONDS))
     finally:
         await connection.close()
+
+
+async def _move(connection: Connection, store: str, account: str, stream: str, shard: str) -> dict[str, Any]:
+    """Let a stream move, and return once it has: a large one takes long. Raises: ApiRefusal, ConnectionFailed."""
+    body = json.dumps({"account": account, "stream": stream, "shard": int(shard)}).encode()
+    while True:
+        answer = connection.decode(await connection.request(f"$JETBLOCK.{store}.STREAM.MOVE", body, _HAND_OVER_SECONDS))
+        if answer.get("done"):
+            return answer
 
 
 async def _brokers(connection: Connection) -> list[dict[str, Any]]:

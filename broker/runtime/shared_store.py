@@ -11,7 +11,7 @@ from broker.jetstream.owners.peers import Peers
 from broker.jetstream.owners.roster import Line
 from broker.runtime.costs import shared_cost
 from broker.runtime.own_shards import OwnShards
-from broker.storage.read.followed import FollowedShard
+from broker.storage.read.followed import FollowedShard, FollowedStream
 
 if TYPE_CHECKING:
     from broker.jetstream.engine import JetStream
@@ -54,10 +54,18 @@ class SharedStore:
             return FollowedShard(host.store, number, clock, host.rng, wanted,
                                  read_keys=None if host.masters is None else host.read_keys)
 
+        def read_stream(number: int, account: str, name: str) -> FollowedStream:
+            return FollowedStream(host.store, number, account, name, clock, host.rng,
+                                  read_keys=None if host.masters is None else host.read_keys)
+
         idle_seconds = settings.lease_ns / 3e9
         if host.store.try_lock is not None:
             idle_seconds = min(idle_seconds, _CATALOGUE_SECONDS)
-        self._catalogue = jetstream.share(peers, settings.shards, read, idle_seconds=idle_seconds)
+        self._catalogue = jetstream.share(
+            peers, settings.shards, read, idle_seconds=idle_seconds, read_stream=read_stream,
+            keep_seconds=settings.reader_grace_ns / 1e9,
+            why_fixed="" if host.masters is None else "streams of an encrypted store cannot move yet: their keys are "
+            "those of their shard")
         self.shards = OwnShards(host, self, damaged=damaged)
         self._giving = Giving(self.shards, peers, Line(server_id, name, self.shards.own, {}), clock,
                               store={"store": host.store_id.hex(), "url": host.store.url},

@@ -13,6 +13,7 @@ from broker.jetstream.owners.shared_catalogue import SharedCatalogue
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.header import Position
 from broker.storage.format.records.catalogue import CatalogueEntry
+from tests.manual_clock import ManualClock
 
 ENTRY = CatalogueEntry(7, 1, "A", "S", {"name": "S"}, 1)
 
@@ -39,7 +40,8 @@ def shared(own: Any, chain: Chain, peers: Any = None) -> SharedCatalogue:
     """Return the catalogue of a broker whose shards are ``own``; the store has ``chain`` as shard 0."""
     peers = peers or SimpleNamespace(hint=print)
     return SharedCatalogue(own, {}, peers, 2, lambda number: chain, random.Random(1), idle_seconds=1.0,  # type: ignore[arg-type, return-value]
-                           flushed=nothing, show=nothing)
+                           flushed=nothing, show=nothing, requested=lambda *_: False, drop_requests=nothing,
+                           read_stream=nothing, clock=ManualClock(), keep_seconds=1.0)
 
 
 async def test_a_deposed_owner_of_shard_0_does_not_settle_by_its_own_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from broker.jetstream.account.consumers import Consumers
 from broker.jetstream.account.double_storage import DoubleStorage
 from broker.jetstream.account.elsewhere import Elsewhere, config_of
 from broker.jetstream.account.external import locate
+from broker.jetstream.account.held import HeldMessages
 from broker.jetstream.account.incoming import Incoming, Parts
 from broker.jetstream.account.long_work import LONG, Steps, at_once, in_thread_if_long
 from broker.jetstream.account.neighbours import Neighbours
@@ -50,7 +51,7 @@ from broker.storage.format.records.stream_delete import StreamDelete
 if TYPE_CHECKING:
     from broker.jetstream.account.host import Host
     from broker.jetstream.account.other_brokers import OtherBrokers
-    from broker.jetstream.bus import Bus
+    from broker.jetstream.bus import Bus, Msg
     from broker.jetstream.config.stream import StreamConfig, StreamSource
     from broker.jetstream.consumer.consumer import Consumer
     from broker.jetstream.stream.stream import Stream
@@ -194,7 +195,13 @@ class Account:
         return f"{self._rng.getrandbits(64):016x}"
 
     def eraser_of(self, stream: Stream) -> Eraser:
-        """Return the eraser of the shard of ``stream``. Raises: ApiError 10008 while there is none."""
+        """Return the eraser of the shard of ``stream``.
+
+        Raises: ApiError 10008 while there is none; 10051 if the stream has been in another shard.
+        """
+        if (state := stream.applied()) is not None and state.moves:
+            raise ApiError(ApiErrors.STREAM_GENERAL, err=f"messages of stream {stream.name} cannot be erased: it has "
+                                                         f"moved, and objects of its earlier shard may have them")
         eraser = self._host.shard_of(stream.account, stream.name).eraser
         if eraser is None:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
@@ -241,11 +248,12 @@ class Account:
     # --- life ---------------------------------------------------------------------------------------------------------
 
     def restore(self, states: Iterable[StreamState]) -> list[asyncio.Task[None]]:
-        """Restore the streams from their persisted state; requests are served from now on. More shards may follow.
+        """Restore the streams from their persisted state, except those that have moved to other shards; requests are
+        served from now on. More shards may follow.
 
         Returns: the openings of their consumers, each done once its consumer serves.
         """
-        tasks = [task for state in states for task in self._restore(state)]
+        tasks = [task for state in states if state.departed is None for task in self._restore(state)]
         self._restored = True
         return tasks
 
@@ -275,14 +283,30 @@ class Account:
         """
         for stream in list(self.streams.values()):
             if log is None or stream.log is log:
-                if log is not None:
-                    self._subscriptions.unsubscribe_api(stream)
-                    at_once(self._subscriptions.unsubscribe(stream))
-                at_once(self.upstreams.stop(stream.name))
-                self.consumers.shutdown(stream, moves=log is not None)
-                stream.prepare_shutdown()
-                # Write deferred changes too: a clean shutdown waits for all of them.
-                stream.log.barrier(stream)
+                self._shut_down(stream, moves=log is not None)
+
+    def _shut_down(self, stream: Stream, *, moves: bool) -> None:
+        if moves:
+            self._subscriptions.unsubscribe_api(stream)
+            at_once(self._subscriptions.unsubscribe(stream))
+        at_once(self.upstreams.stop(stream.name))
+        self.consumers.shutdown(stream, moves=moves)
+        stream.prepare_shutdown()
+        # Write deferred changes too: a clean shutdown waits for all of them.
+        stream.log.barrier(stream)
+
+    async def hold(self, stream: Stream) -> HeldMessages:
+        """Stop a stream that moves to another shard, and hold the messages to it; they do not reach it any more.
+
+        Call it with ``changing``. Its last records are sequenced when this returns, and it can only be restored.
+        """
+        held = HeldMessages(self.bus, stream, self.consumers.of(stream).values())
+        held.add(stream.queue.take())
+        self._shut_down(stream, moves=True)
+        stream.log.urgent()
+        await self.consumers.openings.cancel_of(list(self.consumers.of(stream).values()))
+        self._release_stream(stream)
+        return held
 
     def release(self) -> None:
         """Drop everything (subscriptions, timers, state) and write nothing."""
@@ -299,25 +323,35 @@ class Account:
         self.offline.clear()
         self.elsewhere.forget_all()
 
+    def deliver(self, name: str, msgs: Sequence[Msg], acks: Iterable[Msg]) -> None:
+        """Handle messages to a stream, and acks to its consumers, that were held while the stream moved."""
+        if msgs and (stream := self.streams.get(name)) is not None:
+            stream.publish(msgs, 0, len(msgs), None, self.clock.now_ns())
+        for subject, reply, hlen, body in acks:
+            self.bus.publish(subject, reply, hlen, body)
+
     async def release_streams(self, log: StreamLog) -> None:
         """Drop the streams with this log and write nothing more: their shard is another broker's, or will be."""
         gone = [stream for stream in self.streams.values() if stream.log is log]
         await self.consumers.openings.cancel_of([one for stream in gone for one in self.consumers.of(stream).values()])
         for stream in gone:
-            if self.streams.get(stream.name) is stream:
-                self._disconnect(stream)
-                self.consumers.stop(stream)
-                self.consumers.remove_stream(stream)
-                stream.close()
-                stream.live.leave()
-                del self.streams[stream.name]
-                self.upstreams.changed(stream.name)
+            self._release_stream(stream)
         for name, stream in list(self.incoming.streams.items()):
             if stream.log is log:
                 del self.incoming.streams[name]
                 self.incoming.names.discard(name)
                 self.consumers.remove_stream(stream)
                 stream.close()
+
+    def _release_stream(self, stream: Stream) -> None:
+        if self.streams.get(stream.name) is stream:
+            self._disconnect(stream)
+            self.consumers.stop(stream)
+            self.consumers.remove_stream(stream)
+            stream.close()
+            stream.live.leave()
+            del self.streams[stream.name]
+            self.upstreams.changed(stream.name)
 
     def release_offline(self, names: Iterable[str]) -> None:
         """Forget streams that cannot be used: their shard is lost."""
@@ -341,7 +375,7 @@ class Account:
         """
         before, config = self.elsewhere[entry.name].config, config_of(entry)
         added = _without(config.subjects, before.subjects)
-        async with self._changing(entry.name), self._claimed(config, added):
+        async with self.changing(entry.name), self._claimed(config, added):
             self._quota.check_update_elsewhere(before, config)
             with self._quota.coming(config, before):
                 yield
@@ -351,7 +385,7 @@ class Account:
 
     async def create_for_catalogue(self, entry: CatalogueEntry) -> None:
         """Create a stream that the owner of shard 0 has placed in a shard of this broker."""
-        async with self._changing(entry.name):
+        async with self.changing(entry.name):
             if entry.name in self.streams:
                 return
             stream = self._make_stream(config_of(entry), None, entry.created_ns, entry.shard, entry.stream_id)
@@ -364,7 +398,7 @@ class Account:
 
     async def update_for_catalogue(self, stream: Stream, entry: CatalogueEntry) -> None:
         """Apply an update whose request was given up before it reached this broker's shard."""
-        async with self._changing(entry.name):
+        async with self.changing(entry.name):
             if self.streams.get(entry.name) is not stream:
                 return
             config = config_of(entry)
@@ -378,7 +412,7 @@ class Account:
     async def delete_for_catalogue(self, stream: Stream) -> None:
         """Delete a stream of this broker; the request for that was given up before it reached its shard."""
         deleted = await self._disconnect_to_delete(stream)
-        async with self._changing(stream.name):
+        async with self.changing(stream.name):
             self._delete(stream, deleted)
             stream.log.barrier()
             await in_turns(self._subscriptions.give_back(stream.name, stream.config.subjects_bytes))
@@ -435,7 +469,7 @@ class Account:
             raise ApiError(ApiErrors.STREAM_NAME_EXIST)
         self._check_room(config)
         catalogue = self._host.catalogue
-        async with self._changing(config.name):
+        async with self.changing(config.name):
             with ExitStack() as counted:
                 async with self._claimed(config, config.subjects):
                     # The claim may have taken several turns of the loop.
@@ -488,7 +522,7 @@ class Account:
         self.consumers.check_limits(stream, config)
         self._host.catalogue.check_update(stream, config)
         added = _without(config.subjects, before.subjects)
-        async with self._changing(stream.name), self._claimed(config, added):
+        async with self.changing(stream.name), self._claimed(config, added):
             # The claim may have taken several turns of the loop.
             if self.stream(stream.name) is not stream:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
@@ -499,6 +533,7 @@ class Account:
             if self.stream(stream.name) is not stream:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
         await self._apply_update(stream, config)
+        await self._host.catalogue.move_updated(stream, before)
 
     async def _apply_update(self, stream: Stream, config: StreamConfig) -> None:
         """Let a stream have a configuration whose record is sequenced. Raises: as ``update_stream``."""
@@ -516,7 +551,7 @@ class Account:
         if to_interest and (sweep := stream.interest.sweep(1, acked=True)) is not None:
             await finished(sweep)
 
-    def _changing(self, name: str) -> asyncio.Lock:
+    def changing(self, name: str) -> asyncio.Lock:
         """Return the lock of a stream's name: a creation, update or deletion holds it until it is stored."""
         return self._changes.setdefault(name, asyncio.Lock())
 
@@ -559,7 +594,7 @@ class Account:
     async def _disconnect_and_delete(self, stream: Stream) -> None:
         name, subjects = stream.name, stream.config.subjects_bytes
         deleted = await self._disconnect_to_delete(stream)
-        async with self._changing(name):
+        async with self.changing(name):
             if self.stream(name) is not stream:
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
             await _done(self._host.catalogue.delete(stream.stream_id, stream.log,

@@ -52,6 +52,9 @@ class Catalogue(Protocol):
     def check_update(self, stream: Stream, config: StreamConfig) -> None:
         """Refuse an update that names another shard than the stream's. Raises: ApiError 10052."""
 
+    async def move_updated(self, stream: Stream, before: StreamConfig) -> None:
+        """Move a stream whose update changed the shard that its metadata names. Raises: ApiError."""
+
     def create(self, stream: Stream, record: StreamCreate) -> asyncio.Future[None] | None:
         """Store the first record of a new stream."""
 

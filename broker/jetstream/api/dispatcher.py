@@ -152,6 +152,10 @@ class Api:
         if self._directs is not None:
             await self._directs.drop()
 
+    def serves(self, name: str) -> bool:
+        """Return whether requests about a stream are waiting or being carried out."""
+        return name in self._lanes
+
     async def drop_streams(self, names: Collection[str]) -> None:
         """Drop the waiting and running requests about these streams unanswered."""
         tasks = []

@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container, Seque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from broker.jetstream.inbox.forwarding import forward
 from broker.jetstream.inbox.staged_runs import StagedRuns, keys_of
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
@@ -317,6 +318,11 @@ class Inbox:
         if stream is not None and (stream.account, stream.name) != (request.account, request.stream):
             where = f": {request.stream!r}" if stream.account == request.account else ""
             raise ApiError(ApiErrors.STREAM_GENERAL, err=f"request {request_id:016x} is for another stream{where}")
+        state = self._log.state.streams.get(request.stream_id)
+        if state is not None and state.departed is not None:
+            await self._prove_ownership()
+            await forward(self._store, self._paths, request.stream_id, state.departed)
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         try:
             found = self._stream_of(request)
         except ApiError as error:

@@ -1,6 +1,7 @@
 """The answers of a broker to the questions of others about its shards (``peers``).
 
     to the owner of the stream's shard    show: one stream's info    infos: several    usage: of an account
+    to the owner of a stream that moves   expect: is the new owner ready    release: what the old one holds
     to the owner of shard 0               update    delete    gone: wait until a deleted stream's name is free
 """
 
@@ -15,6 +16,7 @@ from broker.jetstream.wire.errors import ApiError
 if TYPE_CHECKING:
     from broker.jetstream.account.account import Account
     from broker.jetstream.owners.follower import Follower
+    from broker.jetstream.owners.moves import Moves
     from broker.jetstream.owners.writer import Writer
     from broker.jetstream.shard_streams import ShardStreams
     from broker.jetstream.stream.stream import Stream
@@ -30,12 +32,13 @@ class Answers:
     """
 
     def __init__(self, shards: Mapping[int, ShardStreams], accounts: Mapping[str, Account], follower: Follower,
-                 writer: Writer, *, flushed: Callable[[str], Coroutine[Any, Any, None]],
+                 writer: Writer, moves: Moves, *, flushed: Callable[[str], Coroutine[Any, Any, None]],
                  show: Callable[[Account, Stream], Coroutine[Any, Any, dict[str, Any]]]) -> None:
         self._shards = shards
         self._accounts = accounts
         self._follower = follower
         self._writer = writer
+        self._moves = moves
         self._flushed = flushed
         self._show = show
 
@@ -52,6 +55,10 @@ class Answers:
             case "usage":
                 account = self._accounts.get(question["account"])
                 return {} if account is None else account.usage_of(shard.log)
+            case "expect":
+                return await self._answer_expect(question["id"])
+            case "release":
+                return await self._moves.departures.release(question["id"])
         if number or not self._writer.ready:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         match question["do"]:
@@ -84,6 +91,14 @@ class Answers:
         await shard.log.persisted()
         await self._flushed(account.name)
         return {"info": await self._show(account, stream)}
+
+    async def _answer_expect(self, stream_id: int) -> dict[str, Any]:
+        """Answer once this broker has read what a stream that comes has so far. Raises: ApiError 10008."""
+        arrivals = self._moves.arrivals
+        self._follower.wake()
+        await self._follower.until(lambda: arrivals.expects(stream_id))
+        await arrivals.read_once(stream_id)
+        return {}
 
     async def _answer_infos(self, question: dict[str, Any]) -> dict[str, Any]:
         account = self._accounts.get(question["account"])

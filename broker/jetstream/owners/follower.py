@@ -42,12 +42,14 @@ class Follower:
 
     Args: ``idle_seconds``: the time after which the catalogue is read again if there was no hint;
         ``is_newest(entry)``: whether no later step of a stream is decided in this broker;
-        ``applied(number)`` is called once a shard has stored what the catalogue asked for.
+        ``applied(number)`` is called once a shard has stored what the catalogue asked for; ``move(entries, serving)``
+        carries out the moves of streams.
     """
 
     def __init__(self, shards: Mapping[int, ShardStreams], serving: Container[int], accounts: Mapping[str, Account],
                  persisted: PersistedShards, *, idle_seconds: float, is_newest: Callable[[CatalogueEntry], bool],
-                 applied: Callable[[int], object]) -> None:
+                 applied: Callable[[int], object],
+                 move: Callable[[Mapping[int, CatalogueEntry], Mapping[int, ShardStreams]], object]) -> None:
         self.seen: Mapping[int, CatalogueEntry] = {}
         """The persisted entries, as this broker last read them."""
         self._shards = shards
@@ -57,6 +59,7 @@ class Follower:
         self._idle_seconds = idle_seconds
         self._is_newest = is_newest
         self._applied = applied
+        self._move = move
         self._changed = asyncio.Event()
         """Set when the catalogue, or a stream of this broker, may have changed."""
         self._busy: Counter[int] = Counter()
@@ -98,6 +101,10 @@ class Follower:
                 del self._busy[stream_id]
                 self.wake()
 
+    def is_busy(self, stream_id: int) -> bool:
+        """Return whether a request, or a step of the catalogue, is changing a stream of this broker."""
+        return stream_id in self._busy
+
     async def until(self, holds: Callable[[], bool]) -> None:
         """Return once ``holds`` is true after a read of the catalogue.
 
@@ -123,7 +130,9 @@ class Follower:
             try:
                 if serving:
                     self.seen = await self._persisted.catalogue()
-                    await self._carry_out_all(dict(self.seen), serving)
+                    entries = dict(self.seen)
+                    await self._carry_out_all(entries, serving)
+                    self._move(entries, serving)
             except (StoreError, FormatError, CutOff, Fenced, ApiError) as error:
                 _log.warning("the catalogue cannot be followed: %s", error)
                 self.wake()
@@ -139,7 +148,7 @@ class Follower:
         for at, entry in enumerate(entries.values(), 1):
             if not at % _AT_ONCE:
                 await asyncio.sleep(0)
-            if self._carried_out.get(entry.stream_id) is entry:
+            if entry.to is not None or self._carried_out.get(entry.stream_id) is entry:
                 continue
             shard = serving.get(entry.shard)
             if (shard is None or not entry.shard or self._shards.get(entry.shard) is not shard
@@ -166,7 +175,7 @@ class Follower:
         stream = account.streams.get(entry.name)
         if stream is not None and stream.stream_id != entry.stream_id:
             return False
-        if stream is None and (entry.deleting or entry.stream_id in shard.log.state.streams):
+        if stream is None and (entry.deleting or entry.moves or entry.stream_id in shard.log.state.streams):
             return entry.deleting
         if stream is None:
             shard.streams += 1

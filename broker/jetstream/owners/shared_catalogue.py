@@ -7,6 +7,7 @@
     create    entry                   k: create record; the stream serves; the client gets its answer
     update    entry with the config   k: update record                       subjects that it gave up are free
     delete    deleting                k: delete record                       entry gone: name and subjects are free
+    move      to k                    j: departure; k: arrival; k serves     entry with shard k   (departures, arrivals)
 
 These rules make it safe, whatever crashes, is late, or acts after it lost its shard (docs/adr/0027-owners.md):
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -32,8 +33,9 @@ from typing import TYPE_CHECKING, Any, Final
 from broker.jetstream.catalogue import SHARD, Catalogue, settle_stream
 from broker.jetstream.owners.answers import Answers
 from broker.jetstream.owners.follower import STEP_SECONDS, Follower
+from broker.jetstream.owners.moves import Moves
 from broker.jetstream.owners.persisted import PersistedShards, Shard
-from broker.jetstream.owners.writer import Writer
+from broker.jetstream.owners.writer import Writer, check_stays
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.storage.format.errors import FormatError
@@ -42,9 +44,11 @@ from broker.storage.objectstore.base import StoreError
 from broker.storage.put import Fenced
 
 if TYPE_CHECKING:
+    from broker.base.clock import Clock
     from broker.jetstream.account.account import Account
     from broker.jetstream.bus import Subscription
     from broker.jetstream.config.stream import StreamConfig
+    from broker.jetstream.owners.arrivals import StoredStream
     from broker.jetstream.owners.peers import Peers
     from broker.jetstream.shard_streams import ShardStreams
     from broker.jetstream.stream.stream import Stream
@@ -71,13 +75,17 @@ class SharedCatalogue(Catalogue):
     """See the module. ``shards`` are those that this broker owns, of ``count``; ``accounts`` are JetStream's.
 
     Args: ``read(number)``: see ``PersistedShards``; ``idle_seconds``: see ``Follower``; ``flushed``, ``show``: see
-        ``Answers``.
+        ``Answers``; for the others, see ``Moves``.
     """
 
     def __init__(self, shards: Mapping[int, ShardStreams], accounts: Mapping[str, Account], peers: Peers, count: int,
                  read: Callable[[int], Shard], rng: random.Random, *, idle_seconds: float,
                  flushed: Callable[[str], Coroutine[Any, Any, None]],
-                 show: Callable[[Account, Stream], Coroutine[Any, Any, dict[str, Any]]]) -> None:
+                 show: Callable[[Account, Stream], Coroutine[Any, Any, dict[str, Any]]],
+                 requested: Callable[[str, str], bool],
+                 drop_requests: Callable[[str, Sequence[str]], Coroutine[Any, Any, None]],
+                 read_stream: Callable[[int, str, str], StoredStream], clock: Clock, keep_seconds: float,
+                 why_fixed: str = "") -> None:
         super().__init__(shards)
         self.peers = peers
         self.count = count
@@ -93,8 +101,13 @@ class SharedCatalogue(Catalogue):
         self._writer = Writer(shards, accounts, self.entries, self._persisted, partial(peers.hint, CATALOGUE),
                               self._spawn)
         self._follower = Follower(shards, self._serving, accounts, self._persisted, idle_seconds=idle_seconds,
-                                  is_newest=self._writer.is_newest, applied=self._applied)
-        self._answers = Answers(shards, accounts, self._follower, self._writer, flushed=flushed, show=show)
+                                  is_newest=self._writer.is_newest, applied=self._applied,
+                                  move=lambda entries, serving: self._moves.follow(entries, serving))
+        self._moves = Moves(shards, self._serving, accounts, peers, self._persisted, self._follower, self._writer,
+                            requested=requested, drop_requests=drop_requests, flushed=flushed, read=read_stream,
+                            applied=self._applied, clock=clock, keep_seconds=keep_seconds, why_fixed=why_fixed)
+        self._answers = Answers(shards, accounts, self._follower, self._writer, self._moves, flushed=flushed,
+                                show=show)
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -119,6 +132,7 @@ class SharedCatalogue(Catalogue):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._moves.stop()
         await self._writer.stop()
         await self._follower.stop()
         await self.peers.stop()
@@ -145,6 +159,8 @@ class SharedCatalogue(Catalogue):
         if not number:
             self.open(self._shards[0].log.state.catalogue)
         self._writer.opened(number)
+        if not number:
+            self._moves.lead()
         self._serving[number] = self.peers.answer(f"SHARD.{number}", partial(self._answers.answer, number))
         self._applied(number)
         self._follower.wake()
@@ -153,6 +169,8 @@ class SharedCatalogue(Catalogue):
         """Answer no questions about a shard, and carry out nothing more in it: its streams are about to be released."""
         if (subscription := self._serving.pop(number, None)) is not None:
             self.peers.end(subscription)
+        if not number:
+            self._moves.stop_leading()
 
     def closed(self, number: int) -> None:
         """Forget a shard that was lost or given away, and is no longer among ``shards``."""
@@ -259,6 +277,7 @@ class SharedCatalogue(Catalogue):
 
     def update(self, stream: Stream, config: StreamConfig) -> asyncio.Future[None] | None:
         shard = self._of(stream.log)
+        check_stays(self.entries.get(stream.stream_id))
         if shard is None or not shard.number:
             return super().update(stream, config)
         step = self._update if 0 in self._shards else self._update_by_owner_of_0
@@ -267,11 +286,10 @@ class SharedCatalogue(Catalogue):
     @asynccontextmanager
     async def deleting(self, stream: Stream) -> AsyncIterator[None]:
         shard = self._of(stream.log)
-        if shard is None or not shard.number or 0 in self._shards:
-            yield
-            return
         with self._follower.changing(stream.stream_id):
-            await self._announced(stream.stream_id)
+            check_stays(self.entries.get(stream.stream_id))
+            if shard is not None and shard.number and 0 not in self._shards:
+                await self._announced(stream.stream_id)
             yield
 
     def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
@@ -281,8 +299,17 @@ class SharedCatalogue(Catalogue):
         entry = self.entries.get(stream_id)
         if entry is not None and entry.deleting:
             return self._step(stream_id, 0, self._gone(stream_id))
+        check_stays(entry)
         shard.streams -= 1
         return self._step(stream_id, shard.number, self._delete(stream_id, shard, delete))
+
+    def _check_move(self, wanted: str, shard: int) -> None:
+        self._moves.check(wanted)
+
+    async def move_updated(self, stream: Stream, before: StreamConfig) -> None:
+        shard, wanted = self._of(stream.log), stream.config.metadata.get(SHARD)
+        if shard is not None and wanted not in (None, str(shard.number), before.metadata.get(SHARD)):
+            await self._moves.ask(stream.account, stream.name, int(wanted))
 
     # --- steps of the owner of a stream's shard -----------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from broker.storage.format.records.catalogue import CatalogueEntry
     from broker.storage.state.applied import ShardState
 
-__all__ = ["Writer"]
+__all__ = ["Writer", "check_stays"]
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Writer:
         self._changed = changed
         self._spawn = spawn
         self._finishing: dict[int, asyncio.Task[None]] = {}
-        """The deletions that wait for their shards, by stream."""
+        """The deletions and moves that wait for their shards, by stream."""
         self._learned = False
         """True once this broker knows which streams the other brokers' shards have, while it owns shard 0."""
 
@@ -60,7 +60,7 @@ class Writer:
         return self._learned and 0 in self._shards
 
     async def stop(self) -> None:
-        """Stop finishing deletions."""
+        """Stop finishing deletions and moves."""
         tasks = list(self._finishing.values())
         for task in tasks:
             task.cancel()
@@ -69,7 +69,7 @@ class Writer:
     def opened(self, number: int) -> None:
         """Begin to serve a shard of this broker."""
         for account in self._accounts.values():
-            for name in [name for name, one in account.elsewhere.items() if one.entry.shard == number]:
+            for name in [name for name, one in account.elsewhere.items() if self._is_here(one.entry)]:
                 account.elsewhere.forget(name)
         if not number:
             for account in self._accounts.values():
@@ -83,7 +83,7 @@ class Writer:
         """Keep the names and subjects of the streams of an account in a shard, which it has just released."""
         if number and 0 in self._shards:
             for entry in self._entries.values():
-                if entry.shard == number and entry.account == account.name:
+                if number in (entry.shard, entry.to) and entry.account == account.name:
                     account.elsewhere.keep(entry)
 
     def closed(self, number: int) -> None:
@@ -97,19 +97,22 @@ class Writer:
             self._entries.clear()
         elif 0 in self._shards:
             for entry in list(self._entries.values()):
-                if entry.shard == number:
+                if number in (entry.shard, entry.to) and not self._is_here(entry):
                     self.keep_elsewhere(entry)
             self._finish_all()
 
     def account_added(self, account: Account) -> None:
         """Take the names and subjects that an account's streams in other shards have."""
         for entry in self._entries.values() if self._learned else ():
-            if entry.account == account.name and entry.shard not in self._shards:
+            if entry.account == account.name and not self._is_here(entry):
                 account.elsewhere.keep(entry)
 
     async def _learn(self, first: ShardStreams) -> None:
         """Take the names and subjects of the streams of other brokers, including subjects that a broker serves yet."""
         waiting = []
+        for entry in self._entries.values():
+            if entry.shard in self._shards and not self._is_here(entry):
+                self.keep_elsewhere(entry)  # it has left, or is on its way
         for number in range(1, self._persisted.count):
             if number in self._shards or not any(entry.shard == number for entry in self._entries.values()):
                 continue
@@ -117,7 +120,7 @@ class Writer:
             if self._shards.get(0) is not first:
                 return
             for entry in list(self._entries.values()):
-                if entry.shard != number or number in self._shards:
+                if entry.shard != number or number in self._shards or self._is_here(entry):
                     continue
                 self.keep_elsewhere(entry)
                 had = state.streams.get(entry.stream_id)
@@ -133,18 +136,34 @@ class Writer:
     # --- entries ------------------------------------------------------------------------------------------------------
 
     def entry(self, stream_id: int) -> CatalogueEntry:
-        """Return the entry of a stream that is not being deleted. Raises: ApiError 10059."""
+        """Return the entry of a stream that is not being deleted. Raises: ApiError 10059; 10008 while it moves."""
         entry = self._entries.get(stream_id)
         if entry is None or entry.deleting:
             raise ApiError(ApiErrors.STREAM_NOT_FOUND)
+        check_stays(entry)
         return entry
+
+    def find(self, account: str, name: str) -> CatalogueEntry | None:
+        """Return the entry of the stream of that name, if it has one and is not being deleted."""
+        return next((entry for entry in self._entries.values()
+                     if (entry.account, entry.name) == (account, name) and not entry.deleting), None)
+
+    def _is_here(self, entry: CatalogueEntry) -> bool:
+        """Return whether a shard of this broker has a stream, or is about to create it."""
+        for number in (entry.shard, entry.to):
+            if number is not None and (shard := self._shards.get(number)) is not None:
+                state = shard.log.state.streams.get(entry.stream_id)
+                if (state.departed is None if state is not None else number == entry.shard and not entry.moves):
+                    return True
+        return False
 
     def is_newest(self, entry: CatalogueEntry) -> bool:
         """Return whether no later step of the stream is decided here, as far as this broker decides them."""
         if 0 not in self._shards:
             return True
         newest = self._entries.get(entry.stream_id)
-        return newest is not None and newest.deleting == entry.deleting and newest.config == entry.config
+        return newest is not None and (newest.deleting, newest.to) == (entry.deleting, entry.to) and (
+            newest.config == entry.config)
 
     def keep_elsewhere(self, entry: CatalogueEntry) -> None:
         """Take the name and the subjects of a stream in another broker's shard."""
@@ -195,6 +214,37 @@ class Writer:
             entry.shard, lambda state: (one := state.streams.get(entry.stream_id)) is not None
             and (one.config == entry.config or one.offline is not None))
 
+    # --- moves --------------------------------------------------------------------------------------------------------
+
+    async def announce_move(self, entry: CatalogueEntry, to: int) -> None:
+        """Store that a stream moves to another shard; its shard may let it go then. Raises: ApiError; Fenced."""
+        known = self._entries.get(entry.stream_id)
+        if known is not None:
+            await self._stored(known)
+        if self._entries.get(entry.stream_id) is not known:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        moving = replace(entry, to=to)
+        self._entries[entry.stream_id] = moving
+        await self.commit([moving])
+        self._finish(moving)
+
+    async def until_moved(self, stream_id: int) -> None:
+        """Return once a stream is in the shard to which it moves."""
+        if (task := self._finishing.get(stream_id)) is not None:
+            await asyncio.wait((task,))
+
+    async def _until_arrived(self, entry: CatalogueEntry) -> None:
+        assert entry.to is not None
+        await self._persisted.until(entry.to, lambda state: (one := state.streams.get(entry.stream_id)) is not None
+                                    and one.departed is None)
+        # A stream of shard 0 keeps its entry then: it tells readers which of its states is the newest.
+        done = replace(entry, shard=entry.to, to=None, moves=entry.moves + 1)
+        self._entries[entry.stream_id] = done
+        await self.commit([done])
+        account = self._accounts.get(entry.account)
+        if account is not None:
+            account.elsewhere.change(done, ())
+
     # --- deletions ----------------------------------------------------------------------------------------------------
 
     async def delete_elsewhere(self, stream_id: int) -> None:
@@ -235,13 +285,15 @@ class Writer:
 
     def _finish_all(self) -> None:
         for entry in list(self._entries.values()):
-            if entry.deleting:
+            if entry.deleting or entry.to is not None:
                 self._finish(entry)
 
     def _finish(self, entry: CatalogueEntry) -> None:
-        """Remove the entry of a deleted stream once its shard has stored the deletion; the name is free then."""
+        """Remove the entry of a deleted stream once its shard has stored the deletion, so that the name is free; or
+        store that a stream has moved once the other shard has it."""
         if entry.stream_id not in self._finishing:
-            task = asyncio.get_running_loop().create_task(self._until_deleted(entry), name="finish a deletion")
+            work = self._until_deleted(entry) if entry.deleting else self._until_arrived(entry)
+            task = asyncio.get_running_loop().create_task(work, name="finish a deletion or a move")
             self._finishing[entry.stream_id] = task
             task.add_done_callback(lambda _: self._finished(entry.stream_id, task))
 
@@ -250,7 +302,7 @@ class Writer:
             del self._finishing[stream_id]
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(
                 error, ApiError | Fenced):
-            _log.error("a deletion could not be finished", exc_info=error)
+            _log.error("a deletion or a move could not be finished", exc_info=error)
 
     async def _until_deleted(self, entry: CatalogueEntry) -> None:
         await self._persisted.until(entry.shard, lambda state: entry.stream_id not in state.streams)
@@ -260,3 +312,10 @@ class Writer:
         if account is not None and (one := account.elsewhere.get(entry.name)) is not None \
                 and one.entry.stream_id == entry.stream_id:
             account.elsewhere.forget(entry.name)
+
+
+def check_stays(entry: CatalogueEntry | None) -> None:
+    """Refuse a change of a stream that moves to another shard. Raises: ApiError 10008."""
+    if entry is not None and entry.to is not None:
+        raise ApiError.of(ApiErrors.CLUSTER_NOT_AVAIL,
+                          f"stream {entry.name} is being moved to shard {entry.to}: try again")

@@ -176,6 +176,13 @@ class PublishQueue:
         """Stop passing publishes on: they are queued until ``refuse_all`` or ``close``."""
         self._shut = self.closed = True
 
+    def take(self) -> list[Run]:
+        """Stop passing publishes on, and return those that are queued; operations that wait for their turn end."""
+        self.shut()
+        taken = [item[0] for item in self._queue if not isinstance(item, asyncio.Future)]
+        self.close()
+        return taken
+
     def refuse_all(self, refuse: Callable[[Source | None, Sequence[Msg]], None]) -> None:
         """Refuse the queued publishes."""
         queue, self._queue = self._queue, deque()

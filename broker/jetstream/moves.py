@@ -1,0 +1,88 @@
+"""Moves of streams between shards that an earlier owner began: finished or undone while nothing serves.
+
+For a broker that owns all shards of a store. Brokers that share a store finish them while they serve (``owners``).
+
+    entry with ``to``    the other shard has the stream                      the entry says so
+                         it has left, and has not arrived                    it arrives
+                         it has not left                                     it stays, and the entry says so
+    entry without        its shard does not have the stream, another is      it arrives: the store is a copy, and the
+                         where it left for that shard                        shards were copied one after the other
+    a state of a stream that is in another shard                             is forgotten
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from broker.jetstream.account.unused import UnusedStream
+from broker.storage.format.records.arrival import Arrival
+from broker.storage.format.records.catalogue import CatalogueEntry
+from broker.storage.format.records.departure import Departure
+from broker.storage.paths import ShardPaths
+from broker.storage.read.ids import load_ids
+from broker.storage.state.stream_entry import pack_whole
+
+if TYPE_CHECKING:
+    from broker.storage.log.log import Log
+    from broker.storage.state.stream import StreamState
+
+__all__ = ["forget", "settle_moves"]
+
+
+async def settle_moves(logs: Mapping[int, Log]) -> list[CatalogueEntry]:
+    """Settle all moves in the shards' ``logs``; return the changed entries, which the caller stores.
+
+    Raises: Fenced, or whatever stopped a log; StoreError; ValueError: a stream cannot arrive.
+    """
+    changed: list[CatalogueEntry] = []
+    for entry in list(logs[0].state.catalogue.values()):
+        if entry.to is not None:
+            if not _has(logs[entry.to], entry):
+                state = logs[entry.shard].state.streams.get(entry.stream_id)
+                if state is None or state.departed is None:
+                    changed.append(replace(entry, to=None))
+                    continue
+                await _arrive(logs, entry.shard, entry.to, state)
+            changed.append(replace(entry, shard=entry.to, to=None, moves=entry.moves + 1))
+        elif entry.moves and not entry.deleting and not _has(logs[entry.shard], entry):
+            for number, log in logs.items():
+                state = log.state.streams.get(entry.stream_id)
+                if state is not None and state.departed == entry.shard:
+                    await _arrive(logs, number, entry.shard, state)
+                    break
+    catalogue = logs[0].state.catalogue | {entry.stream_id: entry for entry in changed}
+    for number, log in logs.items():
+        forgotten = False
+        for state in list(log.state.streams.values()):
+            entry_now = catalogue.get(state.stream_id)
+            if state.departed is not None or (entry_now is not None and entry_now.shard != number):
+                forget(state, log)
+                forgotten = True
+        if forgotten:
+            log.urgent()
+            await log.persisted()
+    return changed
+
+
+def _has(log: Log, entry: CatalogueEntry) -> bool:
+    state = log.state.streams.get(entry.stream_id)
+    return state is not None and state.departed is None
+
+
+async def _arrive(logs: Mapping[int, Log], source: int, to: int, state: StreamState) -> None:
+    log = logs[to]
+    for part in [part for part in state.ids.parts() if part.place is not None]:
+        await load_ids(state, part, log.store, ShardPaths(source))
+    log.block(UnusedStream(state)).add(Arrival(source, pack_whole(state)))
+    log.urgent()
+    await log.persisted()
+
+
+def forget(state: StreamState, log: Log) -> None:
+    """Remove the state of a stream that another shard has; its objects stay."""
+    unused = UnusedStream(state)
+    if state.departed is None:
+        log.block(unused).add(Departure(0))
+    unused.delete(log)
