@@ -64,14 +64,17 @@ async def carry_out(target: Target, choice: Choice | None, show: Show, *, known:
     """
     async with AsyncExitStack() as stack:
         connection, shown = await _connect(target, stack)
-        elsewhere: set[str] = set()
+        elsewhere, unreadable = set[str](), dict[str, str]()
         ids, messages = (await request_all(connection, target.stream) if choice is None else
-                         await request(connection, target.stream, choice, requested, elsewhere.add))
+                         await request(connection, target.stream, choice, requested, elsewhere.add,
+                                       unreadable.__setitem__))
         ids = [*await known_ones(connection, target.stream, known), *ids]
         done = await follow(connection, target.stream, ids, messages,
                             lambda what, some, of: show(f"{target.stream}: {what}", some, of))
         key = str((await shred(connection, target.stream))["key"]) if choice is None else ""
     report = _report(target, shown, choice, done, key)
+    report["not_erased"] += [_DAMAGED.format(key=key, why=why) for key, why in unreadable.items()
+                             if key not in done.damaged]
     report["not_covered"] += [_ELSEWHERE.format(name=name) for name in sorted(elsewhere)]
     if target.login is not None:
         report["not_covered"].append("old versions of deleted objects, if the bucket keeps versions: run --verify with "

@@ -88,11 +88,13 @@ def parse_ranges(text: str) -> SeqRanges:
 
 async def request(connection: Connection, stream: str, choice: Choice,
                   requested: Callable[[str], object] = lambda _: None,
-                  elsewhere: Callable[[str], object] = lambda _: None) -> tuple[list[str], int]:
+                  elsewhere: Callable[[str], object] = lambda _: None,
+                  unreadable: Callable[[str, str], object] = lambda _key, _why: None) -> tuple[list[str], int]:
     """Erase messages; return the ids of the erasures and the number of messages that were in streams.
 
     Args: ``requested`` receives each id at once, ``elsewhere`` each stream that copies from one of this name somewhere
-        else. Raises: ApiRefusal; ConnectionFailed.
+        else, ``unreadable`` each object that may have more of the messages, with the reason.
+    Raises: ApiRefusal; ConnectionFailed.
     """
     ids, messages = [], 0
     for body in choice.bodies():
@@ -101,6 +103,8 @@ async def request(connection: Connection, stream: str, choice: Choice,
         requested(ids[-1])
         for name in answer.get("elsewhere", ()):
             elsewhere(str(name))
+        for one in answer.get("unreadable", ()):
+            unreadable(str(one["key"]), str(one["reason"]))
         messages += int(answer["messages"])
     return ids, messages
 

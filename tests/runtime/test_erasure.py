@@ -531,6 +531,17 @@ async def _numbers(store: Path) -> None:
         await client.close()
 
 
+def damage(store: Path, at: int) -> Path:
+    """Overwrite the end of the object that has message 8, from ``at`` on; return its path."""
+    hit = next(path for path in store.rglob("*")
+               if path.is_file() and b"number-07" in uncompressed(path.read_bytes()))
+    data = bytearray(hit.read_bytes())
+    data[at:] = bytes(len(data[at:]))
+    hit.chmod(0o600)
+    hit.write_bytes(data)
+    return hit
+
+
 @pytest.mark.parametrize("part", ["index", "frame"])
 def test_a_damaged_object_is_named_and_repaired(tmp_path: Path, capsys: pytest.CaptureFixture[str], part: str) -> None:
     """Shows that a damaged object is named: without its index nothing is erased, and if messages beside the erased ones
@@ -538,13 +549,7 @@ def test_a_damaged_object_is_named_and_repaired(tmp_path: Path, capsys: pytest.C
     fsck set aside."""
     store, url, report = tmp_path / "store", f"file://{tmp_path / 'store'}", tmp_path / "report.json"
     asyncio.run(_numbers(store))
-    hit = next(path for path in store.rglob("*")
-               if path.is_file() and b"number-07" in uncompressed(path.read_bytes()))
-    data = bytearray(hit.read_bytes())
-    at = 150 if part == "index" else len(data) - 4
-    data[at:] = bytes(len(data) - at)
-    hit.chmod(0o600)
-    hit.write_bytes(data)
+    hit = damage(store, 150 if part == "index" else -4)
     erase = ["erase", url, "S", "--seq", "8,15", "--report", str(report)]
     status, shown = run(erase), capsys.readouterr()
     if part == "index":
@@ -562,6 +567,39 @@ def test_a_damaged_object_is_named_and_repaired(tmp_path: Path, capsys: pytest.C
     out = capsys.readouterr().out
     assert "fsck has set this damaged object aside" in out
     assert "not checked: journals and cache directories" in out
+
+
+async def test_a_damaged_object_does_not_hold_other_erasures_up(tmp_path: Path) -> None:
+    """Shows that of two erasures in one pass, the one that has nothing in a damaged object ends."""
+    settings = {"storage.compaction": False, "storage.journal": False}
+    async with Broker(tmp_path, settings=settings) as broker:
+        client = await nats.connect(broker.url)
+        js = client.jetstream()
+        await js.add_stream(StreamConfig(name="S", subjects=["s.>"]))
+        await asyncio.gather(*[js.publish(f"s.{i}", b"payload-number-%02d" % i) for i in range(20)])
+        await js.publish("s.20", b"payload-number-20")
+        await client.close()
+    hit = damage(tmp_path, -4)
+    async with Broker(tmp_path, settings=SOON | {"storage.erase_delay_ns": 500_000_000}) as broker:
+        client = await nats.connect(broker.url)
+        stuck, other = [(await api(client, "JETBLOCK.ERASE.S", {"seqs": seqs}))["erasure"] for seqs in ("8", "21")]
+        await finished(client, "S", other)
+        shown = await api(client, "JETBLOCK.ERASURE.S", {"erasure": stuck})
+        assert [one["key"] for one in shown["streams"][0]["damaged"]] == [str(hit.relative_to(tmp_path))]
+        await client.close()
+
+
+@pytest.mark.parametrize("choice", [["--subject", "s.7"], ["--header", "Number:7"], ["--ids", "ids"]])
+def test_a_damaged_object_that_a_condition_cannot_be_looked_for_in(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, choice: list[str]) -> None:
+    """Shows that the report names a damaged object: nobody can say whether its messages fulfil the condition."""
+    store, url, report = tmp_path / "store", f"file://{tmp_path / 'store'}", tmp_path / "report.json"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ids").write_text("number-7")
+    asyncio.run(_numbers(store))
+    hit = damage(store, 150)
+    assert run(["erase", url, "S", *choice, "--report", str(report)]) == 1
+    assert f"not erased: {hit.relative_to(store)}: it may have the messages, and is damaged" in capsys.readouterr().out
 
 
 async def test_copies_by_an_external_api(tmp_path: Path) -> None:

@@ -61,12 +61,18 @@ class OtherBrokers:
             if offset >= int(answer["total"]):
                 return
 
-    async def erase(self, copy: str, erased: Erased, erasure_id: str) -> list[dict[str, Any]]:
-        """Erase what was erased in the origin of a copy; return the streams in the answer. Raises: ApiError."""
+    async def erase(self, copy: str, erased: Erased, erasure_id: str, unreadable: dict[str, str],
+                    ) -> list[dict[str, Any]]:
+        """Erase what was erased in the origin of a copy; return the streams in the answer. Raises: ApiError.
+
+        Objects that cannot be read are added to ``unreadable``.
+        """
         found: dict[str, dict[str, Any]] = {}
         for body in _bodies(erased):
             body |= {"erasure": erasure_id, "copy_of": erased.stream.name}
-            for one in (await self._ask(f"JETBLOCK.ERASE.{copy}", body, _ERASE_SECONDS))["streams"]:
+            answer = await self._ask(f"JETBLOCK.ERASE.{copy}", body, _ERASE_SECONDS)
+            unreadable.update((one["key"], one["reason"]) for one in answer.get("unreadable", ()))
+            for one in answer["streams"]:
                 known = found.setdefault(one["stream"], {**one, "sequences": 0, "messages": 0})
                 known["sequences"] += one["sequences"]
                 known["messages"] += one["messages"]

@@ -85,13 +85,13 @@ async def _erase(account: Account, stream: Stream, wanted: Wanted, asked: _Erase
     if asked is not None and asked.copy_of:
         conditions = replace(wanted, seqs=SeqRanges())
         erasure_id, copy_of = asked.erasure, CopyOf(asked.copy_of, wanted.seqs, conditions if conditions else None)
-    others, elsewhere = account.other_brokers, dict[str, str]()
+    others, elsewhere, unreadable = account.other_brokers, dict[str, str](), dict[str, str]()
     if others is not None:
         elsewhere = await others.copies_of(stream.name, account.streams)  # before anything is erased: it may fail
     try:
         erased = await erase(account.streams, stream, lambda one: account.eraser_of(one).blocks, wanted, erasure_id,
                              domain=account.domain, shredding=shredding, read_again=account.upstreams.read_again,
-                             copy_of=copy_of)
+                             copy_of=copy_of, unreadable=unreadable)
     except FormatError as error:
         raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=(
             f"{error}: stop the broker, run `jetblock fsck --repair` on the store, and erase again")) from None
@@ -100,11 +100,13 @@ async def _erase(account: Account, stream: Stream, wanted: Wanted, asked: _Erase
     if others is not None:
         for one in erased:
             for copy in [copy for copy, origin in elsewhere.items() if origin == one.stream.name]:
-                streams += await others.erase(copy, one, erasure_id)
+                streams += await others.erase(copy, one, erasure_id, unreadable)
     answer: dict[str, Any] = {"erasure": erasure_id, "messages": sum(one["messages"] for one in streams),
                               "streams": streams}
     if names := copies_elsewhere(account.streams, [one.stream.name for one in erased], account.domain):
         answer["elsewhere"] = names
+    if unreadable:
+        answer["unreadable"] = [{"key": key, "reason": why} for key, why in unreadable.items()][:_OBJECTS_PAGE]
     return answer
 
 

@@ -171,8 +171,8 @@ async def purge(request: Request) -> dict[str, Any]:
     if asked.no_erase or b'"no_erase"' not in request.payload or not stream.stored:
         return {"success": True, "purged": await stream.purge(asked.filter.encode() or None, asked.seq, asked.keep)}
     wanted = Wanted(subjects=Filters((asked.filter.encode(),))) if asked.filter else Wanted(SeqRanges(((1, SEQ_MAX),)))
-    seqs = SeqRanges((await choose(stream, request.account.eraser_of(stream).blocks, wanted)).within(
-        1, asked.seq - 1 if asked.seq else stream.last_seq))
+    seqs = (await choose(stream, request.account.eraser_of(stream).blocks, wanted)).cut(
+        1, asked.seq - 1 if asked.seq else stream.last_seq)
     purged = await stream.purge(asked.filter.encode() or None, asked.seq, asked.keep)
     erasure_id = request.account.new_erasure_id()
     await stream.erase_removed(seqs, erasure_id)

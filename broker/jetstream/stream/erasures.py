@@ -53,7 +53,7 @@ class Erasures:
                 _log.warning("the erasures of stream %s cannot be read: %s", parts.name, error)
         self._gathering = ""
         """The key of the mark that secure deletes join."""
-        self._unremoved = unfinished(self._by_key.values())
+        self._unremoved = [unfinished(self._by_key.values())]
         """Marked sequences that may be live, or become so: a mirror may be about to store them."""
 
     def get(self, erasure_id: str) -> Erasure | None:
@@ -92,7 +92,7 @@ class Erasures:
         known = self.get(erasure_id)
         marked = seqs if known is None or known.done_ns else known.seqs | seqs
         self._record([Erasure(erasure_id, self._parts.clock.now_ns(), marked, reported=True)], ())
-        self._unremoved |= seqs
+        self._unremoved.append(seqs)
         removed = await self._remove(seqs)
         self.on_marked()
         return removed
@@ -113,7 +113,8 @@ class Erasures:
 
     async def remove_marked(self) -> None:
         """Remove the live messages that unfinished erasures name. Raises: StoreError; FormatError."""
-        await self._remove(self._unremoved)
+        for seqs in list(self._unremoved):
+            await self._remove(seqs)
 
     def record(self, changed: Sequence[Erasure], finished: Sequence[Erasure]) -> None:
         """Record changed erasures, and forget the finished ones, unless more messages have joined them meanwhile."""
@@ -161,5 +162,6 @@ class Erasures:
                 removed += await self._retention.delete(seq)
                 if number % _AT_ONCE == 0:
                     await asyncio.sleep(0)
-        self._unremoved -= SeqRanges(seqs.within(0, end))
+        later = seqs.cut(end + 1, 1 << 64)
+        self._unremoved = [one for one in self._unremoved if one is not seqs] + [later] * bool(later)
         return removed

@@ -52,6 +52,8 @@ T = TypeVar("T")
 
 _RETRY_SECONDS = 60.0
 _READ_BYTES = 8 << 20
+_DIGEST_BYTES = 1 << 20
+"""A checksum of so many bytes takes a millisecond or two."""
 _MINUTES_NS = 240_000_000_000
 _REWRITING = "rewriting"
 _CHECKPOINT = "a checkpoint, which may quote subjects and message ids"
@@ -273,7 +275,7 @@ class Eraser:
         keys = {(stream_id, one.key, one.seqs) for stream_id, erasures in found.items() for one in erasures}
         self._waiting |= keys
         self._progress = "waiting", 0, 0
-        task = asyncio.get_running_loop().create_task(self._finish(found, [*held, *old]), name="erasures end")
+        task = asyncio.get_running_loop().create_task(self._finish(found, held, old), name="erasures end")
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
         return complete
@@ -342,20 +344,41 @@ class Eraser:
                        "stopped and `jetblock fsck --repair` has replaced it", key, why)
         self.damaged[key] = why
 
-    async def _finish(self, found: Mapping[int, Sequence[Erasure]], keys: Sequence[str]) -> None:
-        """Wait until no object of ``keys`` is left, then record that."""
-        left = list(dict.fromkeys(keys))
-        while left:
-            try:
-                await self._get(left[-1], 0, HEADER_BYTES)
-            except NotFound:
-                gone = left.pop()
-                self.left.discard(gone)
-                self.damaged.pop(gone, None)
-                continue
-            except StoreError:
-                return  # the log has failed
+    async def _finish(self, found: Mapping[int, Sequence[Erasure]],
+                      held: Mapping[str, Sequence[tuple[int, int, int]]], old: Iterable[str]) -> None:
+        """Wait until the objects of each erasure are gone, then record that: those that held its messages, and the
+        ``old`` parts of checkpoints. A damaged object stays, and with it the erasures that it may have messages of."""
+        left, damaged = list(dict.fromkeys((*held, *old))), list[str]()
+        while True:
+            while left:
+                try:
+                    await self._get(left[-1], 0, HEADER_BYTES)
+                except NotFound:
+                    gone = left.pop()
+                    self.left.discard(gone)
+                    self.damaged.pop(gone, None)
+                    continue
+                except StoreError:
+                    return  # the log has failed
+                if left[-1] not in self.damaged:
+                    break
+                damaged.append(left.pop())
+            if not left:
+                ended: dict[int, list[Erasure]] = {}
+                stay: dict[int, list[Erasure]] = {}
+                for stream_id, erasures in found.items():
+                    for one in erasures:
+                        stays = any(_quotes(held.get(key, ()), stream_id, one.seqs) for key in damaged)
+                        (stay if stays else ended).setdefault(stream_id, []).append(one)
+                if ended:
+                    self._end(ended)
+                if not stay:
+                    return
+                found, left, damaged = stay, damaged, []
             await asyncio.sleep(self.settings.poll_ns / 1e9)
+
+    def _end(self, found: Mapping[int, Sequence[Erasure]]) -> None:
+        """Record that erasures are done."""
         self.on_done()
         done_ns = self._clock.now_ns()
         assert self._streams is not None
@@ -374,11 +397,12 @@ class Eraser:
                 data = await self._get(key, size, size + _READ_BYTES)
             except NotFound:
                 return StoredFile(key, 0, b"", "; ".join(filter(None, (note, _GONE))))
-            digest.update(data)
+            for at in range(0, len(data), _DIGEST_BYTES):
+                digest.update(data[at:at + _DIGEST_BYTES])
+                await asyncio.sleep(0)
             size += len(data)
             if len(data) < _READ_BYTES:
                 return StoredFile(key, size, digest.digest(), note)
-            await asyncio.sleep(0)
 
     async def _list(self, prefix: str) -> list[str]:
         return [info.key for info in await self._call(lambda: self._store.list(prefix), prefix)]
@@ -393,7 +417,7 @@ class Eraser:
 
 
 def _seqs(erasures: Iterable[Erasure]) -> SeqRanges:
-    return SeqRanges(one for erasure in erasures for one in erasure.seqs)
+    return SeqRanges.union(erasure.seqs for erasure in erasures)
 
 
 def _quotes(quoted: Iterable[tuple[int, int, int]], stream_id: int, seqs: SeqRanges) -> bool:

@@ -74,4 +74,4 @@ def erasures_of(extra: Mapping[str, Any]) -> Iterator[Erasure]:
 
 def unfinished(erasures: Iterable[Erasure]) -> SeqRanges:
     """Return the sequences that must leave the store and may still be in it."""
-    return SeqRanges(one for erasure in erasures if not erasure.done_ns for one in erasure.seqs)
+    return SeqRanges.union(erasure.seqs for erasure in erasures if not erasure.done_ns)

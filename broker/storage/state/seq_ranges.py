@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
+from itertools import accumulate, chain, pairwise
+from operator import sub
 
 __all__ = ["SeqRanges"]
 
@@ -14,11 +16,12 @@ _RANGES_MAX = 1 << 20
 class SeqRanges:
     """Sequences, as (first, last) in ascending order, neither overlapping nor adjacent. Immutable."""
 
-    __slots__ = ("_firsts", "_lasts")
+    __slots__ = ("_firsts", "_lasts", "_text")
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self._firsts: list[int] = []
         self._lasts: list[int] = []
+        self._text = ""
         for first, last in sorted(ranges):
             if self._lasts and first <= self._lasts[-1] + 1:
                 self._lasts[-1] = max(self._lasts[-1], last)
@@ -30,6 +33,21 @@ class SeqRanges:
     def of(cls, seqs: Iterable[int]) -> SeqRanges:
         """Return the set of these sequences, in any order."""
         return cls((seq, seq) for seq in seqs)
+
+    @classmethod
+    def union(cls, sets: Iterable[SeqRanges]) -> SeqRanges:
+        """Return all sequences of several sets. It is fast if these do not interleave, as parts of one set do not."""
+        ordered = sorted(filter(None, sets), key=lambda one: one._firsts[0])
+        if any(after._firsts[0] <= before._lasts[-1] + 1 for before, after in pairwise(ordered)):
+            return cls(chain.from_iterable(ordered))
+        return cls._of(list(chain.from_iterable(one._firsts for one in ordered)),
+                       list(chain.from_iterable(one._lasts for one in ordered)))
+
+    @classmethod
+    def _of(cls, firsts: list[int], lasts: list[int]) -> SeqRanges:
+        made = cls()
+        made._firsts, made._lasts = firsts, lasts
+        return made
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(zip(self._firsts, self._lasts, strict=True))
@@ -55,7 +73,7 @@ class SeqRanges:
         return at >= 0 and self._lasts[at] >= seq
 
     def __or__(self, other: SeqRanges) -> SeqRanges:
-        return SeqRanges([*self, *other])
+        return self.union((self, other))
 
     def __sub__(self, other: SeqRanges) -> SeqRanges:
         left: list[tuple[int, int]] = []
@@ -86,31 +104,38 @@ class SeqRanges:
         return next(self.within(first, last), None) is not None
 
     def text(self) -> str:
-        """Return the sequences as requests and reports have them: ``5,7-9``."""
-        return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in self)
+        """Return the sequences as requests and reports have them: ``5,7-9``. It is made once."""
+        if not self._text:
+            self._text = ",".join([f"{first}-{last}" if last > first else f"{first}" for first, last in self])
+        return self._text
+
+    def cut(self, first: int, last: int) -> SeqRanges:
+        """Return the sequences among first..last."""
+        start, end = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
+        firsts, lasts = self._firsts[start:end], self._lasts[start:end]
+        if firsts:
+            firsts[0], lasts[-1] = max(firsts[0], first), min(lasts[-1], last)
+        return self._of(firsts, lasts)
 
     def parts(self, ranges: int) -> Iterator[SeqRanges]:
         """Yield the set in parts of at most so many ranges."""
         for at in range(0, len(self), ranges):
-            yield SeqRanges(zip(self._firsts[at:at + ranges], self._lasts[at:at + ranges], strict=True))
+            yield self._of(self._firsts[at:at + ranges], self._lasts[at:at + ranges])
 
     def pack(self) -> list[int]:
         """Return the set as a list for msgpack: for each range its distance from the one before, and its length."""
-        packed: list[int] = []
-        at = 0
-        for first, last in self:
-            packed += (first - at, last - first)
-            at = last
+        packed = [0] * (2 * len(self))
+        packed[::2] = map(sub, self._firsts, [0, *self._lasts[:-1]])
+        packed[1::2] = map(sub, self._lasts, self._firsts)
         return packed
 
     @classmethod
     def unpack(cls, packed: object) -> SeqRanges:
         """Return the set that ``pack`` packed. Raises: ValueError for anything else."""
         if (not isinstance(packed, list | tuple) or len(packed) % 2 or len(packed) > 2 * _RANGES_MAX
-                or not all(type(value) is int and value >= 0 for value in packed)):
+                or set(map(type, packed)) - {int} or min(packed, default=0) < 0):
             raise ValueError("the sequences of an erasure are not a list of ranges")
-        ranges, at = [], 0
-        for skipped, more in zip(packed[::2], packed[1::2], strict=True):
-            ranges.append((at + skipped, at + skipped + more))
-            at += skipped + more
-        return cls(ranges)
+        at = list(accumulate(packed))
+        if min(packed[2::2], default=2) > 1:
+            return cls._of(at[::2], at[1::2])
+        return cls(zip(at[::2], at[1::2], strict=True))
