@@ -109,7 +109,7 @@ async def test_what_cannot_move(tmp_path: Path, request: pytest.FixtureRequest, 
 
 
 async def test_everything_of_a_stream_moves(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Message ids, unacknowledged messages, counts of deliveries, work queues, buckets, counters and due times."""
+    """Message ids, unacknowledged messages, counts of deliveries, work queues, checks of a subject's last message."""
     async with cluster(tmp_path, make_store("directory", tmp_path, request), a="0", b="1") as one:
         await add_all(one, 2)
         js = one.js
@@ -120,14 +120,13 @@ async def test_everything_of_a_stream_moves(tmp_path: Path, request: pytest.Fixt
         pull = await js.pull_subscribe("work.>", durable="w", stream="WORK", config=ConsumerConfig(ack_wait=2))
         first, second, third = await pull.fetch(3, timeout=5)
         await first.ack_sync()
-        bucket = await again(lambda: js.create_key_value(bucket="B"))
-        assert bucket is not None
-        assert await again(lambda: bucket.put("k", b"1")) == 1
-        assert await bucket.put("k", b"2") == 2
+        await again(lambda: js.add_stream(name="LAST", subjects=["last.>"], max_msgs_per_subject=1,
+                                          metadata={"jetblock.shard": "0"}))
+        assert [(await js.publish("last.k", one)).seq for one in (b"1", b"2")] == [1, 2]  # as a bucket's keys are
         pushed: list[int] = []
         await js.subscribe("s1", stream="S1", durable="push", manual_ack=False,
                            cb=lambda msg: _append(pushed, msg.metadata.sequence.stream))
-        for name, to in (("WORK", 0), ("KV_B", 1), ("S1", 0), ("WORK", 1), ("KV_B", 0)):
+        for name, to in (("WORK", 0), ("LAST", 1), ("S1", 0), ("WORK", 1), ("LAST", 0)):
             await until_moved(one, name, to)
         ack = await js.publish("work.0", b"again", headers={"Nats-Msg-Id": "id-0"})
         assert (ack.duplicate, ack.seq) == (True, 1)
@@ -142,11 +141,10 @@ async def test_everything_of_a_stream_moves(tmp_path: Path, request: pytest.Fixt
                 await msg.ack_sync(timeout=5)
         assert found == {third.metadata.sequence.stream: 2, 4: 1, 5: 1}
         assert (await js.stream_info("WORK")).state.messages == 0
-        entry = await bucket.get("k")
-        assert (entry.value, entry.revision) == (b"2", 2)
-        with pytest.raises(APIError, match="wrong last sequence"):
-            await bucket.update("k", b"3", last=1)
-        assert await bucket.update("k", b"3", last=2) == 3
+        assert [msg.data for msg in [await js.get_last_msg("LAST", "last.k")]] == [b"2"]
+        with pytest.raises(APIError, match="wrong last sequence: 2"):
+            await js.publish("last.k", b"3", headers={"Nats-Expected-Last-Subject-Sequence": "1"})
+        assert (await js.publish("last.k", b"3", headers={"Nats-Expected-Last-Subject-Sequence": "2"})).seq == 3
         last = (await js.publish("s1", b"last")).seq
         await until(lambda: _has(pushed, last), 20)
         assert pushed == list(range(1, last + 1))
