@@ -90,7 +90,7 @@ def _fill(client: StanConnection, channel: str, count: int) -> None:
 
 def publish(trial: Trial) -> None:
     """Publish with many messages in flight."""
-    client, count = StanConnection(trial.server.port, "publisher"), trial.n(200_000) // BATCH * BATCH
+    client, count = StanConnection(trial.server.port, "publisher"), trial.n(500_000) // BATCH * BATCH
     _fill(client, "warm", BATCH)
     block, size = client.publishes("many", BATCH), _pub_acks(client)
     with trial.measured(f"published, {IN_FLIGHT} in flight", count):

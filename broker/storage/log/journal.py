@@ -53,10 +53,6 @@ _BUFFERS_MAX = 1024
 
 _POLL_SECONDS = 0.01
 
-_GATHER_SECONDS = 0.002
-"""A flush that follows another one waits up to this time for further commits, while publishers send more. A flush costs
-up to 0.2 ms of processor time: at hundreds of thousands of messages a second, a third of the whole without this."""
-
 _FREE_SHARE = 16
 """The file takes at most the free room of the disk divided by this: on a small disk, messages need the room more."""
 
@@ -124,18 +120,20 @@ class _Area:
 class Journal:
     """The journal of one epoch's log.
 
-    Attributes: ``ready`` is True while commits may be appended; ``sync``: each commit is flushed.
+    Attributes: ``ready`` is True while commits may be appended; ``sync``: each commit is flushed; ``flushing`` is True
+        during a flush.
     """
 
     def __init__(self, place: JournalPlace, epoch: int, nonce: bytes, persisted: int,
-                 failed: Callable[[BaseException], object]) -> None:
+                 failed: Callable[[BaseException], object], flushed: Callable[[], object]) -> None:
         """Args: ``persisted``: the last number of the log. ``failed`` is called if a flush fails: then nothing more may
-        be acknowledged."""
+        be acknowledged. ``flushed`` is called after each other flush."""
         self.ready = False
         self._place = place
         self.epoch = epoch
         self._nonce = nonce
         self._failed = failed
+        self._flushed = flushed
         self._persisted = persisted
         self.sync = place.sync
         self._thread = place.thread or JournalThread()
@@ -152,7 +150,7 @@ class Journal:
         self._begin: bytes = b""
         """The header of the current area, until its first record is written: both are written at once."""
         self._waiting: list[_Write] = []
-        self._flushing = False
+        self.flushing = False
 
     def start(self) -> None:
         """Begin to make the file, unless that was tried before; ``ready`` is set later."""
@@ -177,7 +175,7 @@ class Journal:
         offset = self._area.number * AREA_BYTES_MAX + self._at
         if self.sync:
             self._waiting.append(_Write(record, offset, done))
-            if not self._flushing:
+            if not self.flushing:
                 self._flush()
         else:
             try:
@@ -205,7 +203,7 @@ class Journal:
             return
         ready, self.ready = self.ready, False
         await persisted()
-        while self._flushing and not self._closed:  # noqa: ASYNC110 (this happens once for each erasure)
+        while self.flushing and not self._closed:  # noqa: ASYNC110 (this happens once for each erasure)
             await asyncio.sleep(_POLL_SECONDS)
         if self._closed:
             return
@@ -271,7 +269,7 @@ class Journal:
     # Flushes, on the loop.
 
     def _flush(self) -> None:
-        self._flushing = True
+        self.flushing = True
         writes, self._waiting = self._waiting, []
         self._thread.run(lambda: self._write_and_sync(writes), lambda error: self._flush_ended(writes, error))
 
@@ -284,27 +282,12 @@ class Journal:
                 f"{self._place.path}: {error.strerror or error}: the journal may not be on the disk; nothing more is "
                 f"acknowledged. Check the disk. The next start stores what the journal has"))
             return
-        self._flushing = False
+        self.flushing = False
         if self._waiting:
-            self._flushing = True
-            self._gather(0, len(self._waiting), asyncio.get_running_loop().time() + _GATHER_SECONDS)
+            self._flush()
         for write in writes:
             write.done()
-
-    def _gather(self, quiet: int, count: int, until: float) -> None:
-        """Flush the commits that wait once none was added in two turns of the loop: then publishers wait for answers.
-
-        Args: ``quiet``: the turns in which none was added; ``count``: the number of commits in the last turn;
-            ``until``: the time of the loop at which the flush begins in any case.
-        """
-        if self._closed:
-            return
-        loop, before = asyncio.get_running_loop(), count
-        count = len(self._waiting)
-        if quiet == 2 or loop.time() >= until:
-            self._flush()
-        else:
-            loop.call_soon(self._gather, 0 if count > before else quiet + 1, count, until)
+        self._flushed()
 
     # In the thread.
 

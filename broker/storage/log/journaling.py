@@ -38,6 +38,9 @@ __all__ = ["GROWTH_BYTES_MAX", "Grown", "Journaling"]
 GROWTH_BYTES_MAX = 512 << 10
 """More bytes than this are stored as a segment: writing them twice would take longer than a put."""
 
+_GATHERED_BYTES_MAX = 256 << 10
+"""Growth above this is committed during a flush, too: much more would not fit into one commit."""
+
 _ROW_BYTES = 64
 """An upper bound of what a message adds to its commit, apart from its bytes and its subject."""
 
@@ -87,6 +90,11 @@ class Journaling:
     def ready(self) -> bool:
         """True if a commit may be journaled now."""
         return self.journal.ready and not self.gaps
+
+    def may_gather(self, opened: OpenSegment) -> bool:
+        """Return whether the growth of ``opened`` may wait for the end of a flush: one commit for all that comes
+        meanwhile costs a fraction of a commit for each turn of the loop."""
+        return self._growth_of(opened) <= _GATHERED_BYTES_MAX
 
     def has(self, stream_id: int) -> bool:
         """Return whether the journal has some of the stream's open block."""
@@ -150,9 +158,11 @@ class Journaling:
         return _grown(blocks) if journaled else None
 
     def _fits(self, opened: OpenSegment) -> bool:
+        return self._growth_of(opened) <= GROWTH_BYTES_MAX
+
+    def _growth_of(self, opened: OpenSegment) -> int:
         tally = opened.tally
-        return (tally.bytes - self._tally_bytes
-                + _ROW_BYTES * (tally.count - self._tally_count)) <= GROWTH_BYTES_MAX
+        return tally.bytes - self._tally_bytes + _ROW_BYTES * (tally.count - self._tally_count)
 
     def _add(self, block: OpenBlock[Any], blocks: list[OpenBlock[Any]], rows: list[JournaledBlock]) -> None:
         mark = self._marks.get(block.stream_id, _NOTHING)

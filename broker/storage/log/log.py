@@ -54,6 +54,10 @@ __all__ = ["Log"]
 
 _log = logging.getLogger(__name__)
 
+_GATHER_NS = 2_000_000
+"""The longest time between a flush and the next commit while publishers send more. A commit and its flush cost 0.2 ms
+of processor time, as much as a hundred messages."""
+
 
 class _SafeCommit(NamedTuple):
     """A commit in the journal that is not safe yet: the calls that wait for it, and what it has of each stream."""
@@ -103,6 +107,9 @@ class Log:
         self._journaling: Journaling | None = None
         """None: every commit is a segment."""
 
+        self._gathering = False
+        """True between a flush and the next commit, while ``_gather`` is to run in a later turn of the loop."""
+
         self._unflushed: deque[_SafeCommit] = deque()
         """The commits in the journal that are not safe yet, in order."""
 
@@ -122,7 +129,7 @@ class Log:
         if journal is not None:
             if self.settings.lease_ns is not None:
                 raise ValueError("a log with a journal has no lease")  # ``_commit_due`` relies on it
-            file = Journal(journal, epoch, nonce, state.position.number, self.fail)
+            file = Journal(journal, epoch, nonce, state.position.number, self.fail, self._flushed)
             self._journaling = Journaling(file, self._leave_out, self.settings.codec)
         if (renew_at_ns := self._lease.renew_at_ns) is not None:
             self._timers.set_in(renew_at_ns - outside_ns)
@@ -447,6 +454,8 @@ class Log:
         if self._stopped or self.failure is not None:
             return
         if self._journaling is not None and self._open.urgent:
+            if self._gathers(self._journaling):
+                return
             self._commit_to_journal(self._journaling)
             if self.failure is not None or not (self._open.asked or self._segments.closed):
                 return  # a log with a journal has no lease, so the schedule's decision would be to wait
@@ -465,6 +474,32 @@ class Log:
             may_close = bool(self._segments.closed)  # False: the lazy owners had no changes, so no segment was made
         if until_ns is not None:
             self._timers.set_in(until_ns - now_ns)
+
+    def _gathers(self, journaling: Journaling) -> bool:
+        """Return whether the next commit waits for the end of a flush, because nothing needs more than the commit."""
+        opened = self._open
+        return ((self._gathering or journaling.journal.flushing) and journaling.ready and journaling.may_gather(opened)
+                and not (opened.content or opened.overdue or self._waiters.persisted or self._segments.closed
+                         or opened.full(self.settings)))
+
+    def _flushed(self) -> None:
+        """Prepare the next commit after a flush."""
+        if self._open.urgent and not self._gathering:
+            self._gathering = True
+            self._gather(0, self._open.tally.count, self._clock.monotonic_ns() + _GATHER_NS)
+
+    def _gather(self, quiet: int, count: int, until_ns: int) -> None:
+        """Commit once no message was added in two turns of the loop: then publishers wait for their PubAcks.
+
+        Args: ``quiet``: the number of such turns; ``count``: the number of messages in the last turn; ``until_ns``:
+            when to commit in any case.
+        """
+        before, count = count, self._open.tally.count
+        if quiet == 2 or not self._open.urgent or self._clock.monotonic_ns() >= until_ns:
+            self._gathering = False
+            self._commit_due()
+        else:
+            self._loop.call_soon(self._gather, 0 if count != before else quiet + 1, count, until_ns)
 
     def _commit_to_journal(self, journaling: Journaling) -> None:
         """Journal the growth of the open segment, if nothing needs a segment at once.

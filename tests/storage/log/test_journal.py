@@ -580,7 +580,7 @@ async def test_a_thread_flushes(tmp_path: Path) -> None:
     """Shows that the real thread makes the file, and that one flush serves all commits that wait for it."""
     path = str(tmp_path / JOURNAL)
     failures: list[BaseException] = []
-    file = journal.Journal(journal.JournalPlace(path, True), 1, bytes(16), 0, failures.append)
+    file = journal.Journal(journal.JournalPlace(path, True), 1, bytes(16), 0, failures.append, lambda: None)
     made, report = asyncio.Event(), file._made
 
     def reported(result: bool) -> None:
