@@ -197,6 +197,30 @@ def test_a_call_that_needs_the_applied_state_closes_the_segment(world: World) ->
     play(world, main)
 
 
+def test_commits_are_gathered_during_a_flush(world: World) -> None:
+    """Shows that what is published while a flush is in flight is one commit; without flushes, each turn has its own."""
+    async def main(world: World, clock: ManualClock) -> None:
+        await ready(world, clock)
+        commits, safe = [], world.stream.safe
+
+        def record(last_seq: int) -> None:
+            commits.append(last_seq)
+            safe(last_seq)
+
+        world.stream.safe = record  # type: ignore[method-assign]
+        world.journal_thread.held = [] if world.sync_interval_ns is None else None
+        await world.publish(6)
+        if world.journal_thread.held is not None:
+            assert (commits, len(world.journal_thread.held)) == ([], 1)
+            world.journal_thread.release()
+        await world.log.safe()
+        assert commits == ([2, 7] if world.sync_interval_ns is None else [2, 3, 4, 5, 6, 7])
+        assert world.made[-6:] == list(range(2, 8))
+        await world.kill()
+
+    play(world, main)
+
+
 def test_a_caller_waits_for_the_journal_only(world: World) -> None:
     """Shows that ``safe`` returns once the journal has what was sequenced, and raises what stopped the log."""
     async def main(world: World, clock: ManualClock) -> None:
