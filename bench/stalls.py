@@ -55,13 +55,15 @@ _TURNS_AFTER = 2000
 class Bus:
     """Discards replies."""
 
+    tracer = None
+
     def publish(self, subject: bytes, reply: bytes, hlen: int, body: bytes) -> int:
         return 1
 
     def pub_acks(self, *_: Any) -> None:
         pass
 
-    pub_acks_each = pub_acks
+    pub_acks_each = count_work = pub_acks
 
 
 def fill(state: ShardState, blocks: int, number: int = 7) -> StreamState:
@@ -186,7 +188,7 @@ class Stalls:
         """Adopt one request: ``runs`` of a block each, in which all messages together have ``subjects`` subjects."""
         writer = RunWriter("$G", "S", 7, now_ns=time.time_ns(), run_bytes=1, block_messages=subjects // runs)
         for i in range(subjects):
-            writer.add(b"S.%d" % i)
+            writer.add(b"S.%d" % i, b"order")
             for run in writer.take():
                 await self.store.put(run.key, run.data)
         for run in writer.finish():
@@ -208,7 +210,8 @@ class Stalls:
         await self.log.persisted()
 
     async def _adopt(self, request: Request) -> None:
-        staged = await read_staged(self.store, request, ids_bytes_max=1 << 40)
+        staged = await read_staged(self.store, request, ids_bytes_max=1 << 40,
+                                   rules=self.stream.appending.subject_rules())
         await self.stream.appending.append(request.request_id, staged)
 
     async def _expire(self) -> None:
