@@ -110,6 +110,7 @@ class ErasingWorld(World):
             await self._finished(second, answer)
         else:
             stopping.cancel()
+            self.step = -1  # the checks call the store, too
             answer = request.result()
         await self._check(serving, answer)
         if reached.is_set() and self.event == "paused":
