@@ -11,11 +11,12 @@ from unittest.mock import patch
 import pytest
 
 from broker.jetstream.account.unused import UnusedStream
+from broker.jetstream.catalogue import settle
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockPlace
 from broker.storage.format.records.arrival import Arrival
-from broker.storage.format.records.catalogue import CatalogueEntry
+from broker.storage.format.records.catalogue import Catalogue, CatalogueEntry
 from broker.storage.format.records.departure import Departure
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.objectstore.memory import MemoryStore
@@ -172,3 +173,40 @@ def _parts(state: StreamState) -> dict[str, Any]:
             "consumers": {one.name: one.pack() for one in state.consumers.values()},
             "expiries": list(map(list, state.expiries.rows(0, 1 << 62))),
             "ids": [(part.first_seq, part.last_seq, part.count) for part in state.ids.parts()]}
+
+
+@pytest.mark.shows("cluster.moves")
+@pytest.mark.parametrize("step", ["announced", "left", "arrived", "arrived in a copy"])
+def test_a_start_settles_what_was_left(step: str) -> None:
+    """One broker takes all shards in the middle of a move: the stream is in one shard, and the catalogue says which."""
+    async def main(clock: ManualClock) -> None:
+        async with two_shards(clock) as shards:
+            first = await shards.own(0)
+            stream = Stream(shards.rigs[1].log, S, "s")
+            stream.create()
+            stream.publish(5)
+            await stream.log.persisted()
+            entry = CatalogueEntry(S, 1, "$G", "s", dict(shards.state(1).config), 1, to=2)
+            if step != "announced":
+                await shards.leave(1, 2)
+            if step.startswith("arrived"):
+                await shards.arrive(2, 1)
+            if step == "arrived in a copy":  # shard 2 was copied before the stream arrived, shard 0 after the move
+                entry = CatalogueEntry(S, 2, "$G", "s", entry.config, 1, moves=1)
+                UnusedStream(shards.state(2)).delete(shards.rigs[2].log)
+                shards.rigs[2].log.urgent()
+                await shards.rigs[2].log.persisted()
+            other = CatalogueEntry(9, 1, "$G", "other", dict(shards.rigs[1].log.state.streams[9].config), 1)
+            first.log.block(first.log.shard).add(Catalogue([entry, other]))
+            first.log.urgent()
+            await first.log.persisted()
+            await settle({number: rig.log for number, rig in sorted(shards.rigs.items())})
+            now = first.log.state.catalogue[S]
+            where = 1 if step == "announced" else 2
+            assert (now.shard, now.to) == (where, None)
+            assert [number for number, rig in shards.rigs.items() if S in rig.log.state.streams] == [where]
+            assert shards.state(where).departed is None
+            found = await read_stream(shards.store, shards.state(where), where)
+            assert len(found) == 5
+
+    in_virtual_time(main)

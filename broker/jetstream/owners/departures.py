@@ -148,10 +148,14 @@ class Departures:
             question = {"do": "expect", "account": entry.account, "name": entry.name, "id": entry.stream_id}
             await self._peers.ask_owner(entry.to, question, _READY_SECONDS)
             with self._changing(entry.stream_id):
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_RETRY_SECONDS):
+                        while self._requested(entry.account, entry.name):  # noqa: ASYNC110 (no event says so)
+                            await asyncio.sleep(0.01)
                 async with account.changing(entry.name):
-                    while self._requested(entry.account, entry.name):  # noqa: ASYNC110 (no event says so)
-                        await asyncio.sleep(0.01)
-                    if not self._is_here(entry, shard) or account.streams.get(entry.name) is not stream:
+                    # A request may be waiting for the end of ``changing``: it comes first.
+                    if (self._requested(entry.account, entry.name) or not self._is_here(entry, shard)
+                            or account.streams.get(entry.name) is not stream):
                         return False
                     return await self._stop_and_leave(entry, shard, account, stream, merger)
 
@@ -179,6 +183,9 @@ class Departures:
                 self._resume(entry, shard, account, held)
             raise
         if not departs:
+            if not self._is_here(entry, shard):
+                held.end()  # the shard is lost, or is being given away
+                return False
             self._resume(entry, shard, account, held)
             _log.warning("stream %s > %s stays in shard %d for now: it could not be stopped within %g s", entry.account,
                          entry.name, entry.shard, HOLD_SECONDS)
@@ -193,7 +200,7 @@ class Departures:
     def _may_depart(self, entry: CatalogueEntry, shard: ShardStreams, began: float) -> bool:
         """Return whether the stream shares no object, within the time for which it may be stopped."""
         state = shard.log.state.streams[entry.stream_id]
-        return (asyncio.get_running_loop().time() - began <= HOLD_SECONDS and shard.log.failure is None
+        return (asyncio.get_running_loop().time() - began <= HOLD_SECONDS and self._is_here(entry, shard)
                 and not any(True for page in state.blocks.pages for _ in page.log_keys())
                 and all(run[3] for page in state.blocks.pages for run, _ in page.run_counts(entry.stream_id)))
 
