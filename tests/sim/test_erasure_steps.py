@@ -84,7 +84,7 @@ class ErasingWorld(World):
         await self._serving(first)
         await self._fill(first)
         reached = self._stop_at_step(first)
-        second = Process(self, "second")
+        second = first if self.event in LEAPS_NS else Process(self, "second")
         self.processes.append(second)
         request = self.loop.create_task(self._ask(first, "JETBLOCK.ERASE.S", {"subjects": ["s.alice"]}))
         ended = self.loop.create_task(self._end_of(first, request))
