@@ -19,6 +19,7 @@ from broker.inspect.survey import read_survey
 from broker.inspect.verify import verify
 from broker.runtime.shards_cli import main as shards
 from broker.storage.objectstore import open_store
+from tests.adversity import owners
 from tests.adversity.clients import until
 from tests.adversity.lives import again
 from tests.adversity.owners import QUIET, Cluster, Publisher, T, add_all, cluster, messages
@@ -75,6 +76,23 @@ async def test_a_stream_moves_while_it_is_used(kind: str, tmp_path: Path, reques
         longest = [round(publisher.longest, 2) for publisher in publishers]
         assert max(longest) < (2 if QUIET else 20), longest
         check_logs(one)
+
+
+async def test_a_stream_comes_back_while_it_is_forgotten(
+        tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state that a stream left behind is forgotten at the moment at which the stream comes back."""
+    config = owners.broker_config
+    monkeypatch.setattr(owners, "broker_config", lambda *args: config(*args).replace(
+        "put_timeout: 1s", "put_timeout: 1s, reader_grace: 0s"))
+    store = make_store("directory", tmp_path, request)
+    async with cluster(tmp_path, store, a="0", b="1", shards=2) as one:
+        await add_all(one, 2)
+        for number in range(1, 5):
+            for to in (1, 0):
+                assert (await move(one, "S0", to)).get("done")
+            assert (await again(lambda: one.js.publish("s0", b"x"))).seq == number + 1  # type: ignore[union-attr]
+        check_logs(one)
+    await is_sound(store.url, "S0", 0, 5)
 
 
 async def test_what_cannot_move(tmp_path: Path, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,6 +59,16 @@ async def test_a_deposed_owner_of_shard_0_does_not_settle_by_its_own_state(monke
     assert not await catalogue._persisted.catalogue()  # nor does it follow its own, older state from now on
     own[0].log.state = state(Position(3, 1), ENTRY)
     assert await catalogue._persisted.catalogue()
+
+
+async def test_a_stream_that_has_moved_to_shard_0_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its entry stays in the catalogue, and may be ahead of its records if the broker was killed between the two."""
+    settled: list[CatalogueEntry] = []
+    monkeypatch.setattr(shared_catalogue, "settle_stream", lambda entry, log: settled.append(entry) or False)
+    moved = replace(ENTRY, stream_id=8, shard=0, moves=1, deleting=True)
+    log = SimpleNamespace(state=state(Position(2, 1), ENTRY, moved))
+    await shared({}, Chain(Position(1, 1))).settle(log, 0)  # type: ignore[arg-type]
+    assert settled == [moved]
 
 
 async def test_an_owner_whose_lease_has_expired_answers_nothing() -> None:

@@ -121,6 +121,8 @@ class Arrivals:
         while self._is_expected(entry, shard):
             self._persisted.changed.clear()
             try:
+                if entry.stream_id in shard.log.state.streams and not self._ready[entry.stream_id].is_set():
+                    await shard.log.persisted()  # it may be about to be forgotten: a block is of one state of a stream
                 state = await source.read()
                 self._ready[entry.stream_id].set()
                 if state is not None and state.stream_id == entry.stream_id and state.departed == entry.to:
@@ -155,7 +157,8 @@ class Arrivals:
         shard.log.urgent()
         await shard.log.persisted()
         msgs, acks = await self._held(entry)
-        if self._shards.get(shard.number) is not shard or shard.log.failure is not None:
+        if (self._shards.get(shard.number) is not shard or shard.number not in self._serving
+                or shard.log.failure is not None):
             return  # the next owner serves it
         self._here(account, entry)
         openings = account.restore([shard.log.state.streams[entry.stream_id]])

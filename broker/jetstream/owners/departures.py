@@ -138,9 +138,8 @@ class Departures:
         stream = account.stream(entry.name)
         if stream.stream_id != entry.stream_id:
             raise ApiError(ApiErrors.STREAM_NOT_FOUND)
-        if stream.erasures.unfinished:
-            raise ApiError.of(ApiErrors.CLUSTER_NOT_AVAIL, "messages of it are being erased")
         async with merger.working:
+            _check_erased(stream)
             for _ in range(_PASSES_MAX):
                 if await merger.isolate(entry.stream_id) <= _LITTLE_BYTES:
                     break
@@ -157,6 +156,7 @@ class Departures:
                     if (self._requested(entry.account, entry.name) or not self._is_here(entry, shard)
                             or account.streams.get(entry.name) is not stream):
                         return False
+                    _check_erased(stream)  # an erasure may have begun meanwhile
                     return await self._stop_and_leave(entry, shard, account, stream, merger)
 
     async def _stop_and_leave(self, entry: CatalogueEntry, shard: ShardStreams, account: Account, stream: Stream,
@@ -215,3 +215,9 @@ class Departures:
             del self._held[stream_id]
             held.end()
             held.refuse()
+
+
+def _check_erased(stream: Stream) -> None:
+    """Raises: ApiError: the shard still has to remove erased messages of the stream from its objects."""
+    if stream.erasures.unfinished:
+        raise ApiError.of(ApiErrors.CLUSTER_NOT_AVAIL, "messages of it are being erased")

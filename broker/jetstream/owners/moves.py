@@ -115,8 +115,8 @@ class Moves:
         for state in [one for one in shard.log.state.streams.values() if one.departed is not None]:
             entry, which = entries.get(state.stream_id), (number, state.stream_id)
             if entry is not None and not entry.deleting:
-                if number == entry.shard:
-                    continue  # it has not arrived yet
+                if number in (entry.shard, entry.to):
+                    continue  # it has not arrived yet, or comes back: its arrival may be on its way to the log
                 left_ns = self._moved_ns.setdefault(which, now_ns) + self._keep_ns - now_ns
                 if left_ns > 0:
                     asyncio.get_running_loop().call_later(left_ns / 1e9, self._follower.wake)

@@ -144,10 +144,8 @@ class SharedCatalogue(Catalogue):
         read in the store, even if this broker believes that it owns shard 0: another broker may have taken that.
         Raises: Fenced, StoreError, FormatError, CutOff.
         """
-        if not number:
-            return
         changed = False
-        for entry in (await self._persisted.catalogue_in_store()).values():
+        for entry in (await self._persisted.catalogue_in_store() if number else log.state.catalogue).values():
             if entry.shard == number:
                 changed |= settle_stream(entry, log)
         if changed:

@@ -459,12 +459,11 @@ class ShardState:
 
     def _apply_to_departed(self, stream: StreamState, core: BlockCore) -> None:
         """Apply a block to a stream that has left: it comes back, or it is forgotten."""
-        for record in core.records:
-            if record.kind == StreamDelete.KIND:
-                self._drop(stream)
-            elif record.kind == Arrival.KIND:
-                self._drop(stream)
-                self.apply_block(core, None)
+        kinds = [record.kind for record in core.records]
+        if StreamDelete.KIND in kinds or Arrival.KIND in kinds:
+            self._drop(stream)
+        if Arrival.KIND in kinds:
+            self.apply_block(core, None)
 
     def _arrived(self, core: BlockCore, record: Record) -> StreamState:
         """Return the stream that arrives from another shard. Raises: one of ``DAMAGED``."""
