@@ -81,9 +81,16 @@ class Target:
         return f"{self.own}/checkpoint"
 
     def recorded(self, spark: SparkSession, name: str = _OPTIONS) -> dict[str, Any] | None:
-        """Return a record of an earlier run, by default the options of the first one; None if there is no record."""
+        """Return a record of an earlier run, by default the options of the first one; None if there is no record.
+
+        Every job that writes to a target asks for it first. Raises: BadOption for a session of Spark Connect.
+        """
         from pyspark.errors import AnalysisException
 
+        if "connect" in type(spark).__module__:
+            # Files, locks and callbacks of a job would be on two machines.
+            raise BadOption("jobs do not run through Spark Connect: run `jetblock pipeline` with --master on a machine "
+                            "that reaches the cluster, or call the function in a session without Connect")
         try:
             rows = spark.read.text(f"{self.own}/{name}").collect()
         except AnalysisException as error:

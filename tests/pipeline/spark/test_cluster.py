@@ -100,6 +100,11 @@ try:
     spark.read.format("jetblock").options(**given["options"] | {"stream": "ORDER"}).load().collect()
 except Exception as error:
     found["error"] = str(error)
+from broker.pipeline.jobs.export import export
+try:
+    export(spark, **given["options"], to=given["checkpoint"] + "-export")
+except Exception as error:
+    found["job"] = str(error)
 spark.stop()
 print(json.dumps(found))
 """
@@ -156,7 +161,7 @@ def test_executors_with_nothing_but_the_zip(version: str, minio: S3Server, spark
 @pytest.mark.parametrize("streams", [pytest.param(False, marks=pytest.mark.soak), True], ids=["artifact", "server"])
 def test_spark_connect(streams: bool, spark_environ: dict[str, str], tmp_path: Path) -> None:
     """A Connect client sends the zip as an artifact: batch, helpers, an error's text. With the zip on the server's
-    PYTHONPATH instead, streaming works, too."""
+    PYTHONPATH instead, streaming works, too. Jobs are refused."""
     if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("pandas") is None:
         pytest.skip(f"{MISSING}Spark Connect's client: make test installs it")
     store = asyncio.run(published(f"file://{tmp_path}/store"))
@@ -168,4 +173,5 @@ def test_spark_connect(streams: bool, spark_environ: dict[str, str], tmp_path: P
     check(found, store)
     assert "connect" in found["module"]
     assert "'ORDERS'" in found["error"]
+    assert "jobs do not run through Spark Connect" in found["job"]
     asyncio.run(check_written(store, stream=streams))
