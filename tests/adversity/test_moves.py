@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,17 +81,35 @@ async def test_a_stream_moves_while_it_is_used(kind: str, tmp_path: Path, reques
 
 async def test_a_stream_comes_back_while_it_is_forgotten(
         tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state that a stream left behind is forgotten at the moment at which the stream comes back."""
-    config = owners.broker_config
-    monkeypatch.setattr(owners, "broker_config", lambda *args: config(*args).replace(
+    """The state that a stream left behind is forgotten at the moment at which the stream comes back. Meanwhile no
+    answer to a request says that there is no such stream, or another one."""
+    plain = owners.broker_config
+    monkeypatch.setattr(owners, "broker_config", lambda *args: plain(*args).replace(
         "put_timeout: 1s", "put_timeout: 1s, reader_grace: 0s"))
     store = make_store("directory", tmp_path, request)
     async with cluster(tmp_path, store, a="0", b="1", shards=2) as one:
         await add_all(one, 2)
+        codes: set[int] = set()
+        config = {"name": "S0", "subjects": ["s0"], "metadata": {"jetblock.shard": "0"}}
+
+        async def keep_asking(name: str, body: bytes) -> None:
+            while True:
+                with suppress(TimeoutError, nats.errors.Error):
+                    answer = await one.client.request(f"$JS.jb.API.STREAM.{name}.S0", body, timeout=1)
+                    codes.add(json.loads(answer.data).get("error", {}).get("err_code", 0))
+                await asyncio.sleep(0.002)
+
+        asking = [asyncio.create_task(keep_asking(name, body)) for name, body in (
+            ("INFO", b""), ("CREATE", json.dumps(config).encode()))]
         for number in range(1, 5):
             for to in (1, 0):
-                assert (await move(one, "S0", to)).get("done")
+                await until_moved(one, "S0", to)
             assert (await again(lambda: one.js.publish("s0", b"x"))).seq == number + 1  # type: ignore[union-attr]
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        assert 0 in codes
+        assert codes <= {0, 10008}
         check_logs(one)
     await is_sound(store.url, "S0", 0, 5)
 

@@ -57,7 +57,8 @@ class Departures:
 
     Args: ``changing(stream_id)``: no request or entry changes the stream in the body; ``requested(account, name)``
         returns whether a request about a stream is being carried out, and ``drop_requests`` drops them unanswered;
-        ``flushed(account)``: see ``Answers``; ``left(entry)`` is called once a stream has left.
+        ``flushed(account)``: see ``Answers``; ``keep(entry)`` is called when a stream is stopped, ``left(entry)`` once
+        it has left, and ``here(account, entry)`` before it serves here again.
     """
 
     def __init__(self, shards: Mapping[int, ShardStreams], serving: Container[int], accounts: Mapping[str, Account],
@@ -65,7 +66,8 @@ class Departures:
                  requested: Callable[[str, str], bool],
                  drop_requests: Callable[[str, Sequence[str]], Coroutine[Any, Any, None]],
                  flushed: Callable[[str], Coroutine[Any, Any, None]],
-                 left: Callable[[CatalogueEntry], object]) -> None:
+                 keep: Callable[[CatalogueEntry], object], left: Callable[[CatalogueEntry], object],
+                 here: Callable[[Account, CatalogueEntry], object]) -> None:
         self._shards = shards
         self._serving = serving
         self._accounts = accounts
@@ -74,7 +76,9 @@ class Departures:
         self._requested = requested
         self._drop_requests = drop_requests
         self._flushed = flushed
+        self._keep = keep
         self._left = left
+        self._here = here
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._held: dict[int, tuple[Account, HeldMessages]] = {}
         """The messages that are held for streams that have left, by stream."""
@@ -165,6 +169,7 @@ class Departures:
         began, departs = asyncio.get_running_loop().time(), False
         await self._drop_requests(entry.account, [entry.name])
         held = await account.hold(stream)
+        self._keep(entry)  # its name stays taken
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(began + HOLD_SECONDS):
@@ -207,6 +212,7 @@ class Departures:
     def _resume(self, entry: CatalogueEntry, shard: ShardStreams, account: Account, held: HeldMessages) -> None:
         """Serve the stream here again, from its applied state; all its records are persisted."""
         held.end()
+        self._here(account, entry)
         account.restore([shard.log.state.streams[entry.stream_id]])
         account.deliver(entry.name, *held.take())
 

@@ -72,7 +72,8 @@ class Moves:
         """When this broker saw that a stream has moved, by shard and stream."""
         self._asked: Subscription | None = None
         self.departures = Departures(shards, serving, accounts, peers, follower.changing, requested=requested,
-                                     drop_requests=drop_requests, flushed=flushed, left=self._left)
+                                     drop_requests=drop_requests, flushed=flushed, keep=self._stopped, left=self._left,
+                                     here=self._here)
         self.arrivals = Arrivals(shards, serving, accounts, peers, persisted, self.departures, follower.changing,
                                  read=read, here=self._here, applied=applied)
 
@@ -125,9 +126,11 @@ class Moves:
             if shard.log.failure is None:
                 forget(state, shard.log)
 
-    def _left(self, entry: CatalogueEntry) -> None:
+    def _stopped(self, entry: CatalogueEntry) -> None:
         if 0 in self._shards:
             self._writer.keep_elsewhere(entry)
+
+    def _left(self, entry: CatalogueEntry) -> None:
         self._persisted.changed.set()  # the other shard may be ours, too
         self._applied(entry.shard)
 

@@ -242,14 +242,20 @@ class SharedCatalogue(Catalogue):
         question = {"do": "show", "account": entry.account, "name": entry.name, "id": entry.stream_id}
         try:
             async with asyncio.timeout(STEP_SECONDS):
+                attempt = 0
                 while True:
+                    now = self.entries.get(entry.stream_id, entry)
+                    number = now.shard
+                    if now.to is not None and (number in self._shards or attempt % 2):
+                        number = now.to
                     try:
-                        answer = await self.peers.ask_owner(entry.shard, question, _TRY_SECONDS)
+                        answer = await self.peers.ask_owner(number, question, _TRY_SECONDS)
                         info: dict[str, Any] = answer["info"]
                         return info
                     except ApiError as error:  # the shard may be on its way to another broker
                         if error.err_code != ApiErrors.CLUSTER_NOT_AVAIL:
                             raise
+                    attempt += 1
                     await asyncio.sleep(_PAUSE_SECONDS)
         except TimeoutError:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
