@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 from broker import JETSTREAM_API_LEVEL, NATS_SERVER_VERSION
 from broker.access.accounts import NO_LIMIT, AccountSettings
+from broker.access.sharing import SubjectMapping
 from broker.base.clock import Clock, SystemClock
 from broker.base.gotime import format_time
 from broker.base.listen_socket import Bound, Listener
 from broker.config.settings import AuthSettings, Settings
 from broker.server.accounts.account import Account
-from broker.server.accounts.directory import Accounts, user_of, wanted_accounts
+from broker.server.accounts.directory import Accounts, domain_mappings, user_of, wanted_accounts
 from broker.server.auth.authenticator import AuthenticatorChain, authenticator, warnings
 from broker.server.auth.login import Authenticator, Refusal
 from broker.server.auth.passwords import PasswordChecks
@@ -78,7 +79,7 @@ class Server:
         self._tracer = tracer
         self.accounts = Accounts(settings.accounts, self._make_router,
                                  Exchange(self.rng, self._call_later, self.clock.now_ns, self._own_client), self.rng,
-                                 settings.jetstream.domain if settings.jetstream.enabled else "",
+                                 _mappings(settings),
                                  operator=settings.operator.enabled)
         self.delegation = Delegation(self, settings)
         self.server_id = self.delegation.server_id or _server_id(self.rng)
@@ -578,6 +579,13 @@ def _host_port(host: str, port: int) -> str:
 def _nonce() -> bytes:
     """Return a nonce for one client to sign."""
     return base64.urlsafe_b64encode(secrets.token_bytes(_NONCE_BYTES)).rstrip(b"=")
+
+
+def _mappings(settings: Settings) -> list[SubjectMapping]:
+    """Return the mappings of all accounts: JetStream's domain may be named in requests."""
+    if not settings.jetstream.enabled or not settings.jetstream.domain:
+        return []
+    return domain_mappings(settings.jetstream.domain, api=settings.storage.own is None)
 
 
 def _server_id(rng: random.Random) -> str:

@@ -46,7 +46,7 @@ def broker_config(name: str, own: str, port: int, store: Store, shards: int) -> 
         server_name: {name}
         jetstream {{ domain: jb }}
         jetblock {{ store: "{store.url}", shards: {shards}, own: {shown}, lease: {T:g}s, put_timeout: 1s }}
-        accounts {{ APP {{ jetstream: enabled }}, SYS {{}} }}
+        accounts {{ APP {{ jetstream: enabled, users: [ {{ user: app, password: a }} ] }}, SYS {{}} }}
         system_account: SYS
         leafnodes {{ reconnect: 100ms, remotes [
           {{ url: "nats-leaf://app:a@127.0.0.1:{port}", account: APP }}

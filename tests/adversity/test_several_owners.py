@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nats
 import pytest
+from nats.js.api import StreamSource
 from nats.js.errors import APIError
 
 from tests.adversity.clients import until
@@ -53,6 +54,24 @@ async def test_the_shard_of_a_dead_broker_is_taken_over(
         assert await one.until_published("S0") < T + TAKING
         await until(lambda: lists(one, [3, 1, 3]), 60)
         assert sum(broker.running for broker in one.brokers.values()) == 2
+
+
+async def test_streams_of_other_brokers(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Mirrors and sources copy streams of other brokers, and a client of one broker reaches the streams of all."""
+    async with cluster(tmp_path, make_store("directory", tmp_path, request), a="0", b="1", c="2") as one:
+        await add_all(one)
+        for name, shard, origin in (("M0", 0, {"mirror": StreamSource(name="S1")}),
+                                    ("M1", 1, {"sources": [StreamSource(name="S0"), StreamSource(name="S2")]})):
+            await one.js.add_stream(name=name, metadata={"jetblock.shard": str(shard)}, **origin)
+
+        async def are_copied() -> bool:
+            return [(await one.js.stream_info(name)).state.messages for name in ("M0", "M1")] == [1, 2]
+
+        await until(are_copied, 30)
+        client = await nats.connect(one.brokers["b"].url, user="app", password="a")
+        js = client.jetstream(domain="jb")
+        assert [(await js.stream_info(f"S{shard}")).state.messages for shard in range(3)] == [1, 1, 1]
+        await client.close()
 
 
 async def lists(one: Cluster, wanted: list[int]) -> bool:

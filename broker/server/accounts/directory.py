@@ -6,7 +6,7 @@ Source: nats-server, server/server.go (configureAccounts, globalAccountOnly).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from broker.access.accounts import DEFAULT_ACCOUNT, NO_LIMITS, AccountSettings, NkeyUser, User
@@ -17,7 +17,7 @@ from broker.server.accounts.tracing import OuterTracing
 from broker.server.routing.router import Router
 from broker.server.sharing.exchange import Exchange
 
-__all__ = ["Accounts", "user_of", "wanted_accounts"]
+__all__ = ["Accounts", "domain_mappings", "user_of", "wanted_accounts"]
 
 AnyUser = TypeVar("AnyUser", User, NkeyUser)
 
@@ -25,15 +25,15 @@ AnyUser = TypeVar("AnyUser", User, NkeyUser)
 class Accounts:
     """The directory.
 
-    ``make_router(name)`` makes the subject space of an account; ``exchange`` connects these; ``domain``: JetStream's
-    domain, if it has one.
+    ``make_router(name)`` makes the subject space of an account; ``exchange`` connects these; ``mappings``: those of all
+    accounts, which a mapping of an account's own replaces.
     """
 
     def __init__(self, settings: AccountsSettings, make_router: Callable[[str], Router], exchange: Exchange,
-                 rng: random.Random, domain: str = "", *, operator: bool = False) -> None:
+                 rng: random.Random, mappings: Sequence[SubjectMapping] = (), *, operator: bool = False) -> None:
         self._make_router = make_router
         self._rng = rng
-        self._domain = domain
+        self._mappings = tuple(mappings)
         self._default_domains = dict(settings.default_domains)
         self.exchange = exchange
         self._accounts: dict[str, Account] = {}
@@ -100,14 +100,14 @@ class Accounts:
         self.exchange.put(*((self._shared(account), account.router) for account in accounts))
 
     def _shared(self, account: Account) -> AccountSettings:
-        """Return the account's settings with mappings for JetStream's domain, which clients may name in their requests.
+        """Return the account's settings with the mappings of all accounts.
 
         An account without JetStream may have a default domain, which receives its requests that name no domain.
         """
         settings = account.settings
         if account.is_system:
             return settings
-        more = domain_mappings(self._domain) if self._domain else []
+        more = [*self._mappings]
         if settings.jetstream is None and (default := self._default_domains.get(account.name)):
             more += [SubjectMapping(to.subject, (Destination(mapping.source),))
                      for mapping in domain_mappings(default) for to in mapping.destinations]
@@ -142,13 +142,16 @@ class Accounts:
         return total
 
 
-def domain_mappings(domain: str) -> list[SubjectMapping]:
+def domain_mappings(domain: str, *, api: bool = True) -> list[SubjectMapping]:
     """Return mappings from JetStream's subjects under its domain to the plain subjects.
+
+    Args: ``api``: whether requests are mapped as well. They are not if other brokers serve the domain, too: then each
+        broker subscribes to the requests that it answers.
 
     Source: nats-server, server/jetstream_api.go generateJSMappingTable.
     """
-    api = ("STREAM.>", "CONSUMER.>", "DIRECT.>", "META.>", "SERVER.>", "ACCOUNT.>", "INFO")
-    subjects = [*((name, f"$JS.API.{name}") for name in api), ("$KV.>", "$KV.>"), ("$OBJ.>", "$OBJ.>")]
+    names = ("STREAM.>", "CONSUMER.>", "DIRECT.>", "META.>", "SERVER.>", "ACCOUNT.>", "INFO") if api else ()
+    subjects = [*((name, f"$JS.API.{name}") for name in names), ("$KV.>", "$KV.>"), ("$OBJ.>", "$OBJ.>")]
     return [SubjectMapping(f"$JS.{domain}.API.{name}", (Destination(subject),)) for name, subject in subjects]
 
 

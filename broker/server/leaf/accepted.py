@@ -274,7 +274,7 @@ class AcceptedLeaf(LeafConnection):
         self.send_line(encoder.info(info))
         settings = self.server.settings
         denied = (*jetstream_denials(self.account, settings.accounts.default_domains),
-                  *domain_denials(settings.jetstream.domain), *texts(fields.get("deny_pub")))
+                  *domain_denials(settings), *texts(fields.get("deny_pub")))
         receives = permissions.publish if permissions.publish != SubjectPermission() else None
         self.register(Passage(with_denials(permissions.subscribe, denied), receives, receives))
 

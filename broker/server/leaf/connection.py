@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Protocol
 
 from broker.access.accounts import SubjectPermission
+from broker.config.settings import Settings
 from broker.protocol import encoder, headers
 from broker.protocol.leaf import encoder as leaf_encoder
 from broker.protocol.leaf.parser import MAX_LINE, Info, Interest, LeafParser
@@ -103,9 +104,13 @@ def jetstream_denials(account: Account, default_domains: Iterable[tuple[str, str
     return (*_JETSTREAM, *(_RAFT if account.is_system else ()))
 
 
-def domain_denials(domain: str) -> tuple[str, ...]:
-    """Return the subjects that are not sent to another server, because this one serves the ``domain``."""
-    return (f"$JS.{domain}.API.>",) if domain else ()
+def domain_denials(settings: Settings) -> tuple[str, ...]:
+    """Return the subjects that are not sent to another server, because this one serves its domain.
+
+    If this broker has only some shards of its store (``own``), others serve the domain as well.
+    """
+    domain = settings.jetstream.domain
+    return (f"$JS.{domain}.API.>",) if domain and settings.storage.own is None else ()
 
 
 class _OpenHandshake:

@@ -159,7 +159,7 @@ class SolicitedLeaf(LeafConnection):
         remote, info = self.remote.settings, self.known_info
         imports, exports = permission_of(info.get("import")), permission_of(info.get("export"))
         denied = jetstream_denials(self.account, self.server.settings.accounts.default_domains)
-        own = domain_denials(self.server.settings.jetstream.domain)
+        own = domain_denials(self.server.settings)
         limited = imports is not None or bool(remote.deny_imports)
         return Passage(with_denials(exports, (*remote.deny_exports, *denied, *own)),
                        with_denials(imports, (*remote.deny_imports, *denied)),
