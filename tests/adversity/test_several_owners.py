@@ -18,6 +18,7 @@ from nats.js.errors import APIError
 from tests.adversity.clients import until
 from tests.adversity.lives import Life, again
 from tests.adversity.owners import QUIET, Cluster, T, add_all, cluster, messages
+from tests.adversity.test_moves import until_moved
 from tests.stores import make_store
 
 pytestmark = pytest.mark.shows("cluster.several_owners")
@@ -57,7 +58,8 @@ async def test_the_shard_of_a_dead_broker_is_taken_over(
 
 
 async def test_streams_of_other_brokers(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Mirrors and sources copy streams of other brokers, and a client of one broker reaches the streams of all."""
+    """Mirrors and sources copy streams of other brokers, also after a move, and a client of one broker reaches the
+    streams of all."""
     async with cluster(tmp_path, make_store("directory", tmp_path, request), a="0", b="1", c="2") as one:
         await add_all(one)
         for name, shard, origin in (("M0", 0, {"mirror": StreamSource(name="S1")}),
@@ -68,10 +70,17 @@ async def test_streams_of_other_brokers(tmp_path: Path, request: pytest.FixtureR
             return [(await one.js.stream_info(name)).state.messages for name in ("M0", "M1")] == [1, 2]
 
         await until(are_copied, 30)
+        await until_moved(one, "S1", 2)
+        await one.until_published("S1")
+        await until(lambda: has_messages(one, "M0", 2), 30)
         client = await nats.connect(one.brokers["b"].url, user="app", password="a")
         js = client.jetstream(domain="jb")
-        assert [(await js.stream_info(f"S{shard}")).state.messages for shard in range(3)] == [1, 1, 1]
+        assert [(await js.stream_info(f"S{shard}")).state.messages for shard in range(3)] == [1, 2, 1]
         await client.close()
+
+
+async def has_messages(one: Cluster, name: str, count: int) -> bool:
+    return (await one.js.stream_info(name)).state.messages == count
 
 
 async def lists(one: Cluster, wanted: list[int]) -> bool:

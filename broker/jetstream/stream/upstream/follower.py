@@ -48,6 +48,9 @@ _PAUSE_SECONDS, _PAUSE_SECONDS_MAX = 0.5, 30.0
 _FIND_SECONDS = 10.0
 """Interval at which an origin that is reached through imports is found again: imports may change at any time."""
 
+_ABSENT_SECONDS = 2.0
+"""Interval at which an origin that is not there is looked for: another broker may get it, which nobody says here."""
+
 _TRIED_MAX = 64
 """Up to this many transforms are tried one after the other, and compiled without a thread."""
 
@@ -198,7 +201,7 @@ class Follower(ABC):
                     continue
                 reader = await self._attach()
                 if reader is None:
-                    await self._wait_for_change()
+                    await self._wait_for_change(_ABSENT_SECONDS)
                     continue
                 if isinstance(reader, Remote):
                     await self._receive(RemoteDeliveries(reader, self.given, self.filters, self.begin,
@@ -259,7 +262,7 @@ class Follower(ABC):
         """Copy the next messages, or wait until there are some; return whether any was stored."""
         found = reader.read()
         if found is None:
-            await self._wait_for_change()
+            await self._wait_for_change(_FIND_SECONDS if self.given.external is not None else None)
             return False
         self._last_read_ns = self._clock.monotonic_ns()
         if not isinstance(found, Batch):
@@ -300,12 +303,9 @@ class Follower(ABC):
             finally:
                 self._deliveries = None
 
-    async def _wait_for_change(self) -> None:
-        if self.given.external is None:
-            await self._woken.wait()
-            return
+    async def _wait_for_change(self, seconds: float | None) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(_FIND_SECONDS):
+            async with asyncio.timeout(seconds):
                 await self._woken.wait()
 
     def _log_once(self, error: Exception) -> None:
