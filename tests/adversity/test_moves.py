@@ -125,6 +125,10 @@ async def test_what_cannot_move(tmp_path: Path, request: pytest.FixtureRequest, 
                 ("NONE", 1, 10059, "stream not found"), ("MEMORY", 1, 10052, "stream MEMORY is in memory")):
             error = (await move(one, name, shard))["error"]
             assert (error["err_code"], why in error["description"]) == (code, True), error
+        store = json.loads((await one.system.request("$JETBLOCK.SHARDS", b"", timeout=10)).data)["store"]
+        for body in (b"", b"{}", b"[]", b"null", b"x", b'{"account":"APP","stream":"S1","shard":"x"}'):
+            found = json.loads((await one.system.request(f"$JETBLOCK.{store}.STREAM.MOVE", body, timeout=10)).data)
+            assert found["error"]["err_code"] == 10003, body
         await one.js.update_stream(name="S0", subjects=["s0"], metadata={"jetblock.shard": "1"})
         with pytest.raises(APIError, match="there is no shard 7"):
             await one.js.update_stream(name="S2", subjects=["s2"], metadata={"jetblock.shard": "7"})

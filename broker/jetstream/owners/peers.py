@@ -107,13 +107,13 @@ class Peers:
         try:
             question = json.loads(body or b"{}")
             if not isinstance(question, dict):
-                return
+                raise TypeError("the question is no JSON object")
             answer = await handler(question)
         except ApiError as error:
             answer = {"error": error.to_json()}
         except (KeyError, TypeError, ValueError):
-            _log.warning("another broker's question is not understood: %r", body[:200])
-            return
+            _log.warning("a question to this broker is not understood: %r", body[:200])
+            answer = {"error": ApiError(ApiErrors.BAD_REQUEST).to_json()}
         except Exception:
             _log.exception("another broker's question could not be answered")
             answer = {"error": ApiError(ApiErrors.CLUSTER_NOT_AVAIL).to_json()}
