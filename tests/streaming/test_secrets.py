@@ -15,7 +15,7 @@ from tests.key_ring import forget_keys
 from tests.runtime.test_erasure import api, files_with, finished
 from tests.streaming.stan_client import FIRST, Delivery, StanClient
 
-pytestmark = [pytest.mark.shows("auth.encryption"), pytest.mark.shows("auth.erasure")]
+pytestmark = pytest.mark.shows("auth.erasure")
 
 KEY = "the master key of these tests"
 STREAM = "STAN_pl4in:orders"

@@ -29,7 +29,7 @@ from broker.pipeline.jobs.failures import plain_failures
 from broker.pipeline.jobs.payloads import inferred_schema, parsed_schema, with_json_columns
 from broker.pipeline.jobs.target import Target
 from broker.pipeline.spark.session import explain_read, read_stream
-from broker.pipeline.write.parquet import CODECS, DAY, TOKEN
+from broker.pipeline.write.parquet_names import CODECS, DAY, TOKEN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

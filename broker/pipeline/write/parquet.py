@@ -19,16 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from broker.pipeline.errors import PipelineError
+from broker.pipeline.write.parquet_names import DAY, TOKEN
 
-__all__ = ["CODECS", "DAY", "TOKEN", "ParquetFiles"]
-
-DAY: Final = "day"
-TOKEN: Final = "token"
-"""The partition columns: the day of a message (UTC), and with a number the token of its subject."""
-
-CODECS: Final = {"none": None, "uncompressed": None, "snappy": "snappy", "gzip": "gzip", "zstd": "zstd",
-                 "brotli": "brotli", "lz4_raw": "lz4", "lz4raw": "lz4"}
-"""pyarrow's names of Spark's codecs for Parquet."""
+__all__ = ["ParquetFiles"]
 
 _GROUP_ROWS: Final = 1 << 20
 _GROUP_BYTES: Final = 64 << 20
@@ -50,7 +43,7 @@ class ParquetFiles:
     """The files of one task, below ``folder``.
 
     Args: ``name`` is a part of each file's name; it makes the file unique among those of all tasks. ``columns`` are the
-        partition columns, in the order of the folders. ``codec`` is one of the values of ``CODECS``.
+        partition columns, in the order of the folders. ``codec`` is one of the values of ``parquet_names.CODECS``.
     """
 
     def __init__(self, folder: Path, name: str, columns: Sequence[str], codec: str | None) -> None:

@@ -14,7 +14,8 @@ import pytest
 from broker.pipeline.errors import PipelineError
 from broker.pipeline.plan.schema import named
 from broker.pipeline.write import parquet
-from broker.pipeline.write.parquet import CODECS, ParquetFiles
+from broker.pipeline.write.parquet import ParquetFiles
+from broker.pipeline.write.parquet_names import CODECS
 
 SCHEMA = named("messages", ["seq", "subject", "ts", "headers", "data"])
 DAY_US = 86_400_000_000
