@@ -9,12 +9,13 @@ The rules are those of docs/adr/0028-moves.md. Each is left out once, and then t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
+
+from tests.jetstream import exploring
 
 Log = tuple[tuple[Any, ...], ...]
 
@@ -123,15 +124,7 @@ def explore(without: str, publishes: int, takes_max: int) -> tuple[int, str]:
     """Return the number of worlds, and the first fault."""
     first = World(((("create",),), ()), "none", (1, 1), frozenset({Owner(0, 1, True, ()), Owner(1, 1, False, ())}),
                   frozenset(), (), 0, (0, 0))
-    seen, waiting = {first}, deque([first])
-    while waiting:
-        for world in steps(waiting.popleft(), without, publishes, takes_max):
-            if world not in seen:
-                if found := fault(world):
-                    return len(seen), found
-                seen.add(world)
-                waiting.append(world)
-    return len(seen), ""
+    return exploring.explore(first, lambda world: steps(world, without, publishes, takes_max), fault)
 
 
 @pytest.mark.parametrize(("publishes", "takes_max", "worlds_min"), [

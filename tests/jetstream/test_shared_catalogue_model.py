@@ -9,12 +9,13 @@ The rules are those of ``broker/jetstream/owners/shared_catalogue.py``. Each is 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
 import pytest
+
+from tests.jetstream import exploring
 
 CREATES = 2
 Log = tuple[tuple[object, ...], ...]
@@ -138,15 +139,7 @@ def explore(without: str, takes_max: int) -> tuple[int, str]:
     """Return the number of worlds, and the first fault."""
     first = World(((), (), ()), (1, 1, 1),
                   frozenset({Owner(0, 1, 0, 0), Owner(1, 1, 0, 0), Owner(2, 1, 0, 0)}), (0, 0, 0))
-    seen, waiting = {first}, deque([first])
-    while waiting:
-        for world in steps(waiting.popleft(), without, takes_max):
-            if world not in seen:
-                if found := fault(world):
-                    return len(seen), found
-                seen.add(world)
-                waiting.append(world)
-    return len(seen), ""
+    return exploring.explore(first, lambda world: steps(world, without, takes_max), fault)
 
 
 @pytest.mark.parametrize(("takes_max", "worlds_min"), [

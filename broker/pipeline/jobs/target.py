@@ -83,7 +83,7 @@ class Target:
     def recorded(self, spark: SparkSession, name: str = _OPTIONS) -> dict[str, Any] | None:
         """Return a record of an earlier run, by default the options of the first one; None if there is no record.
 
-        Every job that writes to a target asks for it first. Raises: BadOption for a session of Spark Connect.
+        The jobs that Spark carries out ask for it first. Raises: BadOption for a session of Spark Connect.
         """
         from pyspark.errors import AnalysisException
 

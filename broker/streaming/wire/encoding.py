@@ -146,7 +146,7 @@ class MsgEncoder:
 
     def encode_run(self, seqs: Sequence[int], times_ns: Sequence[int], bodies: Sequence[bytes],
                    delivered: Sequence[int], reply: bytes = b"") -> list[bytes]:
-        """Encode messages, as columns; those that follow each other often have the same time and size."""
+        """Encode messages, which are given as columns. Adjacent messages often have the same time and size."""
         msgs: list[bytes] = []
         between = end = b""
         last_size = last_ns = -1
