@@ -326,7 +326,7 @@ def _contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]
 def _owner_contradictions(settings: Settings) -> Iterator[tuple[tuple[str, ...], str]]:
     """Check the settings of brokers that share the shards of a store: those with ``own``, and several workers."""
     storage, workers = settings.storage, settings.front.workers
-    if storage.own is not None:
+    if storage.is_shared:
         here, shown = "storage.own", "own"
         if workers:
             yield (here, "front.workers"), "--workers deals the shards out: leave own out"

@@ -115,3 +115,8 @@ class StorageSettings(Section):
         "jetblock.scrub_bytes_per_second")
     compression: str = setting(
         "zstd", kinds.choice("zstd", "none"), "Compression of blocks: zstd or none.", "jetblock.compression")
+
+    @property
+    def is_shared(self) -> bool:
+        """True if other brokers own shards of the store and serve its domain, too."""
+        return self.own is not None

@@ -259,7 +259,7 @@ class App:
             prepare_directory(directory := settings.storage.url.removeprefix("file://"))
             refuse_nats_server(directory)
         self.store_host = StoreHost(settings.storage, settings.server_name, self.clock)
-        if settings.storage.own is None:
+        if not settings.storage.is_shared:
             self.shards = ShardSet(self.store_host, self._lost, waits=self._begin_to_wait,
                                    before_claim=self._bind_for_clients, damaged=self._report_damage)
         url = self.store_host.store.url
@@ -285,7 +285,7 @@ class App:
             self.upstreams = Upstreams(settings.jetstream.upstreams, self.rng, self.jetstream.external.wake_all)
             self.jetstream.upstreams = self.upstreams.remote
         self.jetstream.leaf_nodes = lambda: self.server.leafs
-        if settings.storage.own is not None:
+        if settings.storage.is_shared:
             self._share_store(self.jetstream, self.store_host)
         self._accounts = JetStreamAccounts(self.jetstream, self.server)
         await self._accounts.start()

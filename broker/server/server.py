@@ -585,7 +585,7 @@ def _mappings(settings: Settings) -> list[SubjectMapping]:
     """Return the mappings of all accounts: JetStream's domain may be named in requests."""
     if not settings.jetstream.enabled or not settings.jetstream.domain:
         return []
-    return domain_mappings(settings.jetstream.domain, api=settings.storage.own is None)
+    return domain_mappings(settings.jetstream.domain, api=not settings.storage.is_shared)
 
 
 def _server_id(rng: random.Random) -> str:

@@ -24,6 +24,7 @@ from broker.jetstream.account.held import msgs_of
 from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.owners.departures import Departures
 from broker.jetstream.owners.persisted import PersistedShards
+from broker.jetstream.owners.stream_tasks import StreamTasks
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import CutOff, FormatError
@@ -81,20 +82,12 @@ class Arrivals:
         self._read = read
         self._here = here
         self._applied = applied
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks = StreamTasks("receive a stream")
         self._ready: dict[int, asyncio.Event] = {}
 
     def begin(self, entry: CatalogueEntry) -> None:
         """Let a stream come into one of our shards, which serves; do nothing if that is being done."""
-        if entry.stream_id not in self._tasks:
-            self._ready[entry.stream_id] = asyncio.Event()
-            task = asyncio.get_running_loop().create_task(self._come(entry), name="receive a stream")
-            self._tasks[entry.stream_id] = task
-            task.add_done_callback(lambda _: self._ended(entry.stream_id))
-
-    def _ended(self, stream_id: int) -> None:
-        self._tasks.pop(stream_id, None)
-        self._ready.pop(stream_id, None)
+        self._tasks.begin(entry.stream_id, lambda: self._come(entry))
 
     def expects(self, stream_id: int) -> bool:
         """Return whether a stream is about to come."""
@@ -107,24 +100,28 @@ class Arrivals:
 
     async def stop(self) -> None:
         """Stop all of them."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.stop()
 
     # --- one stream ---------------------------------------------------------------------------------------------------
 
     async def _come(self, entry: CatalogueEntry) -> None:
+        ready = self._ready[entry.stream_id] = asyncio.Event()
+        try:
+            await self._until_come(entry, ready)
+        finally:
+            del self._ready[entry.stream_id]
+
+    async def _until_come(self, entry: CatalogueEntry, ready: asyncio.Event) -> None:
         assert entry.to is not None
         shard = self._shards[entry.to]
         source = self._read(entry.shard, entry.account, entry.name)
         while self._is_expected(entry, shard):
             self._persisted.changed.clear()
             try:
-                if entry.stream_id in shard.log.state.streams and not self._ready[entry.stream_id].is_set():
+                if entry.stream_id in shard.log.state.streams and not ready.is_set():
                     await shard.log.persisted()  # it may be about to be forgotten: a block is of one state of a stream
                 state = await source.read()
-                self._ready[entry.stream_id].set()
+                ready.set()
                 if state is not None and state.stream_id == entry.stream_id and state.departed == entry.to:
                     with self._changing(entry.stream_id):
                         await self._arrive(entry, shard, state)

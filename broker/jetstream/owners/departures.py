@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from broker.jetstream.account.held import HeldMessages
 from broker.jetstream.account.unused import UnusedStream
+from broker.jetstream.owners.stream_tasks import StreamTasks
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
@@ -79,23 +80,17 @@ class Departures:
         self._keep = keep
         self._left = left
         self._here = here
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks = StreamTasks("move a stream")
         self._held: dict[int, tuple[Account, HeldMessages]] = {}
         """The messages that are held for streams that have left, by stream."""
 
     def begin(self, entry: CatalogueEntry) -> None:
         """Let a stream leave one of our shards, which serves; do nothing if that is being done."""
-        if entry.stream_id not in self._tasks:
-            task = asyncio.get_running_loop().create_task(self._leave(entry), name="move a stream")
-            self._tasks[entry.stream_id] = task
-            task.add_done_callback(lambda _: self._tasks.pop(entry.stream_id, None))
+        self._tasks.begin(entry.stream_id, lambda: self._leave(entry))
 
     async def stop(self) -> None:
         """Stop all of them; streams that are held were stopped with their shards."""
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.stop()
         for _, held in self._held.values():
             held.end()
         self._held.clear()

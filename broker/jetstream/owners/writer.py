@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker.jetstream.owners.follower import STEP_SECONDS
 from broker.jetstream.owners.persisted import PersistedShards
+from broker.jetstream.owners.stream_tasks import StreamTasks
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.errors import FormatError
@@ -47,7 +48,7 @@ class Writer:
         self._persisted = persisted
         self._changed = changed
         self._spawn = spawn
-        self._finishing: dict[int, asyncio.Task[None]] = {}
+        self._finishing = StreamTasks("finish a deletion or a move")
         """The deletions and moves that wait for their shards, by stream."""
         self._learned = False
         """True once this broker knows which streams the other brokers' shards have, while it owns shard 0."""
@@ -61,10 +62,7 @@ class Writer:
 
     async def stop(self) -> None:
         """Stop finishing deletions and moves."""
-        tasks = list(self._finishing.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._finishing.stop()
 
     def opened(self, number: int) -> None:
         """Begin to serve a shard of this broker."""
@@ -90,8 +88,7 @@ class Writer:
         """Forget a shard that this broker no longer owns."""
         if not number:
             self._learned = False
-            for task in self._finishing.values():
-                task.cancel()
+            self._finishing.cancel()
             for account in self._accounts.values():
                 account.elsewhere.forget_all()
             self._entries.clear()
@@ -230,8 +227,7 @@ class Writer:
 
     async def until_moved(self, stream_id: int) -> None:
         """Return once a stream is in the shard to which it moves."""
-        if (task := self._finishing.get(stream_id)) is not None:
-            await asyncio.wait((task,))
+        await self._finishing.wait(stream_id)
 
     async def _until_arrived(self, entry: CatalogueEntry) -> None:
         assert entry.to is not None
@@ -267,10 +263,9 @@ class Writer:
 
     async def until_gone(self, stream_id: int) -> None:
         """Return once the name and the subjects of a deleted stream are free. Raises: ApiError 10008."""
-        if (task := self._finishing.get(stream_id)) is not None:
-            await asyncio.wait((task,))
-            if stream_id in self._entries:
-                raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        await self._finishing.wait(stream_id)
+        if stream_id in self._entries:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
 
     async def purge(self, account: str) -> None:
         """Delete all streams of an account that other brokers have. Raises: ApiError 10008 if one cannot be deleted."""
@@ -291,18 +286,8 @@ class Writer:
     def _finish(self, entry: CatalogueEntry) -> None:
         """Remove the entry of a deleted stream once its shard has stored the deletion, so that the name is free; or
         store that a stream has moved once the other shard has it."""
-        if entry.stream_id not in self._finishing:
-            work = self._until_deleted(entry) if entry.deleting else self._until_arrived(entry)
-            task = asyncio.get_running_loop().create_task(work, name="finish a deletion or a move")
-            self._finishing[entry.stream_id] = task
-            task.add_done_callback(lambda _: self._finished(entry.stream_id, task))
-
-    def _finished(self, stream_id: int, task: asyncio.Task[None]) -> None:
-        if self._finishing.get(stream_id) is task:
-            del self._finishing[stream_id]
-        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(
-                error, ApiError | Fenced):
-            _log.error("a deletion or a move could not be finished", exc_info=error)
+        self._finishing.begin(entry.stream_id, lambda: (
+            self._until_deleted(entry) if entry.deleting else self._until_arrived(entry)))
 
     async def _until_deleted(self, entry: CatalogueEntry) -> None:
         await self._persisted.until(entry.shard, lambda state: entry.stream_id not in state.streams)

@@ -107,10 +107,10 @@ def jetstream_denials(account: Account, default_domains: Iterable[tuple[str, str
 def domain_denials(settings: Settings) -> tuple[str, ...]:
     """Return the subjects that are not sent to another server, because this one serves its domain.
 
-    If this broker has only some shards of its store (``own``), others serve the domain as well.
+    Brokers that share a store serve the domain together.
     """
     domain = settings.jetstream.domain
-    return (f"$JS.{domain}.API.>",) if domain and settings.storage.own is None else ()
+    return (f"$JS.{domain}.API.>",) if domain and not settings.storage.is_shared else ()
 
 
 class _OpenHandshake:
