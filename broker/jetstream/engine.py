@@ -341,7 +341,7 @@ class JetStream:
             if isinstance(one, Stream):
                 if account is not None and account.streams.get(one.name) is one:
                     with suppress(ApiError):  # another request has deleted it meanwhile
-                        await account.delete_stream(one)
+                        await account.changes.delete(one)
                     if account.streams.get(one.name) is one:
                         raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             else:

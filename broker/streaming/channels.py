@@ -78,7 +78,7 @@ class Channels:
 
     async def _make(self, channel: str) -> Stream:
         async with self._turns:
-            stream = await self._account.create_stream(self._config(channel))
+            stream = await self._account.changes.create(self._config(channel))
         await self._made(stream, channel)
         return stream
 
@@ -100,7 +100,7 @@ class Channels:
             return
         self._deleting.add(channel)
         try:
-            await self._account.delete_stream(stream)
+            await self._account.changes.delete(stream)
         finally:
             self._deleting.discard(channel)
 

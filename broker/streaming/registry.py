@@ -50,7 +50,7 @@ class Registry(PubAckReceiver):
         """Return the registry of an account; create its stream if there is none. Raises: ApiError."""
         stream = account.streams.get(_STREAM)
         if stream is None:
-            stream = await account.create_stream(StreamConfig(
+            stream = await account.changes.create(StreamConfig(
                 name=_STREAM, subjects=[_PREFIX + ">"], max_msgs_per_subject=1, max_msgs=-1, max_bytes=-1,
                 max_consumers=-1, description="Clients and subscriptions of NATS Streaming"))
         return cls(stream)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.account.account import Account
+from broker.jetstream.account.changes import StreamChanges
 from broker.storage.format.sealing import SealingCodec
 from tests.key_ring import forget_keys
 from tests.sim.streams import calm
@@ -110,14 +110,14 @@ def test_plain_messages_are_refused_before_the_key_of_a_stream_is_stored(monkeyp
 
 def test_a_stream_is_deleted_after_its_erasures(monkeypatch: pytest.MonkeyPatch) -> None:
     """A deletion may wait for an erasure, and longer than a client: the stream is gone nevertheless."""
-    delete = Account._disconnect_to_delete
+    disconnect = StreamChanges._disconnect
 
-    async def later(account: Account, stream: Any) -> list[str]:
+    async def later(changes: StreamChanges, stream: Any) -> list[str]:
         if world.calm:
             await asyncio.sleep(12)
-        return await delete(account, stream)
+        return await disconnect(changes, stream)
 
-    monkeypatch.setattr(Account, "_disconnect_to_delete", later)
+    monkeypatch.setattr(StreamChanges, "_disconnect", later)
     world = World(1, steps=20, features=FEATURES | {"erasures"})
     world.empties = True
     world.run()

@@ -4,7 +4,7 @@ Owns: which consumers exist, and their records in the log.
 Does not own: the form of requests (api), configuration rules (config.consumer_rules), where a new consumer starts
 (consumer.start), what happens inside a consumer, opening restored consumers (restore).
 
-As in ``account``, a change is decided from the live state and written into the stream's open block; the answer waits
+As in ``changes``, a change is decided from the live state and written into the stream's open block; the answer waits
 for the log. An inactive consumer may be deleted at any time.
 """
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.stream.stream import Stream
     from broker.jetstream.wire.advisories import AccountEvents
+    from broker.storage.log.stream_log import StreamLog
 
 __all__ = ["Incoming", "NewConsumer", "Parts"]
 
@@ -87,10 +88,10 @@ class Incoming:
     Attributes: ``names``: the names that they take; ``streams``: the streams that have begun, by name.
     """
 
-    def __init__(self, account: Owner, streams: dict[str, Stream], parts: Parts) -> None:
+    def __init__(self, account: Owner, streams: dict[str, Stream], names: set[str], parts: Parts) -> None:
         self._account = account
         self._parts = parts
-        self.names: set[str] = set()
+        self.names = names
         self.streams = streams
 
     def reserve(self, given: StreamConfig) -> StreamConfig:
@@ -179,9 +180,14 @@ class Incoming:
         stream.close()
         stream.live.free_blocks()
 
-    def release(self) -> None:
-        """Drop everything and write nothing: the next start finds the streams that have begun, and deletes them."""
-        for stream in self.streams.values():
-            stream.close()
-        self.streams.clear()
-        self.names.clear()
+    def release(self, log: StreamLog | None = None) -> None:
+        """Drop the streams with this log, or all of them, and write nothing: the next start deletes those that have
+        begun."""
+        for name, stream in list(self.streams.items()):
+            if log is None or stream.log is log:
+                del self.streams[name]
+                self.names.discard(name)
+                self._parts.forget(stream)
+                stream.close()
+        if log is None:
+            self.names.clear()

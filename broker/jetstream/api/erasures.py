@@ -144,7 +144,7 @@ async def shred(request: Request) -> dict[str, Any]:
     if erase_only:
         return await _erase(request.account, stream, Wanted(SeqRanges(((1, SEQ_MAX),))), shredding=True)
     eraser, key = request.account.eraser_of(stream), KEYS.of_stream(stream.stream_id)
-    await request.account.delete_stream(stream)
+    await request.account.changes.delete(stream)
     request.about = None
     await eraser.forget_deleted()
     if key is not None and KEYS.of_stream(stream.stream_id) is not None:

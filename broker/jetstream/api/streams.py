@@ -72,7 +72,7 @@ async def create(request: Request) -> dict[str, Any]:
         raise invalid_config("stream configuration for create can not be sealed")
     if given.mirror_direct and given.mirror is None:
         raise invalid_config("stream has no mirror but does have mirror direct")
-    stream = await request.account.create_anywhere(given.config(), pedantic=given.pedantic)
+    stream = await request.account.changes.create_anywhere(given.config(), pedantic=given.pedantic)
     if isinstance(stream, CatalogueEntry):
         return await request.account.shown_elsewhere(stream) | {"did_create": True}
     request.about = stream
@@ -83,11 +83,11 @@ async def update(request: Request) -> dict[str, Any]:
     """Replace a stream's configuration; omitted fields go back to their defaults."""
     given = await request.body(StreamConfigRequest, "StreamConfigRequest")
     account = request.account
-    await account.check(given.config(), pedantic=given.pedantic)
+    await account.admission.check(given.config(), pedantic=given.pedantic)
     if given.name != request.tokens[2]:
         raise ApiError(ApiErrors.STREAM_MISMATCH)
     stream = request.stream(given.name)
-    await account.update_stream(stream, given.config(), pedantic=given.pedantic)
+    await account.changes.update(stream, given.config(), pedantic=given.pedantic)
     return await stream_info(request, stream, dynamic=True)
 
 
@@ -95,8 +95,8 @@ async def delete(request: Request) -> dict[str, Any]:
     """Remove a stream, its messages and its consumers."""
     await request.need_empty()
     name = request.tokens[2]
-    if not request.account.delete_offline_stream(name):
-        await request.account.delete_stream(request.stream(name))
+    if not request.account.changes.delete_offline(name):
+        await request.account.changes.delete(request.stream(name))
     return {"success": True}
 
 

@@ -150,8 +150,8 @@ class Departures:
                     async with asyncio.timeout(_RETRY_SECONDS):
                         while self._requested(entry.account, entry.name):  # noqa: ASYNC110 (no event says so)
                             await asyncio.sleep(0.01)
-                async with account.changing(entry.name):
-                    # A request may be waiting for the end of ``changing``: it comes first.
+                async with account.changes.lock_of(entry.name):
+                    # A request may be waiting for the lock: it comes first.
                     if (self._requested(entry.account, entry.name) or not self._is_here(entry, shard)
                             or account.streams.get(entry.name) is not stream):
                         return False

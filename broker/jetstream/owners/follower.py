@@ -179,13 +179,13 @@ class Follower:
             return entry.deleting
         if stream is None:
             shard.streams += 1
-            await account.create_for_catalogue(entry)
+            await account.changes.create_for_catalogue(entry)
         elif entry.deleting:
             shard.streams -= 1
-            await account.delete_for_catalogue(stream)
+            await account.changes.delete_for_catalogue(stream)
         elif stream.config.to_json() == entry.config:
             return True
         else:
-            await account.update_for_catalogue(stream, entry)
+            await account.changes.update_for_catalogue(stream, entry)
         shard.log.wait(self._applied, entry.shard)
         return True

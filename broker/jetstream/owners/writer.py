@@ -187,7 +187,7 @@ class Writer:
             raise ApiError(ApiErrors.NOT_ENABLED_FOR_ACCOUNT)
         await self._stored(entry)
         new = replace(entry, config=config)
-        async with account.updating_elsewhere(new):
+        async with account.changes.updating_elsewhere(new):
             if self.entry(stream_id) is not entry:
                 raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)  # another update, or a deletion, came before this one
             self._entries[stream_id] = new
