@@ -157,27 +157,25 @@ def _frames_bytes(task: ScanTask) -> int:
     return total * min(frames, between, task.messages or frames) // frames
 
 
-def pack(found: Iterable[ScanTask], target_bytes: int, *, payload: bool = True, min_partitions: int = 1
-         ) -> list[list[ScanTask]]:
-    """Pack scan tasks, in order, into partitions that read about ``target_bytes`` each.
+def pack(found: Iterable[ScanTask], target_bytes: int, *, payload: bool = True, cores: int = 1) -> list[list[ScanTask]]:
+    """Pack scan tasks, in order, into partitions of about the same size, and of about ``target_bytes`` at most.
 
-    Args: payload: whether frames will be read, or indexes alone. min_partitions: the number to reach if there is enough
-        to read. A block larger than a partition is split by sequence.
+    Args: payload: whether frames will be read, or indexes alone. cores: the number of partitions is a multiple of this
+        if there is enough to read, so that no core waits for the last partition. A block larger than a partition is
+        split by sequence.
     """
     weighed = [(task, weight(task, payload=payload)) for task in found]
     total = sum(size for _, size in weighed)
-    # The target is never so small that starting a Spark task takes most of the time, unless target_bytes asks for it.
-    target = max(SCAN_TASK_BYTES_MIN, min(target_bytes, max(TASK_BYTES_MIN, total // max(1, min_partitions))))
-    packed: list[list[ScanTask]] = []
-    room = 0
+    wanted = -(-total // max(SCAN_TASK_BYTES_MIN, target_bytes))
+    # Partitions are never so small that starting a Spark task takes most of the time, unless target_bytes asks for it.
+    count = max(1, wanted, min(-(-wanted // cores) * cores, total // TASK_BYTES_MIN))
+    packed: list[list[ScanTask]] = [[] for _ in range(count)]
+    before = 0
     for task, size in weighed:
-        for part, part_size in _split_task(task, size, target):
-            if not packed or part_size > room:
-                packed.append([])
-                room = target
-            packed[-1].append(part)
-            room -= part_size
-    return packed
+        for part, part_size in _split_task(task, size, -(-total // count)):
+            packed[(2 * before + part_size) * count // (2 * total)].append(part)
+            before += part_size
+    return [parts for parts in packed if parts]
 
 
 def _split_task(task: ScanTask, size: int, target: int) -> Iterator[tuple[ScanTask, int]]:

@@ -99,7 +99,7 @@ def _packed(found: Sequence[ScanTask], options: Options, payload: bool) -> list[
         # A segment has a block of each stream that was published to: side by side, they share gets.
         found = sorted(found, key=lambda task: (task.shard, task.ref.position, task.key, task.ref.index_offset))
     # The driver runs this. On one machine its cores are those of the session; a cluster has more.
-    packs = pack(found, options.targetpartitionbytes, payload=payload, min_partitions=os.cpu_count() or 1)
+    packs = pack(found, options.targetpartitionbytes, payload=payload, cores=os.cpu_count() or 1)
     return [Part(tuple(some)) for some in packs]
 
 

@@ -81,7 +81,7 @@ async def test_each_wanted_message_is_in_one_task(seed: int) -> None:
         matching = [row[0] for row in rows if wanted(selection, row)]
         for payload in (True, False):
             target = rng.choice([1, 70_000, 200_000, 10 * MIB])
-            packed = pack(found, target, payload=payload, min_partitions=rng.choice([1, 3, 50]))
+            packed = pack(found, target, payload=payload, cores=rng.choice([1, 3, 50]))
             assert all(packed)
             parts = [task for part in packed for task in part]
             seen: list[int] = []
@@ -186,23 +186,27 @@ def sizes(packed: list[list[ScanTask]], *, payload: bool = True) -> list[int]:
 
 
 def test_packs_to_the_target() -> None:
-    """Eight blocks of 8 MB make a partition of 64 MiB; the indexes of 200 blocks make few tasks."""
+    """Eight or nine blocks of 8 MB make a partition of about 64 MiB; the indexes of 200 blocks make few tasks."""
     found = tasks(a_snapshot(*[a_ref(n) for n in range(200)]), Selection())
     packed = pack(found, 64 * MIB)
-    assert [len(part) for part in packed] == [8] * 25
-    assert all(32 * MIB <= size <= 64 * MIB for size in sizes(packed))
+    assert len(packed) == 24
+    assert {len(part) for part in packed} == {8, 9}
     assert [task for part in packed for task in part] == found
     assert len(pack(found, 64 * MIB, payload=False)) == 1
     assert pack([], 64 * MIB) == []
 
 
-def test_few_bytes_are_few_tasks_and_many_as_many_as_there_are_cores() -> None:
+def test_few_bytes_are_few_tasks_and_many_are_a_multiple_of_the_cores() -> None:
+    """The partitions have about the same size: none is left with the rest."""
     found = tasks(a_snapshot(*[a_ref(n, frames_bytes=800_000) for n in range(100)]), Selection())  # 81 MB
-    assert len(pack(found, 64 * MIB)) == 2
-    assert len(pack(found, 64 * MIB, min_partitions=4)) == 4
-    assert len(pack(found, 64 * MIB, min_partitions=500)) == pytest.approx(81_000_000 / TASK_BYTES_MIN, abs=2)
-    assert len(pack(found[:5], 64 * MIB, min_partitions=500)) == 1
-    assert len(pack(found, 1 * MIB)) == 100
+    for cores, count in [(1, 2), (2, 2), (3, 3), (4, 4), (7, 7)]:
+        packed = pack(found, 64 * MIB, cores=cores)
+        assert len(packed) == count
+        assert max(sizes(packed)) - min(sizes(packed)) <= 2 * 810_000
+    assert len(pack(found, 24 * MIB, cores=3)) == 6  # not 4: two cores would wait for the third
+    assert len(pack(found, 64 * MIB, cores=500)) == 81_000_000 // TASK_BYTES_MIN
+    assert len(pack(found[:5], 64 * MIB, cores=500)) == 1
+    assert 78 <= len(pack(found, 1 * MIB)) <= 100
 
 
 def test_a_block_larger_than_a_partition_is_split() -> None:
