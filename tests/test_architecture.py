@@ -146,10 +146,12 @@ MAY: dict[str, set[str]] = {
     "jetstream.shard_streams": {
         "base", "jetstream.account", "jetstream.inbox", "jetstream.stream", "storage.erasure", "storage.format",
         "storage.log", "storage.paths", "storage.read", "storage.state"},
+    "jetstream.purging": {
+        "jetstream.account", "jetstream.catalogue", "jetstream.owners", "jetstream.shard_streams", "jetstream.wire"},
     "jetstream.engine": {
         "access", "base", "config.settings", "jetstream.account", "jetstream.api", "jetstream.bus",
         "jetstream.catalogue", "jetstream.config", "jetstream.consumer.delivery", "jetstream.inbox",
-        "jetstream.inflight", "jetstream.owners", "jetstream.shard_streams", "jetstream.stream",
+        "jetstream.inflight", "jetstream.owners", "jetstream.purging", "jetstream.shard_streams", "jetstream.stream",
         "jetstream.stream.shared", "jetstream.stream.upstream", "jetstream.usage", "jetstream.wire",
         "storage.erasure", "storage.format", "storage.log", "storage.read", "storage.staging", "storage.state"},
     "jetstream.overview": {"base", "jetstream.account", "jetstream.consumer", "jetstream.stream"},

@@ -18,7 +18,6 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ from broker.config.settings import ClientSettings, JetStreamSettings
 from broker.jetstream.account.account import Account
 from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
-from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.api.system import SystemApi
 from broker.jetstream.api.waiting import Waiting
@@ -70,9 +68,6 @@ __all__ = ["JetStream"]
 _log = logging.getLogger(__name__)
 
 NO_LIMITS = AccountLimits()
-
-_PURGED_AT_ONCE = 100
-"""Streams that are deleted in one turn of the loop."""
 
 
 class JetStream:
@@ -318,44 +313,11 @@ class JetStream:
         return task
 
     async def _purge(self, name: str, before: asyncio.Task[None] | None) -> None:
-        from broker.jetstream.stream.stream import Stream
+        from broker.jetstream.purging import purge_account
 
         if before is not None:
             await asyncio.wait([before])
-        shards = list(self.shards.values())
-        if not shards or not all(shard.available for shard in shards):
-            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
-        account = self.accounts.get(name)
-        live = list(account.streams.values()) if account is not None else []
-        kept = {stream.stream_id for stream in live}.union(*(shard.failed_streams for shard in shards))
-        if account is not None:
-            kept.update(stream.stream_id for stream in account.incoming.streams.values())
-        unused = [(state, shard) for shard in shards for state in shard.log.state.streams.values()
-                  if state.account == name and state.stream_id not in kept and state.departed is None]
-        everything: list[Stream | tuple[StreamState, ShardStreams]] = [*live, *unused]
-        for number, one in enumerate(everything):
-            if number % _PURGED_AT_ONCE == _PURGED_AT_ONCE - 1:
-                await asyncio.sleep(0)
-            if any(self.shards.get(shard.number) is not shard or shard.log.failure is not None for shard in shards):
-                raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
-            if isinstance(one, Stream):
-                if account is not None and account.streams.get(one.name) is one:
-                    with suppress(ApiError):  # another request has deleted it meanwhile
-                        await account.changes.delete(one)
-                    if account.streams.get(one.name) is one:
-                        raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
-            else:
-                state, shard = one
-                self.catalogue.delete(state.stream_id, shard.log, partial(UnusedStream(state).delete, shard.log))
-                if account is not None:
-                    account.offline.pop(state.name, None)
-        if self.shared is not None:
-            await self.shared.purge(name)
-        for shard in shards:
-            shard.log.urgent()
-        _log.info("Purge of account %s: %d streams, and %d that were not in use", name, len(live), len(unused))
-        for shard in shards:
-            await shard.log.persisted()
+        await purge_account(name, self.accounts.get(name), self.shards, self.catalogue, self.shared)
 
     async def _stop_account(self, api: Api | DisabledApi, account: Account | None,
                             before: asyncio.Task[None] | None) -> None:

@@ -98,7 +98,7 @@ async def test_an_account_that_comes_back_meanwhile(broker: Inside) -> None:
 
 async def test_an_account_that_goes_meanwhile(broker: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shows that its streams are deleted, in use or not."""
-    monkeypatch.setattr("broker.jetstream.engine._PURGED_AT_ONCE", 1)
+    monkeypatch.setattr("broker.jetstream.purging._AT_ONCE", 1)
     a = await add(broker, "A")
     await fill(a, 3)
     purged = broker.js.purge("A")
