@@ -300,7 +300,7 @@ def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> 
 
 
 def entries(view: ShardView) -> Iterator[tuple[StreamState, BlockEntry]]:
-    """Yield every block of the state, with its stream, but for streams that have left for other shards."""
+    """Yield every block of the state, with its stream, except those of streams that have left for other shards."""
     for stream in view.state.streams.values():
         if stream.departed is None:
             for entry in stream.blocks:

@@ -29,11 +29,6 @@ class Journaled(NamedTuple):
     epoch: int
     segments: Sequence[JournaledSegment]
 
-    def count_messages(self) -> int:
-        """Return the number of their messages. Raises: Corrupt."""
-        return sum(run[1] for segment in self.segments for commit in segment.commits() for block in commit.blocks
-                   for run in block.runs)
-
 
 def journal_path(store: FileStore, paths: ShardPaths) -> str:
     """Return the path of the shard's journal."""

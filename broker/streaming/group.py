@@ -70,12 +70,6 @@ class Group:
 
     # --- members ------------------------------------------------------------------------------------------------------
 
-    @property
-    def is_queue(self) -> bool:
-        """True if members may join."""
-        first = self.offline or next(iter(self.members), None)
-        return first is not None and bool(first.queue)
-
     def start(self, *, redeliver: bool) -> None:
         """Deliver from now on to the members that are ready; ``redeliver``: first all unacknowledged messages."""
         known = set(self._turns)

@@ -58,7 +58,7 @@ class Wanted:
     """The messages to erase: those with one of the sequences, or those that fulfil all other conditions.
 
     ``subjects`` are filters. ``headers`` are names, each with the value it must have, or None for any.
-    ``origin`` has the names of the stream that messages were copied from, and their sequences there.
+    ``origin`` has the names of the stream from which messages were copied, and the sequences of the messages in it.
     """
 
     seqs: SeqRanges = field(default_factory=SeqRanges)
@@ -99,7 +99,7 @@ class Wanted:
 class Erased(NamedTuple):
     """An erasure in one stream: the sequences, and how many of them were messages of the stream.
 
-    ``conditions`` are those that its messages fulfilled; None: the sequences say all.
+    ``conditions`` are those that its messages fulfilled; None: the sequences suffice.
     """
 
     stream: Stream
@@ -143,7 +143,7 @@ async def erase(streams: Mapping[str, Stream], stream: Stream, blocks_of: Callab
         streams of this account may be named, too. ``shredding``: the stream itself will be
         deleted, so it cannot forbid the loss of its messages. ``read_again`` lets the copies of a stream drop messages
         that they have read and not stored. ``copy_of``: the stream is a copy of one that another broker has, and loses
-        what that one has lost; ``wanted`` says nothing then. ``unreadable`` receives the objects that may have more of
+        what that one has lost; ``wanted`` is not used then. ``unreadable`` receives the objects that may have more of
         the messages and cannot be read, with the reasons.
     Returns once the removals are sequenced: what was erased in ``stream``, and in each copy in this broker, even if
         that is nothing. Raises: ApiError; StoreError; FormatError.

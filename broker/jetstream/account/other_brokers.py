@@ -31,7 +31,7 @@ _UNKNOWN: Final = ApiErrors.STREAM_MSG_DELETE_FAILED
 
 
 class OtherBrokers:
-    """The other brokers of the store, in one account. ``api``: the prefix of the API; ``domain``: of this server."""
+    """The other brokers of the store, in one account. ``api``: the prefix of the API; ``domain``: this server's."""
 
     def __init__(self, bus: Bus, api: str, domain: str) -> None:
         self._bus = bus

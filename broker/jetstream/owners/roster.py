@@ -64,8 +64,8 @@ class Roster:
         self._clock = clock
         self._lines: dict[str, tuple[Line, int]] = {}
         """The other brokers by id, each with the time at which its line came."""
-        self._heard = asyncio.Event()
-        """Set when another broker's line has come."""
+        self._line_came = asyncio.Event()
+        """Set when a line of another broker comes."""
         self._subscription: Subscription | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -93,16 +93,16 @@ class Roster:
         return [line for line, at_ns in self._lines.values() if at_ns >= oldest_ns and not line.leaving]
 
     async def choose(self, chosen: Callable[[list[Line]], T | None]) -> T | None:
-        """Return what is chosen from the others.
+        """Return the result of ``chosen`` for the other brokers; None if it has none within a second.
 
-        As long as that is None, wait for more brokers: within a second one may show itself that has just connected, or
-        all if this broker has.
+        It is called again for each line that comes: a broker that has just connected publishes its line within that
+        time, and if this broker has just connected, all others do.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(INTERVAL_SECONDS):
                 while (found := chosen(self.others())) is None:
-                    self._heard.clear()
-                    await self._heard.wait()
+                    self._line_came.clear()
+                    await self._line_came.wait()
                 return found
         return None
 
@@ -115,7 +115,7 @@ class Roster:
             self._lines.pop(next(iter(self._lines)))
         self._lines.pop(line.id, None)
         self._lines[line.id] = line, self._clock.monotonic_ns()
-        self._heard.set()
+        self._line_came.set()
         if new:
             self.publish()  # so that a broker that starts knows the others at once
 

@@ -1,7 +1,7 @@
 """A streaming source whose tasks write messages to Parquet files, and whose rows name these files.
 
-The job ``export`` reads it. Messages do not pass through the JVM then, which takes Spark several times as long as
-writing them. Offsets, batches and limits are those of the source ``jetblock``. A task that is tried twice writes other
+The job ``export`` reads it. So messages do not pass through the JVM, which would take several times as long as writing
+them. Offsets, batches and limits are those of the source ``jetblock``. A task that is tried twice writes other
 files each time; Spark gets the rows of one attempt, so the other files are never named.
 """
 

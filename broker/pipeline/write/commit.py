@@ -281,14 +281,14 @@ class _Request:
     def _outcome(self, answer: Mapping[str, Any]) -> Outcome:
         """Return the outcome that an answer reports; log a warning if the rows of this write seem to be lost."""
         messages, duplicates = answer["messages"], answer["duplicates"]
-        if self._version is not None and (why := self._doubt(self._version, answer, messages + duplicates)):
+        if self._version is not None and (why := self._why_lost(self._version, answer, messages + duplicates)):
             _log.warning("%s: %s: a repeated write stores nothing; but if another program or query has the same "
                          "txnAppId, these rows are lost: give each its own", self._where, why)
         return Outcome(messages, duplicates, answer.get("raised", 0), answer["first_seq"] if messages else 0,
                        answer["last_seq"] if messages else 0)
 
-    def _doubt(self, version: Version, answer: Mapping[str, Any], stored: int) -> str | None:
-        """Return the reason for which an answer may be that to another program's write."""
+    def _why_lost(self, version: Version, answer: Mapping[str, Any], stored: int) -> str | None:
+        """Return a reason to suspect that the answer is to another program's write; None: there is none."""
         rows, writer = sum(run.messages for run in self._entries), f"the writer {version.writer!r}"
         if "already" in answer:
             return f"{writer} has stored version {answer['already']}, so version {version.number} was not stored"

@@ -1,12 +1,12 @@
-"""Each stream of a store once, although streams move while a reader reads one shard after the other.
+"""Finds each stream of a store once, although streams move while a reader reads one shard after the other.
 
-A shard keeps the state of a stream that has left, until a while after the stream has arrived. So a reader that finds no
-state of a stream as it is in its shard finds the state that it left behind:
+A shard keeps the state of a stream that has left, until a while after the stream has arrived in another shard. So a
+reader finds the stream itself, or the state that it left behind:
 
     shard 0, with the catalogue     read first
-    shards 1, 2, …                  a stream is in one of them, or has left the shard in which the catalogue has it
+    shards 1, 2, …                  a stream is in one of them, or has left the shard that the catalogue names
 
-What a stream left behind in any other shard is old.
+The state that a stream left behind in any other shard is out of date.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def places(states: Iterable[tuple[int, ShardState]], catalogue: Mapping[int, Cat
     """Return the streams, each with its shard.
 
     Args: ``states``: of shards, by number. ``catalogue``: that of shard 0, which was read before the others; None: it
-        is not known, and a stream that has left counts if no shard has it.
+        is not known, and the state that a stream left behind is returned if no shard has the stream.
     """
     found: dict[tuple[int, str, str], tuple[tuple[bool, int], int, StreamState]] = {}
     for shard, state in states:

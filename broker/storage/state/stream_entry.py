@@ -1,6 +1,7 @@
 """The entry of a stream in a directory page, as values: ``pages`` has its form.
 
-Owns: making a stream's state of an entry, and an entry that names no page, for a stream that moves to another shard.
+Owns: making the state of a stream from an entry; packing a whole stream into an entry that names no page, with which it
+moves to another shard.
 Does not own: the entries and pages of a checkpoint (pages).
 """
 

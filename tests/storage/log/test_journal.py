@@ -316,7 +316,8 @@ def test_closed_segments_keep_their_boundaries(world: World) -> None:
         found = find_journaled(world.store, PATHS)
         assert found is not None
         assert [(one.number, one.closed) for one in found.segments] == [(3, True), (4, True), (5, True)]
-        assert found.count_messages() == 9
+        assert sum(run[1] for segment in found.segments for commit in segment.commits() for block in commit.blocks
+                   for run in block.runs) == 9
         await world.open(clock)
         state = world.log.state.stream("$G", "s")
         assert state is not None

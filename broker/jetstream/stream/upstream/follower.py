@@ -49,7 +49,7 @@ _FIND_SECONDS = 10.0
 """Interval at which an origin that is reached through imports is found again: imports may change at any time."""
 
 _ABSENT_SECONDS = 2.0
-"""Interval at which an origin that is not there is looked for: another broker may get it, which nobody says here."""
+"""Interval at which a missing origin is looked for again: no event here says that another broker has created it."""
 
 _TRIED_MAX = 64
 """Up to this many transforms are tried one after the other, and compiled without a thread."""
