@@ -30,6 +30,10 @@ class HoldOff:
         self._ended = True
         self._wake.set()
 
+    def wake(self) -> None:
+        """Look at once: something may have changed."""
+        self._wake.set()
+
     def begin(self) -> None:
         """Hold off again."""
         self._ended = False

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from broker.base.clock import Clock
 from broker.cluster.entries import BATCH, end_of_segments, entries, expect_entry, proof_of
+from broker.cluster.heartbeat import delete_heartbeats, heartbeats_after
 from broker.cluster.identity import Identity
 from broker.cluster.openings import known_ends
 from broker.storage.format.claim import Claim, Seal
@@ -55,12 +56,15 @@ class Watched(NamedTuple):
     """The end of the log when a standby's wait ended.
 
     epoch: the newest claimed epoch, 0: none. number: the first number of its log without an entry, or with a seal.
-    silent: no entry came for T; otherwise a short cut ended the wait.
+    silent: no entry came for T; otherwise a short cut ended the wait. run_id: the process run that claimed the epoch,
+    b"" if unknown. heartbeat: the number of its newest heartbeat that was found, 0: none.
     """
 
     epoch: int
     number: int
     silent: bool
+    run_id: bytes = b""
+    heartbeat: int = 0
 
 
 class Overtaken(Fenced):
@@ -110,6 +114,8 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
         by = await sealer_of(store, key, retry)
         raise Fenced(f"{by or 'another broker'} took the shard before epoch {epoch} was opened", by)
     over = watched is None or await _leases_over(store, paths, ends, me, retry, watched)
+    if over and watched is not None and watched.silent and watched.heartbeat:
+        await delete_heartbeats(store, watched.run_id, retry)
     return Taken(epoch, ends, began_ns, 0 if over else sealed_ns + lease_ns)
 
 
@@ -119,13 +125,14 @@ async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, in
 
     The epochs are checked from the newest down. Those that were never opened do not count, nor do those under our own
     name: an operator who gives two processes one name says that the earlier one has ended. The first other epoch
-    decides. Its lease is over if its log has not grown for T, or if its owner sealed it, which an owner does last. The
-    leases of older epochs are then over, too: these epochs were sealed before this one was opened, and no owner seals
-    its own epoch, or puts a root in it, before the leases below it are over.
+    decides. Its lease is over if its log has not grown for T and its owner has put no heartbeat, or if its owner sealed
+    it, which an owner does last. The leases of older epochs are then over, too: these epochs were sealed before this
+    one was opened, and no owner seals its own epoch, or puts a root in it, before the leases below it are over.
     """
     opened = [Position(epoch, end) for epoch, end in sorted(ends.items(), reverse=True) if end]
     if watched.silent and opened and opened[0].epoch == watched.epoch and opened[0].number <= watched.number:
-        return True
+        # A heartbeat that is stored later is followed by a question that finds our claim (``heartbeat``).
+        return not (watched.run_id and await heartbeats_after(store, watched.run_id, watched.heartbeat, retry))
     for at in range(0, len(opened), BATCH):
         batch = opened[at:at + BATCH]
         by_owner = await asyncio.gather(*[_sealed_by_owner(store, paths, end, retry) for end in batch])

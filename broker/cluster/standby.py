@@ -5,10 +5,13 @@ next epoch every T/6, and up to every T/24 if the owner puts more than that. The
 found the last entry, up to one pause after its put: the busier the owner, the sooner a standby takes over. T itself is
 never shortened, because the owner may answer for that long.
 
+A process that owns several shards has heartbeats of its own, and the logs of its idle shards are quiet. So a standby
+follows these (``heartbeat_watch``), and polls the log each T only, and after the last heartbeat.
+
     it takes over                   when
     if the shard is free, at once   there is no owner; or the last one sealed its own epoch (a clean stop);
                                     or the last claim is under our own configured name (a restart)
-    otherwise                       no new entry was found for T, by its own monotonic clock
+    otherwise                       no new entry and no heartbeat was found for T, by its own monotonic clock
 
 If another broker is to take a free shard, this one leaves it free for a while (``HoldOff``).
 
@@ -30,6 +33,7 @@ from collections.abc import Callable
 
 from broker.base.clock import Clock
 from broker.cluster.entries import end_of_segments
+from broker.cluster.heartbeat_watch import Followed, HeartbeatWatch
 from broker.cluster.hold_off import HoldOff
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Watched, newest_checkpoint, newest_claim
@@ -92,48 +96,58 @@ async def wait_for_lock(store: ObjectStore, paths: ShardPaths, on_wait: Callable
 
 async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
                          lease_ns: int = LEASE_NS, on_wait: Callable[[], object] = _nothing, *,
-                         silence_ns: int | None = None, hold_off: HoldOff | None = None) -> Watched:
+                         silence_ns: int | None = None, hold_off: HoldOff | None = None,
+                         heartbeats: HeartbeatWatch | None = None) -> Watched:
     """Return when taking the shard may be tried: its log has not grown for ``silence_ns``, or it is free.
 
     Args: lease_ns is T, which sets the interval of polls; silence_ns is T by default, and longer after failed attempts;
-        hold_off: how long the shard must have been free; None: no time.
+        hold_off: how long the shard must have been free; None: no time. heartbeats: those of other processes, shared by
+        the waits of this one.
     Raises: Corrupt, StoreRefused. After a Transient error the wait continues: a store that fails cannot be taken.
     """
-    watch = _Watch(store, paths, me, StoreRetry(store, clock, rng))
     silence_ns, hold_off = silence_ns or lease_ns, hold_off or HoldOff()
+    watch = _Watch(store, paths, me, StoreRetry(store, clock, rng),
+                   heartbeats or HeartbeatWatch(store, clock, rng, lease_ns), hold_off)
     seen_at_ns = clock.monotonic_ns()
     free_since_ns: int | None = None
     waiting = False
     last_ns = clock.monotonic_ns()
-    while True:
-        began_ns = clock.monotonic_ns()
-        since_ns, last_ns = began_ns - last_ns, began_ns
-        try:
-            grew = await watch.poll()
-            free_since_ns = (free_since_ns or began_ns) if watch.free else None
-            if free_since_ns is not None and began_ns - free_since_ns >= hold_off.delay_ns:
-                return watch.seen(silent=False)
-            if not grew and began_ns - seen_at_ns >= silence_ns:
-                # The awaited number may have been swept since the last poll: then there is a checkpoint beyond it.
-                if not await watch.skip_to_checkpoint():
-                    _log.info("standby: %s has put nothing for %.1f s: taking %s%s", watch.owner or "another broker",
-                              (clock.monotonic_ns() - seen_at_ns) / 1e9, store.url, f"/{paths.prefix}")
-                    return watch.seen(silent=True)
+    try:
+        while True:
+            began_ns = clock.monotonic_ns()
+            since_ns, last_ns = began_ns - last_ns, began_ns
+            try:
+                grew = await watch.poll()
+                seen_at_ns = max(seen_at_ns, watch.heartbeat_ns)
+                free_since_ns = (free_since_ns or began_ns) if watch.free else None
+                if free_since_ns is not None and began_ns - free_since_ns >= hold_off.delay_ns:
+                    return watch.seen(silent=False)
+                if not grew and began_ns - seen_at_ns >= silence_ns:
+                    # The awaited number may have been swept since the last poll: then there is a checkpoint beyond it.
+                    # The owner may have begun to put heartbeats, or the next one was deleted.
+                    if not (await watch.skip_to_checkpoint() or await watch.beats_again()):
+                        _log.info("standby: %s has put nothing for %.1f s: taking %s%s", watch.owner or
+                                  "another broker", (clock.monotonic_ns() - seen_at_ns) / 1e9, store.url,
+                                  f"/{paths.prefix}")
+                        return watch.seen(silent=True)
+                    grew = True
+            except Transient as error:
+                _log.info("standby: the store does not answer: %s", error)
                 grew = True
-        except Transient as error:
-            _log.info("standby: the store does not answer: %s", error)
-            grew = True
-        if grew:
-            seen_at_ns = clock.monotonic_ns()
-        if not waiting:
-            waiting = True
-            on_wait()
-            _log.info("standby: %s owns %s%s", watch.owner or "another broker", store.url, f"/{paths.prefix}")
-        until_silent_ns = seen_at_ns + silence_ns - clock.monotonic_ns() + _MARGIN_NS
-        pauses = [_pause_ns(lease_ns, watch.found, since_ns), until_silent_ns]
-        if free_since_ns is not None:
-            pauses.append(free_since_ns + hold_off.delay_ns - clock.monotonic_ns() + _MARGIN_NS)
-        await hold_off.sleep(min(pause for pause in pauses if pause > 0) / 1e9)
+            if grew:
+                seen_at_ns = clock.monotonic_ns()
+            if not waiting:
+                waiting = True
+                on_wait()
+                _log.info("standby: %s owns %s%s", watch.owner or "another broker", store.url, f"/{paths.prefix}")
+            until_silent_ns = seen_at_ns + silence_ns - clock.monotonic_ns() + _MARGIN_NS
+            usual_ns = lease_ns if watch.beats else _pause_ns(lease_ns, watch.found, since_ns)
+            pauses = [usual_ns, until_silent_ns]
+            if free_since_ns is not None:
+                pauses.append(free_since_ns + hold_off.delay_ns - clock.monotonic_ns() + _MARGIN_NS)
+            await hold_off.sleep(min(pause for pause in pauses if pause > 0) / 1e9)
+    finally:
+        await watch.close()
 
 
 def _pause_ns(lease_ns: int, found: int, since_ns: int) -> int:
@@ -145,7 +159,8 @@ def _pause_ns(lease_ns: int, found: int, since_ns: int) -> int:
 class _Watch:
     """The end of the log as a standby knows it."""
 
-    def __init__(self, store: ObjectStore, paths: ShardPaths, me: Identity, retry: StoreRetry) -> None:
+    def __init__(self, store: ObjectStore, paths: ShardPaths, me: Identity, retry: StoreRetry,
+                 heartbeats: HeartbeatWatch, hold_off: HoldOff) -> None:
         self.free = False
         self.owner = ""
         self.found = 0
@@ -154,7 +169,39 @@ class _Watch:
         self._paths = paths
         self._me = me
         self._retry = retry
+        self._heartbeats = heartbeats
+        self._wake = hold_off.wake
         self._next: Position | None = None
+        self._run_id = b""
+        self._followed: Followed | None = None
+        """The heartbeats of the owner, if it has any."""
+
+    @property
+    def beats(self) -> bool:
+        """True if the owner has heartbeats, and goes on."""
+        return self._followed is not None and not self._followed.last
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """When the newest heartbeat of the owner was seen; 0: none was."""
+        return self._followed.seen_at_ns if self._followed is not None else 0
+
+    async def beats_again(self) -> bool:
+        """Return whether the owner has put a heartbeat that was not found yet; follow its heartbeats from now on."""
+        if self._followed is not None:
+            return await self._heartbeats.has_newer(self._followed)
+        await self._follow()
+        return self._followed is not None
+
+    async def close(self) -> None:
+        """Stop following the owner's heartbeats."""
+        followed, self._followed = self._followed, None
+        if followed is not None:
+            await self._heartbeats.leave(followed, self._wake)
+
+    async def _follow(self) -> None:
+        if self._run_id:
+            self._followed = await self._heartbeats.follow(self._run_id, self._wake)
 
     async def poll(self) -> bool:
         """Read the end of the log; return whether it has changed since the last poll."""
@@ -175,10 +222,12 @@ class _Watch:
             return grew
         if grew:
             self.free = False
-            self.owner = await self._claimant(self._next.epoch)
+            await self.close()
+            self.owner, self._run_id = await self._claimant(self._next.epoch)
             if self.owner == self._me.name:
                 self.free = True
                 return True
+            await self._follow()
         number, seal = await end_of_segments(store, paths, self._next, retry, gently=True)
         if number > self._next.number:
             self.found = 0 if grew else number - self._next.number
@@ -191,7 +240,8 @@ class _Watch:
 
     def seen(self, *, silent: bool) -> Watched:
         """Return the end of the log at the last poll."""
-        return Watched(*(self._next or Position(0, 0)), silent)
+        number = self._followed.number if self._followed is not None else 0
+        return Watched(*(self._next or Position(0, 0)), silent, self._run_id, number)
 
     async def skip_to_checkpoint(self) -> bool:
         """Return whether there is a checkpoint at or beyond the awaited number; then the wait continues after it."""
@@ -208,11 +258,13 @@ class _Watch:
             return False
         return True
 
-    async def _claimant(self, epoch: int) -> str:
+    async def _claimant(self, epoch: int) -> tuple[str, bytes]:
+        """Return the name and the id of the process run that claimed an epoch."""
         try:
-            return Claim.decode(await self._get(self._paths.epoch(epoch)), epoch).owner
+            claim = Claim.decode(await self._get(self._paths.epoch(epoch)), epoch)
         except NotFound:
-            return ""  # the store has lost the claim
+            return "", b""  # the store has lost the claim
+        return claim.owner, claim.run_id
 
     async def _sealed_by_owner(self, position: Position) -> bool:
         """Return whether the owner of the epoch put the seal there."""

@@ -13,9 +13,11 @@
     expiry         a GET for each 256 KiB of indexes of runs, or for each block with a larger index
     deletion       free, and without other requests
     inbox          one listing each inbox_interval
-    idle shards    each has an idle owner's heartbeats and checkpoints, an inbox, and the polls of standbys
+    shards         a process with several puts heartbeats every third of the lease, and asks for each idle shard then
+                   whether it was claimed; each has an inbox
     standbys       each polls the log every sixth of the lease, up to every 24th if there are more than three commits
-                   between two polls: two GETs, and two for each commit, 32 at most
+                   between two polls: two GETs, and two for each commit, 32 at most; of several shards, it asks
+                   for each heartbeat two or three times, and polls each log about once in a lease
 
 The figures hold for a steady state: as much is removed as comes in. ``tests/maintenance/test_cost.py`` counts the
 requests of the real engine.
@@ -144,7 +146,11 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
         commits = min(commits, 1 / load.commit_interval_s)
     commits = max(commits, raw / load.segment_bytes)
     heartbeats, idle = max(0.0, 3 / load.lease_s - commits), load.shards - 1
-    rounds, round_puts = heartbeats / _CHECKPOINT.empty_segments, _PUTS_AN_IDLE_ROUND
+    own_heartbeats = heartbeats
+    if idle:  # the log puts one after a commit, and is quiet then
+        own_heartbeats = min(commits, heartbeats)
+        heartbeats = own_heartbeats + 3 / load.lease_s
+    rounds, round_puts = own_heartbeats / _CHECKPOINT.empty_segments, _PUTS_AN_IDLE_ROUND
     if commits:
         interval_s = (_CHECKPOINT.interval_ns or 0) / 1e9
         rounds = max(rounds, commits / _CHECKPOINT.segments, 1 / (interval_s + 0.5 / commits))
@@ -154,18 +160,19 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
     runs = commits / (_COMPACTION.segments - 1) if merged else 0.0
     ids = _id_costs(load, rounds) if load.ids else _NOTHING
     subjects = _subject_costs(load, commits, rounds, merged) if commits else _NOTHING
-    idle_rounds = idle * 3 / load.lease_s / _CHECKPOINT.empty_segments
-    puts = {"commits": commits, "heartbeats": heartbeats + idle * 3 / load.lease_s,
-            "checkpoints": rounds * round_puts + idle_rounds * _PUTS_AN_IDLE_ROUND + ids.puts + subjects.puts,
+    puts = {"commits": commits, "heartbeats": heartbeats,
+            "checkpoints": rounds * round_puts + ids.puts + subjects.puts,
             "compaction": runs}
     all_puts = sum(puts.values())
-    lists = rounds + idle_rounds + (load.shards / load.inbox_interval_s if load.inbox_interval_s else 0.0)
-    polls = max(6 / load.lease_s, min(24 / load.lease_s, commits / 3))
-    standby_gets = load.standbys * (2 * polls + min(2 * commits, 32 * polls) + idle * 12 / load.lease_s)
+    lists = rounds + (load.shards / load.inbox_interval_s if load.inbox_interval_s else 0.0)
+    polls = 1.15 / load.lease_s if idle else max(6 / load.lease_s, min(24 / load.lease_s, commits / 3))
+    standby_gets = load.standbys * (2 * polls * load.shards + min(2 * commits, 32 * polls)
+                                    + (7.5 / load.lease_s if idle else 0.0))
+    quiet_gets = (load.shards if not commits else idle) * 3 / load.lease_s if idle else 0.0
     blocks = min(commits * load.streams, load.messages)
     body = raw * load.stored + load.messages * _MESSAGE_BYTES
     log_bytes = body + blocks * _BLOCK_BYTES + puts["heartbeats"] * 104 + ids.written
-    gets = standby_gets + 2 * load.cold_gets + ids.gets + subjects.gets
+    gets = standby_gets + quiet_gets + 2 * load.cold_gets + ids.gets + subjects.gets
     if merged:
         in_memory = _COMPACTION.segments * log_bytes <= _COMPACTION.recent_bytes * commits
         gets += runs * _COMPACTION.segments - (commits if in_memory else 0.0) + _expiry_gets(load, raw, commits)

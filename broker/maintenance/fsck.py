@@ -43,7 +43,7 @@ from broker.storage.journal_replay import Replayed, log_replayed, replay_journal
 from broker.storage.keys.shard_keys import keys_for_repair
 from broker.storage.objectstore import ObjectStore, StoreLock
 from broker.storage.objectstore.file import FileStore, directory_of
-from broker.storage.paths import ShardPaths, parse
+from broker.storage.paths import HEARTBEATS, ShardPaths, parse
 from broker.storage.put import Fenced
 from broker.storage.unsynced_tail import hide_torn, log_tail, repair_tail
 
@@ -287,11 +287,19 @@ async def _expect_no_owner(store: ObjectStore, lease_ns: int,
     seen = {number: await _newest(source, ShardPaths(number)) for number in numbers}
     if all(sealed for _, sealed in seen.values()):
         return []
+    beats = await _heartbeats(source)
     await sleep((lease_ns + lease_ns // 4) / 1e9)
+    if not await _heartbeats(source) <= beats:
+        raise Owned(f"{store.url}: a broker owns shards; stop it, and run this again")
     for number in numbers:
         if await _newest(source, ShardPaths(number)) != seen[number]:
             raise Owned(f"{store.url}: a broker writes to shard {number}; stop it, and run this again")
     return []
+
+
+async def _heartbeats(source: Source) -> set[str]:
+    """Return the keys of all heartbeats: the logs of idle shards are quiet if their owner has several."""
+    return {info.key async for info in source.folder(HEARTBEATS)}
 
 
 async def _newest(source: Source, paths: ShardPaths) -> tuple[str, bool]:

@@ -9,8 +9,12 @@ __all__ = ["commit_cost", "heartbeat_cost", "shared_cost"]
 _MONTH_SECONDS: Final = 30 * 86_400
 _PUT_DOLLARS: Final = 0.005 / 1000
 _GET_DOLLARS: Final = 0.0004 / 1000
-_POLLS: Final = 6
-"""The polls of a standby in a lease; each makes two GETs."""
+_BEATS: Final = 3
+"""The heartbeats of a process in a lease, and the questions about each of its idle shards."""
+_QUESTIONS: Final = 7.5
+"""The questions of a standby for the heartbeats of a process in a lease."""
+_POLLS: Final = 1.15
+"""The polls of a standby in a lease, for each shard; each makes two GETs."""
 
 
 def commit_cost(interval_ns: int, *, at_aws: bool) -> str:
@@ -27,17 +31,23 @@ def commit_cost(interval_ns: int, *, at_aws: bool) -> str:
 
 
 def heartbeat_cost(shards: int, lease_ns: int, *, at_aws: bool) -> str:
-    """Return a log line: the heartbeats of idle shards, and their cost at AWS."""
-    puts = shards * 3e9 / lease_ns
-    line = f"Shards: {shards}; if all are idle, their heartbeats are {puts:.1f} puts a second"
-    return f"{line}, at $0.005 for a thousand ${puts * _MONTH_SECONDS * _PUT_DOLLARS:,.2f} a month" if at_aws else line
+    """Return a log line: the heartbeats of a process with so many idle shards, and their cost at AWS."""
+    return f"Shards: {shards}; if all are idle, {_requests(_BEATS, _BEATS * shards, lease_ns, at_aws=at_aws)}"
 
 
 def shared_cost(shards: int, lease_ns: int, *, at_aws: bool) -> str:
-    """Return a log line about a store that several brokers own: the heartbeats of idle shards, of which each has one
-    owner, and what each broker adds by watching the shards of the others.
+    """Return a log line about a store that several brokers own: what each broker adds by its heartbeats, what each
+    shard adds, and what a broker adds by watching all shards of another one.
     """
-    gets = shards * 2 * _POLLS * 1e9 / lease_ns
-    line = (f"{heartbeat_cost(shards, lease_ns, at_aws=at_aws)}; a broker that watches all of them makes {gets:.1f} "
-            "GETs a second")
-    return f"{line}, ${gets * _MONTH_SECONDS * _GET_DOLLARS:,.2f} a month" if at_aws else line
+    brokers = _requests(_BEATS, 0, lease_ns, at_aws=at_aws)
+    shard = _requests(0, _BEATS, lease_ns, at_aws=at_aws)
+    watched = _requests(0, _QUESTIONS + 2 * _POLLS * shards, lease_ns, at_aws=at_aws)
+    return f"Shards: {shards}; each broker makes {brokers}; each idle shard adds {shard}; each standby adds {watched}"
+
+
+def _requests(puts: float, gets: float, lease_ns: int, *, at_aws: bool) -> str:
+    """Return so many requests in a lease as text: a second, and their cost at AWS."""
+    seconds = lease_ns / 1e9
+    parts = [f"{count / seconds:.1f} {name}s a second" for count, name in ((puts, "PUT"), (gets, "GET")) if count]
+    dollars = (puts * _PUT_DOLLARS + gets * _GET_DOLLARS) / seconds * _MONTH_SECONDS
+    return " and ".join(parts) + (f" (${dollars:,.2f} a month)" if at_aws else "")

@@ -111,6 +111,8 @@ class ShardOwner(LogListener):
         self._in_use = asyncio.Event()
         """Set when the wait for another broker began."""
         self._served = False
+        self._sealed = False
+        """True once this process has sealed the epoch that it owned."""
         self._before_scrub: asyncio.Task[None] | None = None
         self._lock: StoreLock | None = None
 
@@ -200,7 +202,7 @@ class ShardOwner(LogListener):
             return None
         return await wait_for_lease(host.store, self._paths, host.identity, host.clock, host.rng,
                                     self._settings.lease_ns, self._wait_for_owner, silence_ns=silence_ns,
-                                    hold_off=self._hold_off)
+                                    hold_off=self._hold_off, heartbeats=host.heartbeat_watch)
 
     async def _take_and_recover(self, watched: Watched | None) -> Shard:
         """Take the shard and recover it. Raises: Overtaken; Fenced, with ``by``; StoreError; FormatError; CutOff."""
@@ -257,7 +259,7 @@ class ShardOwner(LogListener):
             log.warning("a checkpoint cannot be used, an older one was: %s", problem)
         self.recovery_ns = clock.monotonic_ns() - began_ns
         shard.log.listen(self)
-        host.attach(shard.log)
+        host.attach(shard.log, paths)
         self.standby, self._served = False, True
         if host.scrubs:
             self._before_scrub = asyncio.create_task(self._begin_scrub(shard), name="until the first scrub")
@@ -377,6 +379,7 @@ class ShardOwner(LogListener):
             end = await shard.close(checkpoint=checkpoint)
             host = self._host
             await seal_at(host.store, self._paths, end, end.epoch, host.identity, host.clock, host.rng)
+            self._sealed = True
         except (StoreError, FormatError, Fenced) as error:
             log.error("the log was not closed cleanly: %s", error)
 
@@ -386,7 +389,8 @@ class ShardOwner(LogListener):
         shard, self.shard = self.shard, None
         if shard is not None:
             await shard.abandon()
-        await self._host.detach(shard.log if shard is not None else None)
+        sealed, self._sealed = self._sealed, False
+        await self._host.detach(shard.log if shard is not None else None, sealed=sealed)
         await self._sync(end=True)
         self._release()
 

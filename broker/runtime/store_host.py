@@ -16,6 +16,8 @@ from functools import partial
 from broker.base.clock import GuardedClock
 from broker.base.errors import StartError
 from broker.base.gotime import format_duration
+from broker.cluster.heartbeat import Heartbeats
+from broker.cluster.heartbeat_watch import HeartbeatWatch
 from broker.cluster.identity import Identity
 from broker.config.settings import StorageSettings, default_store_url
 from broker.storage.format.codec import Compression
@@ -95,6 +97,11 @@ class StoreHost:
         """The store's id, known after ``check``."""
         self._logs: set[Log] = set()
         """The logs of the shards that this process owns."""
+        self.heartbeat_watch = HeartbeatWatch(self.store, clock, self.rng, settings.lease_ns)
+        self._heartbeats: Heartbeats | None = None
+        if self.store.puts_cost:
+            self._heartbeats = Heartbeats(self.store, self.identity, clock, self.rng, settings.lease_ns,
+                                          always=settings.own is not None)
         self._watching: asyncio.Task[None] | None = None
         self._clock_was_trusted = True
         self._logs_waiting = False
@@ -192,21 +199,25 @@ class StoreHost:
 
     # --- for the owners of shards -------------------------------------------------------------------------------------
 
-    def attach(self, log: Log) -> None:
+    def attach(self, log: Log, paths: ShardPaths) -> None:
         """Register the log of a shard that this process has taken. The log is notified when the store is full or has
         room."""
+        if self._heartbeats is not None:
+            self._heartbeats.add(log, paths)
         log.store_room = self.room
         self.room.observe(log.store_room_changed)
         log.store_room_changed()
         self._logs.add(log)
         self.room.start()
 
-    async def detach(self, log: Log | None) -> None:
-        """Remove a shard's log (None: the shard was not recovered). After the last one, clear the caches: the shards
-        may get other owners."""
+    async def detach(self, log: Log | None, *, sealed: bool = False) -> None:
+        """Remove a shard's log (None: the shard was not recovered), which we have ``sealed``. After the last one, clear
+        the caches: the shards may get other owners."""
         if log is not None:
             self.room.stop_observing(log.store_room_changed)
             self._logs.discard(log)
+            if self._heartbeats is not None:
+                await self._heartbeats.remove(log, sealed=sealed)
         if not self._logs:
             await self.room.stop()
             self.cache.clear()

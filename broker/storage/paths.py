@@ -3,6 +3,7 @@
     v1/format
     v1/copying
     v1/keys/<shard>-<id>
+    v1/heartbeats/<run>-<number>
     v1/shards/<shard>/epochs/<epoch>
                       log/<epoch>-<number>
                       checkpoint/<epoch>-<number>
@@ -12,10 +13,11 @@
     v1/streams/<account>/<name>/<incarnation>/runs/<epoch>-<position>-<id>
 
 Numbers are lower-case hexadecimal of fixed width (epoch 8 digits, number 12, id and incarnation 16; the shard is
-decimal), so key order is number order. Names are escaped: ``[a-z0-9_-]`` stand for themselves, any other byte of their
-UTF-8 becomes ``%`` and two digits, so that names stay distinct on a file system that folds case, and cannot leave their
-folder. An escaped name longer than 120 bytes is replaced by its beginning, ``~`` and 128 bits of a hash: the name
-cannot be recovered from such a key, but records identify a stream by its incarnation anyway.
+decimal, the run is the nonce of a process run), so key order is number order. Names are escaped: ``[a-z0-9_-]`` stand
+for themselves, any other byte of their UTF-8 becomes ``%`` and two digits, so that names stay distinct on a file system
+that folds case, and cannot leave their folder. An escaped name longer than 120 bytes is replaced by its beginning,
+``~`` and 128 bits of a hash: the name cannot be recovered from such a key, but records identify a stream by its
+incarnation anyway.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from typing import Final, NamedTuple
 from broker.storage.format.block import BlockPlace, BlockRef
 from broker.storage.format.header import EPOCH_MAX, NUMBER_MAX, ObjectKind, Position
 
-__all__ = ["COPYING", "FORMAT", "ID_MAX", "KEYS", "NAME_BYTES_MAX", "PROBE", "ROOT", "STREAMS", "Key", "ShardPaths",
-           "StreamPaths", "escape", "object_key", "parse", "run_key", "unescape"]
+__all__ = ["COPYING", "FORMAT", "HEARTBEATS", "ID_MAX", "KEYS", "NAME_BYTES_MAX", "PROBE", "ROOT", "STREAMS",
+           "HeartbeatPaths", "Key", "ShardPaths", "StreamPaths", "escape", "object_key", "parse", "run_key", "unescape"]
 
 ROOT: Final = "v1/"
 """All our keys begin with this."""
@@ -42,6 +44,9 @@ PROBE: Final = "v1/probe/"
 """Prefix of objects that a broker puts and deletes before there is a ``format``, to check whether the store works."""
 KEYS: Final = "v1/keys/"
 """Prefix of the objects with wrapped data keys, of all shards."""
+HEARTBEATS: Final = "v1/heartbeats/"
+"""Prefix of the heartbeats of processes that own several shards. Readers and copies of a store ignore them, so
+``parse`` does not know their keys."""
 STREAMS: Final = "v1/streams/"
 """Prefix of objects that belong to one stream alone."""
 ID_MAX: Final = (1 << 64) - 1
@@ -49,6 +54,8 @@ NAME_BYTES_MAX: Final = 120
 """The longest escaped name. File systems allow names of 255 bytes; temporary files and a prefix need some of them."""
 
 _HASH_DIGITS: Final = 32
+_HEARTBEAT_DIGITS: Final = 12
+_HEX: Final = frozenset("0123456789abcdef")
 _PREFIX_BYTES: Final = NAME_BYTES_MAX - 1 - _HASH_DIGITS
 _KEPT: Final = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 _ESCAPES: Final = tuple(chr(byte) if byte in _KEPT else f"%{byte:02x}" for byte in range(256))
@@ -158,6 +165,22 @@ class ShardPaths(_RunPaths):
     def inbox(self, request_id: int) -> str:
         """Return the key of a request to the owner."""
         return f"{self.requests}{_number(request_id, ID_MAX, 16)}"
+
+
+class HeartbeatPaths:
+    """Keys of the heartbeats of one process run."""
+
+    def __init__(self, run_id: bytes) -> None:
+        self.prefix = f"{HEARTBEATS}{run_id.hex()}-"
+
+    def heartbeat(self, number: int) -> str:
+        """Return the key of the heartbeat with this number."""
+        return f"{self.prefix}{_number(number, NUMBER_MAX, 12)}"
+
+    def number_of(self, key: str) -> int:
+        """Return the number of the heartbeat at ``key``; 0 if it is none of this run."""
+        digits = key.removeprefix(self.prefix)
+        return int(digits, 16) if len(digits) == _HEARTBEAT_DIGITS and _HEX.issuperset(digits) else 0
 
 
 class StreamPaths(_RunPaths):

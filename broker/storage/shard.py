@@ -29,7 +29,7 @@ from broker.storage.log.journal import JournalPlace
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound, ObjectStore
-from broker.storage.paths import ShardPaths, block_key, object_key, parse
+from broker.storage.paths import HEARTBEATS, ShardPaths, block_key, object_key, parse
 from broker.storage.put import StoreRetry
 from broker.storage.read.recovery import recover
 from broker.storage.read.snapshot import Snapshot
@@ -49,6 +49,8 @@ _POLL_NS_MIN, _POLL_NS_MAX = 50_000_000, 5_000_000_000
 
 def reserve_left_by(key: str) -> float:
     """Return the share of a full store's reserve that a put of ``key`` must leave; 1: it can wait, as runs can."""
+    if key.startswith(HEARTBEATS):
+        return 0.0
     parsed = parse(key)
     return 1.0 if parsed is None else _RESERVE_LEFT.get(parsed.kind, 1.0)
 

@@ -303,10 +303,13 @@ async def test_a_store_just_filled(tmp_path: Path) -> None:
 
 
 def test_idle_shards_cost_their_heartbeats() -> None:
-    """Each further shard adds an idle owner's heartbeats, rounds and inbox, and the polls of standbys."""
+    """Further shards add heartbeats once, and each adds a question with each heartbeat, an inbox, and polls."""
     one, three = (bill(Load(messages=10, standbys=1, shards=shards)) for shards in (1, 3))
     month = MONTH_SECONDS
-    assert three.parts["heartbeats"] - one.parts["heartbeats"] == pytest.approx(2 * 3 / 15 * month)
+    assert three.parts["heartbeats"] - one.parts["heartbeats"] == pytest.approx(3 / 15 * month)
     assert three.parts["commits"] == one.parts["commits"]
-    assert three.lists - one.lists == pytest.approx((2 / 60 + 2 * 3 / 15 / 20) * month)
-    assert three.gets - one.gets == pytest.approx(2 * 12 / 15 * month)
+    assert three.lists - one.lists == pytest.approx(2 / 60 * month)
+    more = [bill(Load(messages=10, standbys=standbys, shards=5)).gets for standbys in (0, 1)]
+    assert more[0] - bill(Load(messages=10, shards=3)).gets == pytest.approx(2 * 3 / 15 * month)
+    watched = three.gets - bill(Load(messages=10, shards=3)).gets
+    assert more[1] - more[0] - watched == pytest.approx(2 * 2.3 / 15 * month)

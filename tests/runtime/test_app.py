@@ -112,9 +112,7 @@ async def test_dollars_only_where_aws_is_paid(tmp_path: Path) -> None:
 
 
 def test_cost_of_several_owners() -> None:
-    """Eight shards with a lease of 15 s: $2.6 a month for each shard's heartbeats, $0.8 for each that a broker watches.
-    """
+    """With a lease of 15 s, a broker's heartbeats cost $2.6 a month, an idle shard $0.2, and watching eight $1.8."""
     line = shared_cost(8, 15_000_000_000, at_aws=True)
-    assert "$20.74 a month" in line
-    assert "$6.64 a month" in line
+    assert [cost for cost in ("$2.59", "$0.21", "$1.79") if f"{cost} a month" in line] == ["$2.59", "$0.21", "$1.79"]
     assert "$" not in shared_cost(8, 15_000_000_000, at_aws=False)

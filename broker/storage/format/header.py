@@ -86,6 +86,7 @@ class ObjectKind(IntEnum):
     RUN = 7
     INBOX = 8
     KEYS = 9
+    HEARTBEAT = 10
 
 
 def object_name(kind: ObjectKind, position: Position, object_id: int = 0) -> str:

@@ -11,7 +11,9 @@ facts, calls ``decide``, takes the step and calls ``decide`` again.
                                     no put is in flight; or the last one is encoded, has few blocks, and there is a
                                       ``commit_interval`` or the open segment is large
                                     its blocks are few, or hold many messages each, or have stopped growing
-    Put a segment, even empty     if a lease of T is to be renewed: T/3 after the last put began
+    Put a segment, even empty     if a lease of T is to be renewed: T/3 after the last put began, and T/2 after the
+                                    lease was last renewed without a put if the last put was empty: it says that the
+                                    entries before it are stored
     Begin no other put            while commits are paused
 
 Each put uses up one ``commit_interval``. Up to ``commit_burst`` intervals in which no put began are saved for later
@@ -71,6 +73,8 @@ class Facts:
     """Raw bytes in the open segment."""
     hasty: bool = False
     """True if something waits for the open segment that must not wait for the interval."""
+    renewed_ns: int | None = None
+    """The instant at which the lease was last renewed without a put; None: that does not replace the next heartbeat."""
 
 
 class Action(Enum):
@@ -119,7 +123,7 @@ class CommitSchedule:
         if facts.in_flight >= self._puts_max:
             return self._wait(facts, now_ns)
         since_ns = now_ns - facts.began_ns
-        heartbeat = self._heartbeat_ns is not None and not facts.in_flight and since_ns >= self._heartbeat_ns
+        heartbeat = not facts.in_flight and (due_ns := self._heartbeat_due_ns(facts)) is not None and due_ns <= now_ns
         if facts.paused and not heartbeat:
             return self._wait(facts, now_ns)
         if facts.closed:
@@ -153,12 +157,19 @@ class CommitSchedule:
 
     def _wait(self, facts: Facts, now_ns: int, until_ns: int | None = None) -> Decision:
         """Wait until ``until_ns`` or the next heartbeat, whichever comes first."""
-        if self._heartbeat_ns is not None:
-            heartbeat_ns = max(facts.began_ns, now_ns - self._lease_ns) + self._heartbeat_ns
+        if self._heartbeat_ns is not None and (due_ns := self._heartbeat_due_ns(facts)) is not None:
+            heartbeat_ns = max(due_ns, now_ns - self._lease_ns + self._heartbeat_ns)
             until_ns = heartbeat_ns if until_ns is None else min(until_ns, heartbeat_ns)
             if until_ns <= now_ns:  # It is due, but a put in flight delays it. ``decide`` is called when that put ends.
                 until_ns = now_ns + self._heartbeat_ns
         return Decision(Action.WAIT, until_ns)
+
+    def _heartbeat_due_ns(self, facts: Facts) -> int | None:
+        """Return when the next heartbeat is due; None: never."""
+        if self._heartbeat_ns is None:
+            return None
+        due_ns = facts.began_ns + self._heartbeat_ns
+        return due_ns if facts.renewed_ns is None else max(due_ns, facts.renewed_ns + self._lease_ns // 2)
 
     def _growing(self, facts: Facts, now_ns: int) -> bool:
         """Return whether to wait a little, because many blocks of few messages each still receive more.

@@ -50,3 +50,12 @@ class Lease:
                 break
             self.proved_ns = max(self.proved_ns, segment.proved_ns)
         return expired and not self.expired
+
+    def prove(self, began_ns: int) -> bool:
+        """Renew the lease after a request that began at ``began_ns``, and proves our ownership as a put does.
+
+        Returns: as ``renew``.
+        """
+        expired = self.expired
+        self.proved_ns = max(self.proved_ns, began_ns)
+        return expired and not self.expired

@@ -125,6 +125,9 @@ class Log:
         self._segments = SegmentQueue(state.position, now_ns - (1 << 62))
         outside_ns = clock.outside_ns()
         self._lease = Lease(self.settings.lease_ns, clock, outside_ns if began_ns is None else began_ns)
+        self._renewed_ns = now_ns - (1 << 62)
+        """When the lease was last renewed without a put."""
+
         self._loop = asyncio.get_running_loop()
         if journal is not None:
             if self.settings.lease_ns is not None:
@@ -374,6 +377,19 @@ class Log:
         return False
 
     @property
+    def quiet(self) -> bool:
+        """True if the newest put was of an empty segment: a heartbeat, which says that all before it is stored."""
+        return self._segments.began_empty
+
+    def renew_lease(self, began_ns: int) -> None:
+        """Renew the lease without a put: a request that began at ``began_ns``, by the outside clock, has proved our
+        ownership. As long as such requests come, an idle log puts no heartbeats.
+        """
+        if self._lease.prove(began_ns):
+            self._loop.call_soon(self._lease_renewed)
+        self._renewed_ns = self._clock.monotonic_ns()
+
+    @property
     def position(self) -> Position:
         """The last persisted position."""
         return self.state.position
@@ -552,7 +568,8 @@ class Log:
                      bool(segments.closed) and not (last is not None and last.partly_safe),
                      opened.full(self.settings), may_close and opened.asked,
                      any(listener.commits_paused() for listener in self._listeners), len(opened.blocks),
-                     opened.tally.count, opened.tally.bytes, hasty=opened.hasty)
+                     opened.tally.count, opened.tally.bytes, hasty=opened.hasty,
+                     renewed_ns=self._renewed_ns if self.quiet else None)
 
     def _cut(self, heartbeat: bool) -> None:
         """Close the open segment: owners give their outcomes, and the position is fixed.

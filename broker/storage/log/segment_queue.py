@@ -24,15 +24,16 @@ class SegmentQueue:
     """The closed segments that are not persisted, in log order.
 
     Attributes: ``next`` is the position of the next segment; ``raw_bytes`` is the size of all blocks in the queue;
-        ``began_ns`` is when the newest put began.
+        ``began_ns`` is when the newest put began; ``began_empty``: its segment has no blocks.
     """
 
-    __slots__ = ("_last", "began_ns", "closed", "in_flight", "next", "raw_bytes")
+    __slots__ = ("_last", "began_empty", "began_ns", "closed", "in_flight", "next", "raw_bytes")
 
     def __init__(self, position: Position, began_ns: int) -> None:
         """Begin with the segment after ``position``."""
         self.next = Position(position.epoch, position.number + 1)
         self.began_ns = began_ns
+        self.began_empty = True
         self.raw_bytes = 0
         self.closed: deque[Segment] = deque()
         self.in_flight: deque[Segment] = deque()
@@ -68,6 +69,7 @@ class SegmentQueue:
         """Move the oldest closed segment to those in flight, and return it."""
         segment = self.closed.popleft()
         segment.began_ns = self.began_ns = now_ns
+        self.began_empty = not segment.blocks
         self.in_flight.append(segment)
         return segment
 

@@ -1,0 +1,144 @@
+"""The heartbeats of a process that owns several shards: one object in each third of a lease, whatever their number.
+
+They show standbys that the process is alive (``heartbeat_watch``), and renew the leases of its idle shards:
+
+    this process                                        another broker
+    put heartbeats/<run>-<n>, begun at b
+    for each shard: is its next epoch claimed?
+      no: the lease of the shard runs from b            claim the next epoch, seal the ones before
+      yes: it is not renewed; the shard's log puts a    is there a heartbeat beyond the last one seen?
+      segment of its own, and finds the seal              no: the old lease is over; serve at once
+                                                          yes: serve a lease after the seals
+
+Why no lease outlasts the wait of the other broker: a heartbeat that it does not find is stored after its claim, so the
+question about the claim, which comes after that, finds it.
+
+A heartbeat is never needed for safety of what is stored: epochs and seals decide that. A process with one shard has no
+heartbeats, since the log of the shard has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from contextlib import suppress
+from typing import Final, Protocol
+
+from broker.base.clock import Clock
+from broker.cluster.identity import Identity
+from broker.storage.format.errors import FormatError
+from broker.storage.format.header import HEADER_BYTES
+from broker.storage.format.heartbeat import Heartbeat
+from broker.storage.objectstore.base import NotFound, ObjectStore, StoreError
+from broker.storage.paths import HeartbeatPaths, ShardPaths
+from broker.storage.put import StoreRetry, put_ours
+
+__all__ = ["Heartbeats", "Leased", "delete_heartbeats", "heartbeats_after"]
+
+_log = logging.getLogger(__name__)
+
+_KEPT: Final = 8
+"""The newest heartbeats, which are kept: a standby asks for one after the other."""
+
+
+class Leased(Protocol):
+    """The log of a shard that this process owns."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def quiet(self) -> bool:
+        """True if nothing was stored since the last put of an empty segment."""
+
+    def renew_lease(self, began_ns: int) -> None:
+        """Renew the lease: a request that began at ``began_ns``, by the outside clock, has proved our ownership."""
+
+
+class Heartbeats:
+    """Puts the heartbeats of this process run while it owns several shards.
+
+    Args: ``always``: also while it owns only one, because other brokers own the others.
+    """
+
+    def __init__(self, store: ObjectStore, me: Identity, clock: Clock, rng: random.Random, lease_ns: int, *,
+                 always: bool) -> None:
+        self._store = store
+        self._me = me
+        self._clock = clock
+        self._retry = StoreRetry(store, clock, rng)
+        self._lease_ns = lease_ns
+        self._fewest = 1 if always else 2
+        self._paths = HeartbeatPaths(me.nonce)
+        self._number = 0
+        """The number of the newest heartbeat."""
+        self._shards: dict[Leased, ShardPaths] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, log: Leased, paths: ShardPaths) -> None:
+        """Renew the lease of a shard that was taken."""
+        self._shards[log] = paths
+        if self._task is None and len(self._shards) >= self._fewest:
+            self._task = asyncio.get_running_loop().create_task(self._keep_beating(), name="heartbeats")
+
+    async def remove(self, log: Leased, *, sealed: bool) -> None:
+        """Stop that. If the last shard was ``sealed`` by us, tell standbys that no more heartbeats come: then they poll
+        the logs at once.
+        """
+        self._shards.pop(log, None)
+        if self._shards or self._task is None:
+            return
+        task, self._task = self._task, None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        if sealed:
+            with suppress(StoreError):
+                await self._put(last=True)
+
+    async def _keep_beating(self) -> None:
+        while True:
+            began_ns = self._clock.monotonic_ns()
+            try:
+                await self._beat()
+            except (StoreError, FormatError) as error:
+                _log.info("no heartbeat could be put: %s", error)
+            pause_ns = began_ns + self._lease_ns // 3 - self._clock.monotonic_ns()
+            await asyncio.sleep(max(pause_ns, self._lease_ns // 24) / 1e9)
+
+    async def _beat(self) -> None:
+        began_ns = self._clock.outside_ns()
+        await self._put()
+        await asyncio.gather(*(self._renew(log, paths, began_ns) for log, paths in list(self._shards.items())))
+        if self._number > _KEPT:
+            await self._store.delete(self._paths.heartbeat(self._number - _KEPT))
+
+    async def _put(self, *, last: bool = False) -> None:
+        """Put the next heartbeat. After an error it is tried again under its number, which may be stored already."""
+        number = self._number + 1
+        beat = Heartbeat(self._me.nonce, number, self._me.name, self._clock.now_ns(), last)
+        await put_ours(self._store, self._paths.heartbeat(number), [beat.encode()], self._me.nonce)
+        self._number = number
+
+    async def _renew(self, log: Leased, paths: ShardPaths, began_ns: int) -> None:
+        """Renew a shard's lease, unless its log does so by its puts, or another broker has claimed the shard."""
+        if not log.quiet:
+            return
+        try:
+            await self._store.get(paths.epoch(log.epoch + 1), 0, HEADER_BYTES)
+        except NotFound:
+            log.renew_lease(began_ns)
+
+
+async def heartbeats_after(store: ObjectStore, run_id: bytes, number: int, retry: StoreRetry) -> list[int]:
+    """Return the numbers of the heartbeats of a run after ``number``, ascending."""
+    paths = HeartbeatPaths(run_id)
+    found = await retry.call(lambda: store.list(paths.prefix, paths.heartbeat(number)), f"list {paths.prefix}")
+    return [at for info in found if (at := paths.number_of(info.key))]
+
+
+async def delete_heartbeats(store: ObjectStore, run_id: bytes, retry: StoreRetry) -> None:
+    """Delete the heartbeats of a run that has ended."""
+    paths = HeartbeatPaths(run_id)
+    for number in await heartbeats_after(store, run_id, 0, retry):
+        await store.delete(paths.heartbeat(number))

@@ -1,0 +1,205 @@
+"""One lease for all shards of a process: what it costs, and that no two brokers ever answer for one shard.
+
+Real owners of four shards run in virtual time on a store like S3.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import suppress
+from unittest.mock import patch
+
+import pytest
+
+from broker.config.settings import StorageSettings
+from broker.runtime.shard_set import ShardSet
+from broker.runtime.store_host import StoreHost
+from broker.storage.objectstore.base import Listing, Transient
+from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import HEARTBEATS
+from tests.runtime.brokers import Costly, Inline, TrustedClock, in_virtual_time
+from tests.storage.rig import MS, SECOND
+
+SHARDS = 4
+T = 15.0
+HOUR = 3600
+
+
+class CountingStore(Costly):
+    """Counts requests by kind."""
+
+    def __init__(self, shared: MemoryStore, seed: int) -> None:
+        super().__init__(shared, 30 * MS, 0, seed)
+        self.counts: Counter[str] = Counter()
+
+    async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
+        self.counts["get"] += 1
+        return await super().get(key, start, end)
+
+    async def put(self, key: str, data: object) -> None:
+        self.counts["put"] += 1
+        await super().put(key, data)  # type: ignore[arg-type]
+
+    async def list(self, prefix: str, after: str = "", limit: int | None = None) -> Listing:
+        self.counts["list"] += 1
+        return await super().list(prefix, after, limit)
+
+
+class Process:
+    """A process that takes all shards of a store."""
+
+    def __init__(self, name: str, shared: MemoryStore, clock: TrustedClock, seed: int, shards: int = SHARDS) -> None:
+        self.store = CountingStore(shared, seed)
+        with patch("broker.runtime.store_host.open_store", lambda *_, **__: self.store):
+            host = StoreHost(StorageSettings(url="s3://x/y", scrub_interval_ns=0, shards=shards), name,
+                             clock)  # type: ignore[arg-type]
+        host.encoders = Inline()
+        self.losses: list[BaseException] = []
+        self.shards = ShardSet(host, self.losses.append)
+
+    @property
+    def answers(self) -> int:
+        """The number of shards for which this process answers from memory."""
+        return sum(owner.shard is not None and owner.shard.log.failure is None and not owner.shard.log.lease_expired
+                   for owner in self.shards)
+
+
+def heartbeats(shared: MemoryStore) -> int:
+    return sum(key.startswith(HEARTBEATS) for key in shared.objects)
+
+
+@pytest.mark.parametrize("shards", [2, 8])
+def test_idle_shards_cost_one_heartbeat(shards: int) -> None:
+    """However many shards a process has, it puts one object each T/3, and a standby asks for it twice."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        owner = Process("a", shared, clock, 1, shards)
+        await owner.shards.acquire()
+        standby = Process("b", shared, clock, 2, shards)
+        taking = asyncio.create_task(standby.shards.acquire())
+        await asyncio.sleep(60)
+        owner.store.counts.clear()
+        standby.store.counts.clear()
+        await asyncio.sleep(HOUR)
+        beats = HOUR / (T / 3)
+        assert beats * 0.95 <= owner.store.counts["put"] <= beats * 1.02
+        assert owner.store.counts["get"] <= shards * beats * 1.02
+        assert owner.store.counts["list"] < 5 * shards  # the search for orphans after a start
+        assert standby.store.counts["put"] == standby.store.counts["list"] == 0
+        assert standby.store.counts["get"] <= 2.1 * beats + 3.2 * shards * HOUR / T
+        assert owner.answers == shards
+        assert heartbeats(shared) < 10
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("killed_after_s", [60.0, 61.3, 62.7, 64.1])
+def test_a_dead_process_is_replaced_within_a_second_after_t(killed_after_s: float) -> None:
+    """All of its shards are taken T after its last heartbeat at the earliest, and a second later at most; what it left
+    is deleted."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)
+        await first.shards.acquire()
+        taking = asyncio.create_task(second.shards.acquire())
+        await asyncio.sleep(killed_after_s)
+        first.store.halt()
+        died_ns = clock.monotonic_ns()
+        await taking
+        assert T - 5 < (clock.monotonic_ns() - died_ns) / SECOND < T + 1
+        assert second.answers == SHARDS
+        assert heartbeats(shared) <= 1
+        await first.shards.abandon()
+
+    in_virtual_time(main)
+
+
+def test_a_clean_stop_frees_all_shards_soon() -> None:
+    """The last heartbeat says that the process owns nothing: a standby, which polls the logs each T, finds it in T/3."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)
+        await first.shards.acquire()
+        taking = asyncio.create_task(second.shards.acquire())
+        await asyncio.sleep(60)
+        await first.shards.give_back()
+        began_ns = clock.monotonic_ns()
+        await taking
+        assert (clock.monotonic_ns() - began_ns) / SECOND < T / 3 + 1
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("paused_s", [10.0, 14.8, 15.3, 16.0, 17.0, 40.0])
+def test_a_process_that_was_paused_never_answers_beside_its_successor(paused_s: float) -> None:
+    """The store answers nothing that an owner asks for a while. Whenever it wakes up, no shard has two that answer."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)
+        await first.shards.acquire()
+        taking = asyncio.create_task(second.shards.acquire())
+        await asyncio.sleep(60)
+        awake = asyncio.Event()
+
+        async def pause(operation: str, key: str) -> None:
+            await awake.wait()
+
+        first.store.before = pause
+        for step in range(600):
+            if step * 0.1 >= paused_s:
+                awake.set()
+            await asyncio.sleep(0.1)
+            served = {owner.number for owner in second.shards
+                      if owner.shard is not None and not owner.shard.log.lease_expired} if taking.done() else set()
+            for owner in first.shards:
+                if owner.shard is not None and owner.shard.log.failure is None and not owner.shard.log.lease_expired:
+                    assert owner.number not in served
+        assert (first.answers, second.answers) in ((SHARDS, 0), (0, SHARDS))
+        taking.cancel()
+        with suppress(asyncio.CancelledError):
+            await taking
+
+    in_virtual_time(main)
+
+
+def test_one_shard_that_is_taken_by_mistake_is_given_up() -> None:
+    """Another process claims one shard of a live owner: the owner keeps the others, and stops answering for that one
+    within the lease, though it goes on putting heartbeats."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)
+        await first.shards.acquire()
+        await asyncio.sleep(60)
+        await second.shards.first._take_and_recover(None)
+        await asyncio.sleep(T)
+        assert first.answers == SHARDS - 1
+        assert len(first.losses) == 1
+
+    in_virtual_time(main)
+
+
+def test_a_failing_store_ends_the_lease() -> None:
+    """While no heartbeat can be put, no shard is answered for after T; afterwards all are, without a loss."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        first = Process("a", shared, clock, 1)
+        await first.shards.acquire()
+        await asyncio.sleep(60)
+        fails = True
+
+        async def fail(operation: str, key: str) -> None:
+            if fails:
+                raise Transient("503 Slow Down")
+
+        first.store.before = fail
+        await asyncio.sleep(T + 0.1)
+        assert first.answers == 0
+        await asyncio.sleep(60)
+        fails = False
+        await asyncio.sleep(T)
+        assert (first.answers, first.losses) == (SHARDS, [])
+
+    in_virtual_time(main)
