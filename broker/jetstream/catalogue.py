@@ -286,7 +286,8 @@ def _strays(logs: Mapping[int, Log], changed: set[int]) -> list[CatalogueEntry]:
                 changed.add(number)
                 continue
             taken.add(name)
-            found.append(CatalogueEntry(state.stream_id, number, *name, state.config, state.created_ns))
+            found.append(CatalogueEntry(state.stream_id, number, *name, state.config, state.created_ns,
+                                        moves=state.moves))
     return found
 
 

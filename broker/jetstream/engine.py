@@ -191,6 +191,7 @@ class JetStream:
         For the arguments, see ``SharedCatalogue``.
         """
         from broker.jetstream.api.request import Request
+        from broker.jetstream.api.stream_requests import StreamRequests
         from broker.jetstream.api.streams import stream_info
         from broker.jetstream.owners.shared_catalogue import SharedCatalogue
 
@@ -203,16 +204,9 @@ class JetStream:
             if (leafs := self.leafs) is not None:
                 await leafs.flushed(account)
 
-        def requested(account: str, stream: str) -> bool:
-            return isinstance(api := self.apis.get(account), Api) and api.serves(stream)
-
-        async def drop_requests(account: str, streams: Sequence[str]) -> None:
-            if isinstance(api := self.apis.get(account), Api):
-                await api.drop_streams(streams)
-
         self.catalogue = self.shared = SharedCatalogue(
-            self.shards, self.accounts, peers, count, read, self.rng, idle_seconds=idle_seconds, flushed=flushed,
-            show=show, requested=requested, drop_requests=drop_requests, read_stream=read_stream, clock=self.clock,
+            self.shards, self.accounts, peers, StreamRequests(self.apis), count, read, self.rng,
+            idle_seconds=idle_seconds, flushed=flushed, show=show, read_stream=read_stream, clock=self.clock,
             keep_seconds=keep_seconds, why_fixed=why_fixed)
         return self.shared
 

@@ -42,7 +42,7 @@ async def settle_moves(logs: Mapping[int, Log]) -> list[CatalogueEntry]:
             if not _has(logs[entry.to], entry):
                 state = logs[entry.shard].state.streams.get(entry.stream_id)
                 if state is None or state.departed is None:
-                    changed.append(replace(entry, to=None))
+                    changed.append(replace(entry, to=None, moves=max(entry.moves, state.moves if state else 0)))
                     continue
                 await _arrive(logs, entry.shard, entry.to, state)
             changed.append(replace(entry, shard=entry.to, to=None, moves=entry.moves + 1))

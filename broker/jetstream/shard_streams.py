@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
@@ -45,7 +46,13 @@ class Merger(Protocol):
     working: asyncio.Lock
 
     async def isolate(self, stream_id: int, *, hurried: bool = False) -> int:
-        """Move all blocks of a stream out of objects that it shares with others; return the bytes."""
+        """Move all blocks of a stream out of objects that it shares with others; return the bytes.
+
+        Raises: FormatError: one of them cannot be read; StoreError.
+        """
+
+    def without_rounds(self) -> AbstractAsyncContextManager[None]:
+        """Let no checkpoint round run in the body, so that ``isolate`` waits for none."""
 
 
 class ShardStreams(LogListener):

@@ -133,7 +133,7 @@ async def add_all(one: Cluster, shards: int = 3) -> None:
     for shard in range(shards):
         async def is_added(shard: int = shard) -> bool:
             try:
-                await one.js.add_stream(name=f"S{shard}", subjects=[f"s{shard}"],
+                await one.js.add_stream(name=f"S{shard}", subjects=[f"s{shard}"], allow_direct=True,
                                         metadata={"jetblock.shard": str(shard)})
             except (nats.errors.Error, TimeoutError):
                 return False  # the connections of the brokers are being made

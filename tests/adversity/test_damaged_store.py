@@ -56,10 +56,10 @@ async def filled(store: Path, *, stop: bool = False) -> Path:
     return store
 
 
-def segments_of(store: Path) -> list[tuple[Path, SegmentHead]]:
-    """Return the segments that have messages, in order."""
+def segments_of(store: Path, shard: int = 0) -> list[tuple[Path, SegmentHead]]:
+    """Return the segments of a shard that have messages, in order."""
     found = []
-    for path in sorted((store / LOG).iterdir()):
+    for path in sorted((store / f"v1/shards/{shard}/log").iterdir()):
         epoch, _, number = path.name.partition("-")
         data = path.read_bytes()
         if data[8] != 3:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import re
+import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tests.adversity import owners
 from tests.adversity.clients import until
 from tests.adversity.lives import again
 from tests.adversity.owners import QUIET, Cluster, Publisher, T, add_all, cluster, messages
+from tests.adversity.test_damaged_store import change, flip, segments_of
 from tests.stores import make_store
 
 pytestmark = pytest.mark.shows("cluster.moves")
@@ -58,25 +60,52 @@ def check_logs(one: Cluster) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_stream_moves_while_it_is_used(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Each message is there once, consumers go on where they were, and no publish waits for long."""
+    """Each message is there once, consumers go on where they were, and no publish or request waits for long."""
     async with cluster(tmp_path, make_store(kind, tmp_path, request), a="0", b="1", c="2") as one:
         await add_all(one)
         pull = await one.js.pull_subscribe("s1", durable="pull", stream="S1")
         publishers = [Publisher(one, f"S{shard}") for shard in range(3)]
         await asyncio.sleep(0.5)
         [first] = await pull.fetch(1, timeout=10)
+        ended = asyncio.Event()
+        asking = [asyncio.create_task(keep_asking(one, subject, ended)) for subject in REQUESTS]
         for to in (2, 0, 1, 2):
             answer = await move(one, "S1", to)
             assert answer.get("done"), answer
             assert (await move(one, "S1", to))["from"] == to
             info = await one.js.stream_info("S1")
             assert info.state.messages > 1
+        ended.set()
+        assert min(await asyncio.gather(*asking)) > 10
         await first.ack()
         acked = [await publisher.stop() for publisher in publishers]
         assert [count - 1 for count in await messages(one)] == acked
         longest = [round(publisher.longest, 2) for publisher in publishers]
         assert max(longest) < (2 if QUIET else 20), longest
         check_logs(one)
+
+
+REQUESTS = {
+    "STREAM.INFO.S1": b"", "STREAM.MSG.GET.S1": b'{"seq":1}', "DIRECT.GET.S1": b'{"seq":1}', "CONSUMER.LIST.S1": b"",
+    "CONSUMER.INFO.S1.pull": b"", "STREAM.LIST": b"", "STREAM.NAMES": b""}
+"""Requests to the API while S1 moves, with their bodies."""
+
+
+async def keep_asking(one: Cluster, subject: str, ended: asyncio.Event) -> int:
+    """Send a request to the API again and again: each is answered as if no stream moved. Return their number."""
+    asked = 0
+    while not ended.is_set():
+        msg = await one.client.request(f"$JS.jb.API.{subject}", REQUESTS[subject], timeout=2 if QUIET else 20)
+        if subject.startswith("DIRECT"):
+            assert (msg.headers or {}).get("Nats-Sequence") == "1", msg.headers
+        else:
+            answer = json.loads(msg.data)
+            assert "error" not in answer, (subject, answer)
+            assert "missing" not in answer, (subject, answer)
+            assert len(answer.get("streams", (1, 2, 3))) == 3, (subject, answer)
+        asked += 1
+        await asyncio.sleep(0.005)
+    return asked
 
 
 async def test_a_stream_comes_back_while_it_is_forgotten(
@@ -147,6 +176,67 @@ async def test_what_cannot_move(tmp_path: Path, request: pytest.FixtureRequest, 
 
         await until(has_no_owner, 2 * T)
         check_logs(one)
+
+
+async def test_a_name_that_is_not_free_yet(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """While the owner of a stream that is being deleted is away, its name is neither free nor another stream's."""
+    async with cluster(tmp_path, make_store("directory", tmp_path, request), a="0", b="1", shards=2) as one:
+        await add_all(one, 2)
+        questions = await one.system.subscribe("$JETBLOCK.*.SHARD.0")
+        one.brokers["a"].send_signal(signal.SIGSTOP)
+        await one.client.publish("$JS.jb.API.STREAM.DELETE.S1")
+        while json.loads((await questions.next_msg(10)).data)["do"] != "delete":
+            pass
+        await one.brokers["b"].kill()
+        one.brokers["a"].send_signal(signal.SIGCONT)
+        codes: set[int] = set()
+
+        async def is_free() -> bool:
+            config = json.dumps({"name": "S1", "subjects": ["other"]}).encode()
+            with suppress(TimeoutError, nats.errors.Error):
+                answer = json.loads((await one.client.request("$JS.jb.API.STREAM.CREATE.S1", config, timeout=1)).data)
+                codes.add(answer.get("error", {}).get("err_code", 0))
+                return "error" not in answer
+            return False
+
+        await until(is_free, 60)
+        assert codes <= {0, 10008}
+
+
+async def test_moves_are_given_up(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A stream with a block that cannot be read stays, and the answer says why. A move that waits for the other shard
+    is given up on request. Both streams can be used, changed and moved again."""
+    async with cluster(tmp_path, make_store("directory", tmp_path, request), a="0", b="1", shards=2) as one:
+        await add_all(one, 2)
+        await one.brokers["b"].kill()  # it has the segments in memory
+        [(path, head)] = segments_of(tmp_path / "store", 1)
+        change(path, flip(next(row.index_offset for row in head.rows if row.messages) + 40))
+        await one.brokers["b"].start()
+        await one.until_published("S1")
+        error = (await move(one, "S1", 0))["error"]
+        assert error["err_code"] == 10052
+        assert re.search("stream S1 stays in shard 1: a block cannot be read: .*log/", error["description"])
+        await one.js.update_stream(name="S1", subjects=["s1", "more"])
+        assert (await one.js.publish("more", b"x")).seq == 3
+
+        one.brokers["b"].send_signal(signal.SIGSTOP)
+        waiting = asyncio.create_task(move(one, "S0", 1))
+
+        with pytest.raises(APIError, match="is being moved to shard 1"):
+            await until(lambda: _updated(one), 20)
+        assert (await move(one, "S0", 0)).get("done")
+        assert "stream S0 stays in shard 0: its move was given up on request" in (await waiting)["error"]["description"]
+        await one.js.update_stream(name="S0", subjects=["s0", "other"])
+        one.brokers["b"].send_signal(signal.SIGCONT)
+        await until_moved(one, "S0", 1)
+        assert (await again(lambda: one.js.publish("other", b"x"))).seq == 2  # type: ignore[union-attr]
+        check_logs(one)
+
+
+async def _updated(one: Cluster) -> bool:
+    """Update S0 to itself; return False."""
+    await one.js.update_stream(name="S0", subjects=["s0"])
+    return False
 
 
 async def test_everything_of_a_stream_moves(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -2,7 +2,9 @@
 
 A log is what is persisted of a shard; only its newest owner's append is stored. An owner knows a replay of its log at
 its take-over and what it has appended since, and goes on when it is deposed. Shard a has ("msg", m) and ("out",); shard
-b ("in", messages) and ("msg", m). The catalogue says "move", then "done".
+b ("in", messages) and ("msg", m). The catalogue says "move", then "done". Instead of "out", a may have ("stays",): then
+the catalogue says "none" again, and the next move has a higher number. An owner of a acts on any entry that it may have
+read, however old.
 
 The rules are those of docs/adr/0028-moves.md. Each is left out once, and then the model fails.
 """
@@ -19,6 +21,9 @@ from tests.jetstream import exploring
 
 Log = tuple[tuple[Any, ...], ...]
 
+MOVES = 2
+"""The largest number of moves."""
+
 
 class Owner(NamedTuple):
     """A process that owns shard a (0) or b (1), or believes so: what it knows of the stream."""
@@ -27,11 +32,15 @@ class Owner(NamedTuple):
     epoch: int
     has: bool
     msgs: tuple[int, ...]
+    number: int
+    """The number of moves that a has given up."""
 
 
 class World(NamedTuple):
     logs: tuple[Log, Log]
     catalogue: str
+    number: int
+    """The number of the move in the catalogue."""
     epochs: tuple[int, int]
     owners: frozenset[Owner]
     told: frozenset[tuple[int, ...]]
@@ -42,9 +51,10 @@ class World(NamedTuple):
 
 
 @cache
-def replay(log: Log) -> tuple[bool, tuple[int, ...]]:
-    """Return whether the shard has the stream, and its messages; after it has left, those that it left with."""
-    has, msgs = False, ()
+def replay(log: Log) -> tuple[bool, tuple[int, ...], int]:
+    """Return whether the shard has the stream, its messages, and how many moves were given up; after it has left, the
+    messages that it left with."""
+    has, msgs, number = False, (), 0
     for kind, *rest in log:
         if kind == "create":
             has = True
@@ -52,16 +62,22 @@ def replay(log: Log) -> tuple[bool, tuple[int, ...]]:
             msgs += (rest[0],)
         elif kind == "in":
             has, msgs = True, rest[0]
+        elif kind == "stays":
+            number += 1
         else:
             has = kind == "back"
-    return has, msgs
+    return has, msgs, number
 
 
 def steps(world: World, without: str, publishes: int, takes_max: int) -> Iterator[World]:
     """Yield the worlds after one step; ``without`` names the rule that is left out."""
-    logs, catalogue, epochs, owners, told, acked, published, takes = world
-    if catalogue == "none":
+    logs, catalogue, number, epochs, owners, told, acked, published, takes = world
+    announced = number + (catalogue != "none")
+    """The number of moves that the catalogue has announced."""
+    if catalogue == "none" and number < MOVES:
         yield world._replace(catalogue="move")
+    if catalogue == "move" and (number < replay(logs[0])[2] or without == "only a gives up"):
+        yield world._replace(catalogue="none", number=number + 1)
     if catalogue == "move" and (any(one[0] == "in" for one in logs[1]) or without == "done once b has it"):
         yield world._replace(catalogue="done")
     if catalogue == "move" and without == "nobody cancels":
@@ -85,18 +101,20 @@ def steps(world: World, without: str, publishes: int, takes_max: int) -> Iterato
             return world._replace(logs=(now, logs[1]) if not owner.shard else (logs[0], now), owners=rest | {after})
 
         if owner.has and published < publishes:
-            number = published + 1
-            after = put("msg", number, after=owner._replace(msgs=(*owner.msgs, number)))._replace(published=number)
+            msg = published + 1
+            after = put("msg", msg, after=owner._replace(msgs=(*owner.msgs, msg)))._replace(published=msg)
             if after.logs != logs:
-                after = after._replace(acked=(*acked, (len(owner.msgs) + 1, number)))
+                after = after._replace(acked=(*acked, (len(owner.msgs) + 1, msg)))
             yield after
-        if not owner.shard and owner.has and catalogue == "move":
+        given_up = 0 if without == "a given-up move is over" else owner.number
+        if not owner.shard and owner.has and given_up < announced:
+            yield put("stays", after=owner._replace(number=owner.number + 1))
             yield put("out", after=owner._replace(has=False))
             if without == "b reads a's log" and owner.msgs not in told:
                 yield world._replace(told=told | {owner.msgs})
         if not owner.shard and not owner.has and catalogue == "cancelled" and owner.epoch == epochs[0]:
             yield put("back", after=owner._replace(has=True))
-        if owner.shard and not owner.has and catalogue in ("move", "cancelled"):
+        if owner.shard and not owner.has and announced:
             left = [replay(logs[0][:at + 1])[1] for at, one in enumerate(logs[0]) if one[0] == "out"]
             if without == "b waits for the departure":
                 left.append(replay(logs[0])[1])
@@ -106,13 +124,15 @@ def steps(world: World, without: str, publishes: int, takes_max: int) -> Iterato
 
 def fault(world: World) -> str:
     """Return what is wrong in a world; "" if nothing is."""
-    (in_a, msgs_a), (in_b, msgs_b) = map(replay, world.logs)
+    (in_a, msgs_a, _), (in_b, msgs_b, _) = map(replay, world.logs)
     if in_a and in_b:
         return "two shards have the stream"
     if sum(one[0] == "in" for one in world.logs[1]) > 1:
         return "it arrives twice"
     if world.catalogue == "done" and not in_b:
         return "the catalogue says that it is in b"
+    if world.catalogue == "none" and not in_a:
+        return "the catalogue says that it is in a"
     msgs = msgs_b if in_b else msgs_a
     for seq, number in world.acked:
         if msgs[seq - 1:seq] != (number,):
@@ -122,8 +142,8 @@ def fault(world: World) -> str:
 
 def explore(without: str, publishes: int, takes_max: int) -> tuple[int, str]:
     """Return the number of worlds, and the first fault."""
-    first = World(((("create",),), ()), "none", (1, 1), frozenset({Owner(0, 1, True, ()), Owner(1, 1, False, ())}),
-                  frozenset(), (), 0, (0, 0))
+    owners = frozenset({Owner(0, 1, True, (), 0), Owner(1, 1, False, (), 0)})
+    first = World(((("create",),), ()), "none", 0, (1, 1), owners, frozenset(), (), 0, (0, 0))
     return exploring.explore(first, lambda world: steps(world, without, publishes, takes_max), fault)
 
 
@@ -138,7 +158,8 @@ def test_the_protocol_holds(publishes: int, takes_max: int, worlds_min: int) -> 
 
 
 @pytest.mark.parametrize("rule", [
-    "done once b has it", "nobody cancels", "b reads a's log", "b waits for the departure"])
+    "done once b has it", "nobody cancels", "b reads a's log", "b waits for the departure", "only a gives up",
+    "a given-up move is over"])
 def test_each_rule_is_needed(rule: str) -> None:
     """Without one of the rules the model finds a fault."""
     _, found = explore(rule, 2, 1)

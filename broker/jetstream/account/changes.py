@@ -104,6 +104,8 @@ class StreamChanges:
                 return existing
             raise ApiError(ApiErrors.STREAM_NAME_EXIST)
         if (elsewhere := self._elsewhere.get(config.name)) is not None:
+            if elsewhere.entry.deleting:
+                raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
             if await in_thread_if_long(config.elements, partial(same_config, config, elsewhere.config)):
                 return elsewhere.entry
             raise ApiError(ApiErrors.STREAM_NAME_EXIST)

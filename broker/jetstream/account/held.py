@@ -1,7 +1,7 @@
 """Messages to a stream that moves to another shard: held from its last record here until the other owner serves it.
 
 Owns: publishes, and clients' acks. Both are held, because no client would repeat an ack, and few repeat a publish at
-once. Does not own: pull requests and API requests, which clients repeat.
+once. Does not own: API requests (api.stream_requests), and pull requests, which clients repeat.
 
 Nothing depends on these messages: none of them was acknowledged. If this process ends, or the other owner does not ask
 for them, they are dropped, or answered with "no responders".
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.shared.queue import Run
     from broker.jetstream.stream.stream import Stream
 
-__all__ = ["HeldMessages", "msgs_of"]
+__all__ = ["NO_RESPONDERS", "HeldMessages", "msgs_of", "packed"]
 
 _BYTES_MAX: Final = 16 << 20
 """The bytes that are held, as of publishes that one stream holds back; later messages are not answered."""
 
-_NO_RESPONDERS: Final = b"NATS/1.0 503\r\n\r\n"
+NO_RESPONDERS: Final = b"NATS/1.0 503\r\n\r\n"
 
 
 class HeldMessages:
@@ -68,7 +68,7 @@ class HeldMessages:
                 self._refuse((*acks, *msgs)[at:])
                 break
             fitting.append(msg)
-        return {"acks": _packed(fitting[:len(acks)]), "msgs": _packed(fitting[len(acks):])}
+        return {"acks": packed(fitting[:len(acks)]), "msgs": packed(fitting[len(acks):])}
 
     def refuse(self) -> None:
         """Answer all publishes as if there were no stream: clients repeat them."""
@@ -78,7 +78,7 @@ class HeldMessages:
     def _refuse(self, msgs: Iterable[Msg]) -> None:
         for _, reply, _, _ in msgs:
             if reply:
-                self._bus.publish(reply, b"", len(_NO_RESPONDERS), _NO_RESPONDERS)
+                self._bus.publish(reply, b"", len(NO_RESPONDERS), NO_RESPONDERS)
 
     def _on_publishes(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         self._hold(self._msgs, ops[start:end])
@@ -93,7 +93,8 @@ class HeldMessages:
             held += msgs
 
 
-def _packed(msgs: Iterable[Msg]) -> list[list[Any]]:
+def packed(msgs: Iterable[Msg]) -> list[list[Any]]:
+    """Return messages as JSON for another broker."""
     return [[*(b64encode(part).decode() for part in (subject, reply, body)), hlen]
             for subject, reply, hlen, body in msgs]
 

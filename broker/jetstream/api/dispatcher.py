@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from broker.jetstream.account.held import NO_RESPONDERS
 from broker.jetstream.api.pace import HEAVY, Pace
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.api.routes import (
@@ -34,13 +35,12 @@ from broker.jetstream.api.routes import (
     MSG_NEXT,
     OF_CLUSTERS,
     TYPE_PREFIX,
-    UNLIKE,
     lane_of,
     led_subjects,
-    literal_subjects,
+    name_in,
     route_of,
     subscribe_api,
-    wildcard_subjects,
+    subscribe_stream,
 )
 from broker.jetstream.api.waiting import Waiting, is_info_request
 from broker.jetstream.settings import level_refused
@@ -121,9 +121,7 @@ class Api:
 
     def subscribe_stream(self, name: str) -> list[Subscription]:
         """Subscribe to the requests about a stream of this broker."""
-        bus, domain = self.bus, self.account.domain
-        return [*subscribe_api(bus, domain, self._on_stream_requests, wildcard_subjects(name)),
-                *subscribe_api(bus, domain, self.on_requests, literal_subjects(name))]
+        return subscribe_stream(self.bus, self.account.domain, name, self.on_requests)
 
     def stop_listening(self) -> None:
         """Unsubscribe. Requests that have arrived are served."""
@@ -218,19 +216,11 @@ class Api:
             self._admit(rest, op, source)
         return unserved
 
-    def _on_stream_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None,
-                            now_ns: int) -> None:
-        """Handle requests that may be about a stream of this broker."""
-        for op in ops[start:end]:
-            rest = op[0][len(API_PREFIX):]
-            if not rest.startswith(UNLIKE) and self._name_in(rest) in self.account.streams:
-                self._admit(rest, op, source)
-
     def _on_led_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Handle requests as the owner of shard 0: those that no owner of a stream answers."""
         for op in ops[start:end]:
             rest = op[0][len(API_PREFIX):]
-            name = self._name_in(rest)
+            name = name_in(rest)
             if not name or rest.startswith(OF_CLUSTERS):
                 self._admit(rest, op, source)
             elif name in self.account.streams:
@@ -240,10 +230,17 @@ class Api:
             elif self._shared is not None and not self._shared.peers.is_owned(other.entry.shard):
                 self._admit(rest, op, source, refused=True)
 
-    @staticmethod
-    def _name_in(rest: bytes) -> str:
-        """Return the stream that a request is about; "" for none."""
-        return lane_of(rest.decode("utf-8", "replace").split("."))
+    def answer_held(self, msgs: Sequence[Msg], *, refused: bool) -> None:
+        """Answer requests that were held while their stream moved; ``refused``: the stream has no owner now."""
+        unserved: Collection[int] = range(len(msgs))
+        if not refused:
+            unserved = self.on_requests(msgs, 0, len(msgs), None, self.account.clock.now_ns())
+        for op in [msgs[at] for at in unserved]:
+            rest = op[0][len(API_PREFIX):]
+            if rest.startswith(DIRECT_GET):
+                self.bus.publish(op[1], b"", len(NO_RESPONDERS), NO_RESPONDERS)
+            else:
+                self._admit(rest, op, None, refused=True)
 
     # --- JSON requests ------------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from broker.jetstream.api.request import Route
     from broker.jetstream.bus import BatchHandler, Bus, Msg, Source, Subscription
 
-__all__ = ["API_PREFIX", "DIRECT_GET", "MSG_NEXT", "OF_CLUSTERS", "TYPE_PREFIX", "UNLIKE", "lane_of", "led_subjects",
-           "literal_subjects", "route_of", "routes", "subscribe_api", "wildcard_subjects"]
+__all__ = ["API_PREFIX", "DIRECT_GET", "MSG_NEXT", "OF_CLUSTERS", "TYPE_PREFIX", "lane_of", "led_subjects", "name_in",
+           "route_of", "routes", "subscribe_api", "subscribe_stream"]
 
 TYPE_PREFIX = "io.nats.jetstream.api.v1."
 API_PREFIX = b"$JS.API."
@@ -62,24 +62,27 @@ def led_subjects() -> tuple[bytes, ...]:
     return (b"INFO", b"STREAM.>", b"JETBLOCK.>", *(f"CONSUMER.{verb}.>".encode() for verb in consumers))
 
 
-def wildcard_subjects(stream: str) -> list[bytes]:
-    """Return the subjects of requests about a stream that may also match requests about others."""
+def subscribe_stream(bus: Bus, domain: str, stream: str, handler: BatchHandler, *, pulls: bool = True,
+                     ) -> list[Subscription]:
+    """Subscribe ``handler`` to the requests about one stream, as ``subscribe_api``. ``pulls``: pull requests, too."""
     name = stream.encode()
-    return [b"STREAM.*." + name, b"CONSUMER.*." + name, b"CONSUMER.*.%b.>" % name, b"JETBLOCK.*." + name]
 
+    def on_similar_requests(ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
+        about = [op for op in ops[start:end]
+                 if not (rest := op[0][len(API_PREFIX):]).startswith(_UNLIKE) and name_in(rest) == stream]
+        handler(about, 0, len(about), source, now_ns)
 
-def literal_subjects(stream: str) -> list[bytes]:
-    """Return the subjects of all other requests about a stream."""
-    name = stream.encode()
-    return [b"STREAM.MSG.*." + name, b"CONSUMER.DURABLE.CREATE.%b.>" % name, MSG_NEXT + name + b".>",
-            DIRECT_GET + name, DIRECT_GET + name + b".>"]
+    similar = [b"STREAM.*." + name, b"CONSUMER.*." + name, b"CONSUMER.*.%b.>" % name, b"JETBLOCK.*." + name]
+    others = [b"STREAM.MSG.*." + name, b"CONSUMER.DURABLE.CREATE.%b.>" % name, DIRECT_GET + name,
+              DIRECT_GET + name + b".>", *((MSG_NEXT + name + b".>",) if pulls else ())]
+    return subscribe_api(bus, domain, on_similar_requests, similar) + subscribe_api(bus, domain, handler, others)
 
 
 OF_CLUSTERS = (b"CONSUMER.LEADER.", b"STREAM.CANCEL_MOVE.", b"STREAM.LEADER.", b"STREAM.PEER.")
 """The beginnings of requests about Raft peers, which the owner of shard 0 refuses for all streams."""
 
-UNLIKE = (b"CONSUMER.DURABLE.", b"CONSUMER.LEADER.", b"CONSUMER.MSG.", b"STREAM.CANCEL_MOVE.")
-"""The beginnings of requests that match one of ``wildcard_subjects`` and are none of those requests."""
+_UNLIKE = (b"CONSUMER.DURABLE.", b"CONSUMER.LEADER.", b"CONSUMER.MSG.", b"STREAM.CANCEL_MOVE.")
+"""The beginnings of requests that match one of the ``similar`` subjects of some stream and are not about it."""
 
 
 def route_of(tokens: list[str]) -> Route | None:
@@ -99,3 +102,8 @@ def lane_of(tokens: list[str]) -> str:
     """Return the stream that a request is about: the token after its verbs, which vary in number; "" for none."""
     verbs = 3 if tokens[1:2] in (["MSG"], ["DURABLE"], ["LEADER"], ["PEER"]) else 2
     return tokens[verbs] if len(tokens) > verbs else ""
+
+
+def name_in(rest: bytes) -> str:
+    """Return the stream that the request to this subject below $JS.API is about; "" for none."""
+    return lane_of(rest.decode("utf-8", "replace").split("."))

@@ -2,6 +2,7 @@
 
     to the owner of the stream's shard    show: one stream's info    infos: several    usage: of an account
     to the owner of a stream that moves   expect: is the new owner ready    release: what the old one holds
+                                          stay: give the move up    why: was it given up
     to the owner of shard 0               update    delete    gone: wait until a deleted stream's name is free
 """
 
@@ -59,6 +60,10 @@ class Answers:
                 return await self._answer_expect(question["id"])
             case "release":
                 return await self._moves.departures.release(question["id"])
+            case "why":
+                return {"why": self._moves.departures.why_stays.get(question["id"])}
+            case "stay":
+                return await self._answer_stay(question["id"])
         if number or not self._writer.ready:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         match question["do"]:
@@ -98,6 +103,15 @@ class Answers:
         self._follower.wake()
         await self._follower.until(lambda: arrivals.expects(stream_id))
         await arrivals.read_once(stream_id)
+        return {}
+
+    async def _answer_stay(self, stream_id: int) -> dict[str, Any]:
+        """Give the move of a stream of one of our shards up. Raises: ApiError 10008: it has left."""
+        def moves() -> bool:
+            return (entry := self._follower.seen.get(stream_id)) is not None and entry.to is not None
+
+        await self._follower.until(moves)
+        await self._moves.departures.give_up(self._follower.seen[stream_id])
         return {}
 
     async def _answer_infos(self, question: dict[str, Any]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Arrivals: streams that come into this broker's shards from others, from the entry in the catalogue on.
 
     catalogue says from, to      (1) read the stream in the other shard, and answer that this broker is ready
-    departure is persisted       (2) read what was added since
+    departure is persisted       (2) read what was added since, hold requests about the stream
                                  (3) store the stream's state as it was then: the arrival
-    arrival is persisted         (4) ask the other owner for the messages that it holds, serve the stream
+    arrival is persisted         (4) ask the other owner for what it holds, serve the stream
 
 Only a departure in the store is acted upon. A crash leaves the stream on its way before step 3, and here after it: the
 shard's next owner begins anew, or restores the stream like any other.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Coroutine, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -24,6 +24,7 @@ from broker.jetstream.account.held import msgs_of
 from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.owners.departures import Departures
 from broker.jetstream.owners.persisted import PersistedShards
+from broker.jetstream.owners.requests import HeldRequests, Requests
 from broker.jetstream.owners.stream_tasks import StreamTasks
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
@@ -64,21 +65,27 @@ class Arrivals:
     """The streams that come into ``shards``, which are this broker's; those in ``serving`` are not about to be closed.
 
     Args: ``read(shard, account, name)`` returns a stream of another shard; ``here(account, entry)`` is called before a
-        stream serves here, and ``applied(shard)`` once it does.
+        stream serves here, and ``applied(shard)`` once it does; ``moves(entry)`` returns whether the catalogue, as last
+        read, has the entry unchanged; ``flushed(account)``: see ``Answers``.
     """
 
     def __init__(self, shards: Mapping[int, ShardStreams], serving: Container[int], accounts: Mapping[str, Account],
-                 peers: Peers, persisted: PersistedShards, departures: Departures,
+                 peers: Peers, requests: Requests, persisted: PersistedShards, departures: Departures,
                  changing: Callable[[int], AbstractContextManager[None]], *,
-                 read: Callable[[int, str, str], StoredStream], here: Callable[[Account, CatalogueEntry], object],
+                 flushed: Callable[[str], Coroutine[Any, Any, None]],
+                 moves: Callable[[CatalogueEntry], bool], read: Callable[[int, str, str], StoredStream],
+                 here: Callable[[Account, CatalogueEntry], object],
                  applied: Callable[[int], object]) -> None:
         self._shards = shards
         self._serving = serving
         self._accounts = accounts
         self._peers = peers
+        self._requests = requests
+        self._flushed = flushed
         self._persisted = persisted
         self._departures = departures
         self._changing = changing
+        self._moves = moves
         self._read = read
         self._here = here
         self._applied = applied
@@ -139,7 +146,7 @@ class Arrivals:
 
     def _is_expected(self, entry: CatalogueEntry, shard: ShardStreams) -> bool:
         if (entry.to is None or entry.to not in self._serving or self._shards.get(entry.to) is not shard
-                or shard.log.failure is not None):
+                or shard.log.failure is not None or not self._moves(entry)):
             return False
         here = shard.log.state.streams.get(entry.stream_id)
         return here is None or here.departed is not None
@@ -149,17 +156,28 @@ class Arrivals:
         account = self._accounts.get(entry.account)
         if account is None or not shard.available:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
+        requests = self._requests.hold(entry.account, entry.name)
+        try:
+            await self._store_and_serve(entry, shard, state, account, requests)
+        finally:
+            requests.end()
+
+    async def _store_and_serve(self, entry: CatalogueEntry, shard: ShardStreams, state: StreamState, account: Account,
+                               requests: HeldRequests) -> None:
         shard.log.block(UnusedStream(state)).add(Arrival(entry.shard, pack_whole(state)))
         shard.log.barrier()
         shard.log.urgent()
         await shard.log.persisted()
-        msgs, acks = await self._held(entry)
+        await self._flushed(entry.account)  # from now on requests come here, too
+        msgs, acks, requests_there = await self._held(entry)
         if (self._shards.get(shard.number) is not shard or shard.number not in self._serving
                 or shard.log.failure is not None):
             return  # the next owner serves it
         self._here(account, entry)
         openings = account.restore([shard.log.state.streams[entry.stream_id]])
         account.deliver(entry.name, msgs, [])
+        requests.stop_listening()
+        self._requests.answer(entry.account, [*requests_there, *requests.take()])
         shard.streams += 1
         _log.info("stream %s > %s has come into shard %d from shard %d", entry.account, entry.name, shard.number,
                   entry.shard)
@@ -168,8 +186,8 @@ class Arrivals:
             await asyncio.wait(openings, timeout=_OPEN_SECONDS)
             account.deliver(entry.name, [], acks)
 
-    async def _held(self, entry: CatalogueEntry) -> tuple[list[Msg], list[Msg]]:
-        """Return the publishes and acks that the other owner holds; none if it does not answer."""
+    async def _held(self, entry: CatalogueEntry) -> tuple[list[Msg], list[Msg], list[Msg]]:
+        """Return the publishes, acks and requests that the other owner holds; none if it does not answer."""
         answer: dict[str, Any]
         try:
             if entry.shard in self._shards:
@@ -177,6 +195,6 @@ class Arrivals:
             else:
                 answer = await self._peers.ask_owner(entry.shard, {"do": "release", "id": entry.stream_id},
                                                      _RELEASE_SECONDS)
-            return msgs_of(answer["msgs"]), msgs_of(answer["acks"])
+            return msgs_of(answer["msgs"]), msgs_of(answer["acks"]), msgs_of(answer["requests"])
         except (ApiError, KeyError, TypeError, ValueError):
-            return [], []  # clients repeat what is not answered
+            return [], [], []  # clients repeat what is not answered

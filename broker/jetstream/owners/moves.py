@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.jetstream.moves import forget
@@ -19,6 +20,7 @@ from broker.jetstream.owners.arrivals import Arrivals, StoredStream
 from broker.jetstream.owners.departures import Departures
 from broker.jetstream.owners.follower import STEP_SECONDS, Follower
 from broker.jetstream.owners.persisted import PersistedShards
+from broker.jetstream.owners.requests import Requests
 from broker.jetstream.owners.writer import Writer, check_stays
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
@@ -53,9 +55,7 @@ class Moves:
     """
 
     def __init__(self, shards: Mapping[int, ShardStreams], serving: Container[int], accounts: Mapping[str, Account],
-                 peers: Peers, persisted: PersistedShards, follower: Follower, writer: Writer, *,
-                 requested: Callable[[str, str], bool],
-                 drop_requests: Callable[[str, Sequence[str]], Coroutine[Any, Any, None]],
+                 peers: Peers, requests: Requests, persisted: PersistedShards, follower: Follower, writer: Writer, *,
                  flushed: Callable[[str], Coroutine[Any, Any, None]], read: Callable[[int, str, str], StoredStream],
                  applied: Callable[[int], object], clock: Clock, keep_seconds: float, why_fixed: str) -> None:
         self._shards = shards
@@ -71,11 +71,11 @@ class Moves:
         self._moved_ns: dict[tuple[int, int], int] = {}
         """When this broker saw that a stream has moved, by shard and stream."""
         self._asked: Subscription | None = None
-        self.departures = Departures(shards, serving, accounts, peers, follower.changing, requested=requested,
-                                     drop_requests=drop_requests, flushed=flushed, keep=self._stopped, left=self._left,
-                                     here=self._here)
-        self.arrivals = Arrivals(shards, serving, accounts, peers, persisted, self.departures, follower.changing,
-                                 read=read, here=self._here, applied=applied)
+        self.departures = Departures(shards, serving, accounts, peers, requests, follower.changing, flushed=flushed,
+                                     keep=self._stopped, left=self._left, here=self._here)
+        self.arrivals = Arrivals(shards, serving, accounts, peers, requests, persisted, self.departures,
+                                 follower.changing, flushed=flushed, moves=self._moves, read=read, here=self._here,
+                                 applied=applied)
 
     def lead(self) -> None:
         """Answer requests for moves: this broker owns shard 0."""
@@ -105,9 +105,7 @@ class Moves:
                 if state is None or state.departed is not None:
                     self.arrivals.begin(entry)
             if (shard := serving.get(entry.shard)) is not None:
-                state = shard.log.state.streams.get(entry.stream_id)
-                if state is not None and state.departed is None:
-                    self.departures.begin(entry)
+                self.departures.begin(entry)
         for number, shard in serving.items():
             self._forget_moved(number, shard, entries)
 
@@ -125,6 +123,11 @@ class Moves:
             self._moved_ns.pop(which, None)
             if shard.log.failure is None:
                 forget(state, shard.log)
+
+    def _moves(self, entry: CatalogueEntry) -> bool:
+        """Return whether the catalogue, as last read, has the entry of a move unchanged."""
+        seen = self._follower.seen.get(entry.stream_id)
+        return seen is not None and (seen.shard, seen.to, seen.moves) == (entry.shard, entry.to, entry.moves)
 
     def _stopped(self, entry: CatalogueEntry) -> None:
         if 0 in self._shards:
@@ -161,7 +164,8 @@ class Moves:
             await self._peers.ask(MOVE, question, STEP_SECONDS)
 
     async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Begin a move, and wait for its end for a while, unless ``wait`` is false; asked again, wait again.
+        """Begin a move, and wait for its end for a while, unless ``wait`` is false; asked again, wait again. If the
+        stream is to move to the shard where it is, an earlier move is given up.
 
         Raises: ApiError; KeyError, TypeError: the question is not understood.
         """
@@ -173,7 +177,9 @@ class Moves:
         answer = {"success": True, "account": account, "stream": name, "from": entry.shard, "shard": to}
         if entry.to is None and entry.shard == to:
             return answer | {"done": True}
-        if entry.to != to:
+        if entry.shard == to:
+            await self._give_up(entry)
+        elif entry.to != to:
             check_stays(entry)
             if self._follower.is_busy(entry.stream_id):
                 raise ApiError.of(ApiErrors.CLUSTER_NOT_AVAIL, f"stream {name} is being changed: try again")
@@ -190,7 +196,25 @@ class Moves:
         except TimeoutError:
             return answer | {"done": False}
         found = self._writer.find(account, name)
+        if found is not None and found.to is None and found.shard == entry.shard != to:
+            raise invalid_config(f"stream {name} stays in shard {found.shard}: {await self._why_stays(found)}")
         return answer | {"done": found is not None and found.to is None and found.shard == to}
+
+    async def _give_up(self, entry: CatalogueEntry) -> None:
+        """Let the owner of a stream's shard give the move up. Raises: ApiError 10008: it has left, or has no owner."""
+        if entry.shard in self._shards:
+            await self.departures.give_up(entry)
+        else:
+            await self._peers.ask_owner(entry.shard, {"do": "stay", "id": entry.stream_id}, STEP_SECONDS)
+
+    async def _why_stays(self, entry: CatalogueEntry) -> str:
+        """Return why the owner of a stream's shard has given its move up."""
+        why = self.departures.why_stays.get(entry.stream_id)
+        with suppress(ApiError):
+            if why is None:
+                answer = await self._peers.ask_owner(entry.shard, {"do": "why", "id": entry.stream_id}, STEP_SECONDS)
+                why = answer.get("why")
+        return why or "the log of its broker says why"
 
     def _entry_of_first(self, account: str, name: str) -> CatalogueEntry:
         """Return an entry for a stream of shard 0, which has none. Raises: ApiError 10059, 10194; 10052: in memory."""

@@ -59,11 +59,17 @@ class PersistedShards:
 
     async def until(self, number: int, holds: Callable[[ShardState], bool]) -> ShardState:
         """Return the persisted state of a shard once ``holds`` is true of it; the shard may have any owner, or none."""
+        _, state = await self.until_one({number: holds})
+        return state
+
+    async def until_one(self, wanted: Mapping[int, Callable[[ShardState], bool]]) -> tuple[int, ShardState]:
+        """Return the number and the persisted state of the first shard of which its function is true."""
         while True:
             self.changed.clear()
-            with suppress(StoreError, FormatError, CutOff):
-                if holds(state := await self.state(number)):
-                    return state
+            for number, holds in wanted.items():
+                with suppress(StoreError, FormatError, CutOff):
+                    if holds(state := await self.state(number)):
+                        return number, state
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.changed.wait(), POLL_SECONDS)
 

@@ -24,7 +24,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -35,6 +35,7 @@ from broker.jetstream.owners.answers import Answers
 from broker.jetstream.owners.follower import STEP_SECONDS, Follower
 from broker.jetstream.owners.moves import Moves
 from broker.jetstream.owners.persisted import PersistedShards, Shard
+from broker.jetstream.owners.requests import Requests
 from broker.jetstream.owners.writer import Writer, check_stays
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
@@ -78,12 +79,10 @@ class SharedCatalogue(Catalogue):
         ``Answers``; for the others, see ``Moves``.
     """
 
-    def __init__(self, shards: Mapping[int, ShardStreams], accounts: Mapping[str, Account], peers: Peers, count: int,
-                 read: Callable[[int], Shard], rng: random.Random, *, idle_seconds: float,
-                 flushed: Callable[[str], Coroutine[Any, Any, None]],
+    def __init__(self, shards: Mapping[int, ShardStreams], accounts: Mapping[str, Account], peers: Peers,
+                 requests: Requests, count: int, read: Callable[[int], Shard], rng: random.Random, *,
+                 idle_seconds: float, flushed: Callable[[str], Coroutine[Any, Any, None]],
                  show: Callable[[Account, Stream], Coroutine[Any, Any, dict[str, Any]]],
-                 requested: Callable[[str, str], bool],
-                 drop_requests: Callable[[str, Sequence[str]], Coroutine[Any, Any, None]],
                  read_stream: Callable[[int, str, str], StoredStream], clock: Clock, keep_seconds: float,
                  why_fixed: str = "") -> None:
         super().__init__(shards)
@@ -103,9 +102,9 @@ class SharedCatalogue(Catalogue):
         self._follower = Follower(shards, self._serving, accounts, self._persisted, idle_seconds=idle_seconds,
                                   is_newest=self._writer.is_newest, applied=self._applied,
                                   move=lambda entries, serving: self._moves.follow(entries, serving))
-        self._moves = Moves(shards, self._serving, accounts, peers, self._persisted, self._follower, self._writer,
-                            requested=requested, drop_requests=drop_requests, flushed=flushed, read=read_stream,
-                            applied=self._applied, clock=clock, keep_seconds=keep_seconds, why_fixed=why_fixed)
+        self._moves = Moves(shards, self._serving, accounts, peers, requests, self._persisted, self._follower,
+                            self._writer, flushed=flushed, read=read_stream, applied=self._applied,
+                            clock=clock, keep_seconds=keep_seconds, why_fixed=why_fixed)
         self._answers = Answers(shards, accounts, self._follower, self._writer, self._moves, flushed=flushed,
                                 show=show)
 
@@ -261,14 +260,24 @@ class SharedCatalogue(Catalogue):
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
 
     async def infos(self, account: str, names: Iterable[tuple[str, int]]) -> dict[str, dict[str, Any]]:
-        by_shard: dict[int, list[str]] = {}
-        for name, shard in names:
-            by_shard.setdefault(shard, []).append(name)
-        answers = await asyncio.gather(*(
-            self.peers.ask_owner(shard, {"do": "infos", "account": account, "names": some}, GATHER_SECONDS)
-            for shard, some in by_shard.items()), return_exceptions=True)
-        return {info["config"]["name"]: info for answer in answers if isinstance(answer, dict)
-                for info in answer["infos"]}
+        found: dict[str, dict[str, Any]] = {}
+        wanted = dict(names)
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + GATHER_SECONDS
+        while True:
+            answers = await asyncio.gather(*(
+                self.peers.ask_owner(shard, {"do": "infos", "account": account, "names": some}, ends - loop.time())
+                for shard, some in _by_shard(wanted).items()), return_exceptions=True)
+            found |= {info["config"]["name"]: info for answer in answers if isinstance(answer, dict)
+                      for info in answer["infos"]}
+            # A stream that moves is in the one shard now, or in the other, or on its way.
+            wanted = {entry.name: entry.shard if entry.to is None or wanted[entry.name] != entry.shard else entry.to
+                      for entry in self.entries.values()
+                      if entry.account == account and entry.name in wanted and entry.name not in found
+                      and (entry.to is not None or entry.shard != wanted[entry.name])}
+            if not wanted or loop.time() + _PAUSE_SECONDS >= ends:
+                return found
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def usages(self, account: str) -> list[dict[str, int]]:
         others = [number for number in range(self.count)
@@ -415,3 +424,10 @@ class SharedCatalogue(Catalogue):
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _by_shard(streams: Mapping[str, int]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for name, shard in streams.items():
+        found.setdefault(shard, []).append(name)
+    return found

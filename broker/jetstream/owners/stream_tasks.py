@@ -34,16 +34,20 @@ class StreamTasks:
         if (task := self._tasks.get(stream_id)) is not None:
             await asyncio.wait((task,))
 
-    def cancel(self) -> None:
-        """Cancel all tasks; each stream may have a new one at once."""
-        for task in self._tasks.values():
+    def cancel(self, stream_id: int) -> None:
+        """Cancel the task of a stream, which may have a new one at once."""
+        if (task := self._tasks.pop(stream_id, None)) is not None:
             task.cancel()
-        self._tasks.clear()
+
+    def cancel_all(self) -> None:
+        """Cancel all tasks, as ``cancel``."""
+        for stream_id in list(self._tasks):
+            self.cancel(stream_id)
 
     async def stop(self) -> None:
         """Cancel all tasks, and return once they have ended."""
         tasks = list(self._tasks.values())
-        self.cancel()
+        self.cancel_all()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _ended(self, stream_id: int, task: asyncio.Task[None]) -> None:

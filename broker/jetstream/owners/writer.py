@@ -88,7 +88,7 @@ class Writer:
         """Forget a shard that this broker no longer owns."""
         if not number:
             self._learned = False
-            self._finishing.cancel()
+            self._finishing.cancel_all()
             for account in self._accounts.values():
                 account.elsewhere.forget_all()
             self._entries.clear()
@@ -226,15 +226,20 @@ class Writer:
         self._finish(moving)
 
     async def until_moved(self, stream_id: int) -> None:
-        """Return once a stream is in the shard to which it moves."""
+        """Return once a stream is in the shard to which it moves, or stays in the one where it was."""
         await self._finishing.wait(stream_id)
 
     async def _until_arrived(self, entry: CatalogueEntry) -> None:
         assert entry.to is not None
-        await self._persisted.until(entry.to, lambda state: (one := state.streams.get(entry.stream_id)) is not None
-                                    and one.departed is None)
+
+        def is_there(state: ShardState) -> bool:
+            return (one := state.streams.get(entry.stream_id)) is not None and one.departed is None
+
+        shard, _ = await self._persisted.until_one({
+            entry.to: is_there,
+            entry.shard: lambda state: is_there(state) and state.streams[entry.stream_id].moves > entry.moves})
         # A stream of shard 0 keeps its entry then: it tells readers which of its states is the newest.
-        done = replace(entry, shard=entry.to, to=None, moves=entry.moves + 1)
+        done = replace(entry, shard=shard, to=None, moves=entry.moves + 1)
         self._entries[entry.stream_id] = done
         await self.commit([done])
         account = self._accounts.get(entry.account)
@@ -285,7 +290,7 @@ class Writer:
 
     def _finish(self, entry: CatalogueEntry) -> None:
         """Remove the entry of a deleted stream once its shard has stored the deletion, so that the name is free; or
-        store that a stream has moved once the other shard has it."""
+        store that a stream has moved once the other shard has it, or that it stays."""
         self._finishing.begin(entry.stream_id, lambda: (
             self._until_deleted(entry) if entry.deleting else self._until_arrived(entry)))
 

@@ -23,8 +23,9 @@ import asyncio
 import logging
 import random
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from broker.base.backoff import Backoff
@@ -166,6 +167,8 @@ class Checkpointer(LogListener):
         self._busy = asyncio.Lock()
         self._erasing: Erasing | None = None
         """Set until a root leaves all of this out."""
+        self._pauses = 0
+        self._resumed = asyncio.Event()
         self._holds = 0
         self._held: list[asyncio.Future[None]] = []
         if snapshot.root is not None:
@@ -191,6 +194,20 @@ class Checkpointer(LogListener):
         """Wait for a round in progress, and end; from then on only ``cut`` starts a round."""
         async with self._busy:
             await self.stop()
+
+    @asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """Enter the body once no round is in progress; the next round begins after it."""
+        self._pauses += 1
+        self._resumed.clear()
+        try:
+            async with self._busy:
+                pass
+            yield
+        finally:
+            self._pauses -= 1
+            if not self._pauses:
+                self._resumed.set()
 
     async def between_rounds(self, change: Callable[[], object]) -> None:
         """Call ``change``, which adds a record that replaces parts of tables, while no round copies these tables.
@@ -279,6 +296,8 @@ class Checkpointer(LogListener):
 
         Returns: True if a root was stored. Raises: Fenced; Corrupt.
         """
+        while self._pauses:
+            await self._resumed.wait()
         async with self._busy:
             log = self._log
             state = log.state

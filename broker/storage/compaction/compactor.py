@@ -21,8 +21,9 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from hashlib import sha256
 
 from broker.base.clock import Clock
@@ -69,6 +70,7 @@ class Compactor(LogListener):
         self._log = log
         self._store = log.store
         self._paths = paths
+        self._checkpointer = checkpointer
         self._adopter = Adopter(log, checkpointer, sweeper, clock, settings)
         self._sweeper = sweeper
         self._clock = clock
@@ -210,7 +212,7 @@ class Compactor(LogListener):
         """Move the blocks of a stream that there are now out of objects that it shares with other streams.
 
         The caller holds ``working``. Args: ``hurried``: without pauses. Returns: the bytes of the blocks.
-        Raises: Damaged: they cannot be moved; StoreError once the log has failed.
+        Raises: FormatError: one of them cannot be read; StoreError once the log has failed.
         """
         moved_bytes, moved = 0, True
         self._hurried = hurried
@@ -224,11 +226,19 @@ class Compactor(LogListener):
             if not moved:  # all messages were removed while they were read, or they cannot be read
                 for one in await make_inventory(self._log.state, self.settings, shared_of=stream_id):
                     if one.key in {before.key for before in objects}:
-                        raise Damaged((one.blocks[0], one.blocks[1]), Corrupt(
-                            f"stream {stream_id:016x}", "blocks", 0, f"those of object {one.key} cannot be moved"))
+                        raise Corrupt(f"stream {stream_id:016x}", "blocks", 0,
+                                      f"those of object {one.key} cannot be read")
             return moved_bytes
+        except Damaged as error:
+            raise error.why from None
         finally:
             self._hurried = False
+
+    @asynccontextmanager
+    async def without_rounds(self) -> AsyncIterator[None]:
+        """Let no checkpoint round run in the body, so that ``isolate`` waits for none."""
+        async with self._checkpointer.paused():
+            yield
 
     async def _round(self, quiet: bool) -> bool:
         """Make one inventory, and merge the groups that it gives; return True if there may be more."""

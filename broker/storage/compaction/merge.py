@@ -64,11 +64,12 @@ class Piece(NamedTuple):
 
 
 class Damaged(Exception):
-    """A block cannot be read: ``block`` is its stream and first sequence, and the exception's cause is the reason."""
+    """A block cannot be read: ``block`` is its stream and first sequence, ``why`` the reason."""
 
     def __init__(self, block: tuple[int, int], why: FormatError) -> None:
         super().__init__(str(why))
         self.block = block
+        self.why = why
 
 
 class Run(NamedTuple):
