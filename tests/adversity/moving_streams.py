@@ -177,7 +177,7 @@ class Mover:
                             f"{len(self.history.begun)}")
 
     async def check(self) -> None:
-        """Each acknowledged message is there once, under the sequence that its publisher was told."""
+        """Each acknowledged message is there once, under the sequence in its PubAck."""
         info = await self._info()
         stored = {}
         for seq in range(1, info.state.last_seq + 1):

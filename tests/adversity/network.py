@@ -15,7 +15,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
-from tests.adversity.owners import T
 from tests.harness import BrokerProcess, NatsServerProcess, ServerProcess, free_port
 from tests.real.proxy import TcpProxy
 from tests.stores import Store
@@ -24,6 +23,8 @@ __all__ = ["Network", "network"]
 
 OWN = {"a": "[0, 3, 6]", "b": "[1, 4, 7]", "c": "[2, 5]"}
 SHARDS = 8
+T = 4.0
+"""The lease in seconds, longer than in other tests: everything runs on one machine."""
 FAULT_SECONDS = 2 * T
 
 
@@ -47,7 +48,7 @@ def _broker_config(name: str, ports: list[int], store: Store) -> str:
     return f"""
         server_name: {name}
         jetstream {{ domain: jb }}
-        jetblock {{ store: "{store.url}", shards: {SHARDS}, own: {OWN[name]}, lease: {T:g}s, put_timeout: 1s }}
+        jetblock {{ store: "{store.url}", shards: {SHARDS}, own: {OWN[name]}, lease: {T:g}s, put_timeout: {T / 2:g}s }}
         accounts {{ APP {{ jetstream: enabled, users: [ {{ user: app, password: a }} ] }}, SYS {{}} }}
         system_account: SYS
         leafnodes {{ reconnect: 100ms, remotes [ {remotes} ] }}"""
@@ -137,5 +138,6 @@ async def network(folder: Path, store: Store) -> AsyncIterator[Network]:
         for process in (*servers, *brokers.values()):
             stack.push_async_callback(process.close)
         await asyncio.gather(*(server.start() for server in servers))
-        await asyncio.gather(*(broker.start() for broker in brokers.values()))
+        for broker in brokers.values():
+            await broker.start()
         yield Network(servers, brokers, ways, stores)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from broker.jetstream.api.stream_requests import StreamRequests
 from broker.jetstream.owners import shared_catalogue
 from broker.jetstream.owners.shared_catalogue import SharedCatalogue
 from broker.jetstream.wire.errors import ApiError
@@ -40,9 +41,9 @@ async def nothing(*_: object) -> Any:
 def shared(own: Any, chain: Chain, peers: Any = None) -> SharedCatalogue:
     """Return the catalogue of a broker whose shards are ``own``; the store has ``chain`` as shard 0."""
     peers = peers or SimpleNamespace(hint=print)
-    return SharedCatalogue(own, {}, peers, 2, lambda number: chain, random.Random(1), idle_seconds=1.0,  # type: ignore[arg-type, return-value]
-                           flushed=nothing, show=nothing, requested=lambda *_: False, drop_requests=nothing,
-                           read_stream=nothing, clock=ManualClock(), keep_seconds=1.0)
+    return SharedCatalogue(own, {}, peers, StreamRequests({}), 2, lambda number: chain, random.Random(1),  # type: ignore[arg-type, return-value]
+                           idle_seconds=1.0, flushed=nothing, show=nothing, read_stream=nothing, clock=ManualClock(),
+                           keep_seconds=1.0)
 
 
 async def test_a_deposed_owner_of_shard_0_does_not_settle_by_its_own_state(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,7 @@ class Departures:
         self._stopped: set[int] = set()
         """The streams that do not serve."""
         self._held: dict[int, _Held] = {}
-        """What is held for streams that have left, by stream."""
+        """The messages and requests that are held for streams that have left, by stream."""
 
     def begin(self, entry: CatalogueEntry) -> None:
         """Let a stream leave one of our shards, which serves; do nothing if that is being done, or was given up."""
