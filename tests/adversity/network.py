@@ -137,6 +137,7 @@ async def network(folder: Path, store: Store) -> AsyncIterator[Network]:
             brokers[name] = BrokerProcess("-c", str(path), environ=environ)
         for process in (*servers, *brokers.values()):
             stack.push_async_callback(process.close)
+            stack.push_async_callback(process.kill)  # a broker that stops cleanly would wait for the others
         await asyncio.gather(*(server.start() for server in servers))
         for broker in brokers.values():
             await broker.start()

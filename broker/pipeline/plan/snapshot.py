@@ -19,7 +19,7 @@ from __future__ import annotations
 import gc
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -163,22 +163,23 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
     found: list[StreamSnapshot] = []
     others: list[tuple[str, str]] = []
     bounded: list[StreamSnapshot] = []
-    states: dict[int, ShardState] = {}
-    exact: set[int] = set()
-    for shard in shards_of(objects):
-        state = None if bound is None or bound.position is None else _state_at(objects, shard, wanted, bound.position)
-        if state is None:
-            state = replay_shard(objects, shard, wanted).state
-        else:
-            exact.add(shard)
-        states[shard] = state
+    shards = shards_of(objects)
+    exact: dict[int, ShardState] = {}
+    if bound is not None and bound.position is not None:
+        exact = {shard: state for shard in shards
+                 if (state := _state_at(objects, shard, wanted, bound.position)) is not None}
+    # The only shard is not read twice; of several, the newest states tell in which one a stream is.
+    states = exact if exact and len(shards) == 1 else {
+        shard: replay_shard(objects, shard, wanted).state for shard in shards}
+    for state in states.values():
         others += state.unwanted.values()
-    # The states at a position of each log are of different times: a catalogue does not tell which stream has moved.
-    catalogue = states[0].catalogue if states and not exact else None
-    for shard, one in places(states.items(), catalogue):
+    placed = places(states.items(), states[0].catalogue if states else None)
+    if exact and states is not exact:
+        placed = _placed_at(placed, exact, lambda one: wanted(one.account, one.name), f"asOf={as_of}")
+    for shard, one in placed:
         # A damaged create record leaves a stream without a name; the others are still read.
         if wanted(one.account, one.name) and not one.restoring:
-            found.append(snapshot_of(one, shard, states[shard].position))
+            found.append(snapshot_of(one, shard, exact.get(shard, states[shard]).position))
             if shard not in exact:
                 bounded.append(found[-1])
     found = _newest_of_each_name(found)
@@ -195,6 +196,27 @@ def read_store(objects: ObjectClient, *, account: str = "$G", stream: str = "*",
                 raise DataLoss(f"{objects.url}: option asOf={as_of}: the store no longer has that state, and "
                                f"messages were removed from stream {snapshot.full_name} before or after it: give a "
                                f"later position, or read the remaining messages with failOnDataLoss=false")
+    return found
+
+
+def _placed_at(newest: list[tuple[int, StreamState]], exact: Mapping[int, ShardState],
+               wanted: Callable[[StreamState], bool], option: str) -> list[tuple[int, StreamState]]:
+    """Return the streams as they were at a position, each in the log of the shard that has it now.
+
+    Args: ``exact`` are the states at the position, of the shards that still have it.
+    Raises: BadOption: a stream that is ``wanted`` came into its shard later, so the position is none of its own.
+    """
+    known = {one.stream_id for _, one in newest}
+    found = [(shard, one) for shard, one in places(exact.items(), None) if one.stream_id not in known]
+    """At first those that were deleted since."""
+    for shard, one in newest:
+        if shard not in exact:
+            found.append((shard, one))
+        elif (then := exact[shard].streams.get(one.stream_id)) is not None and then.departed is None:
+            found.append((shard, then))
+        elif one.moves and wanted(one):
+            raise BadOption(f"option {option}: stream {one.account}/{one.name} has moved to shard {shard} after that "
+                            f"position of its log: give a time or seq:N, or leave the stream out")
     return found
 
 
