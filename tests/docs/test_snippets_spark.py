@@ -11,6 +11,11 @@ from tests.docs.pages import page, reader, store_orders
 from tests.real.jvm import spark_environ
 from tests.real.s3 import MISSING, S3Server
 
+OWN_SESSION = "spark-submit|jetblock pipeline (export|audit|erase|jar)"
+"""Commands that start a Java process each, for 15 s of processor time or more. ``tests/pipeline/jobs`` runs the same
+commands of ``jetblock pipeline``, most of them in the session that its tests share; ``test_spark_jar`` builds the jar
+and uses it."""
+
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
@@ -31,12 +36,15 @@ async def test_the_tutorial(tmp_path: Path, minio: S3Server, monkeypatch: pytest
 
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-async def test_spark(tmp_path: Path, minio: S3Server) -> None:
-    """Each query and job works, on MinIO; the jar is compiled and used."""
-    if shutil.which("javac") is None:
+@pytest.mark.parametrize("omitted", [
+    pytest.param(OWN_SESSION, id="one session"), pytest.param("", id="whole", marks=pytest.mark.soak)])
+async def test_spark(tmp_path: Path, minio: S3Server, omitted: str) -> None:
+    """Each query and job works, on MinIO. Long runs also type the commands with a session of their own, and compile the
+    jar."""
+    if not omitted and shutil.which("javac") is None:
         pytest.skip(f"{MISSING}javac, which compiles the jar")
     store = minio.new_url()
     await store_orders(store, minio.env)
     environ = {**minio.env, **spark_environ()}
     async with reader(tmp_path / "checkout", {"s3://bucket/prefix": store}, environ=environ) as someone:
-        await someone.read("SPARK.md", page("SPARK.md"))
+        await someone.read("SPARK.md", page("SPARK.md"), omitted=omitted)

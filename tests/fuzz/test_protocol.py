@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz.runs import SOAK_SECONDS, play_fresh_seeds, play_seeds
 
 CHUNK = 5
-SEEDS = 35
+SEEDS = 15
 """Number of configurations, each with ``DIALOGUES`` dialogues."""
 
 

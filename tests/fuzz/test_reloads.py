@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz.runs import SOAK_SECONDS, play_fresh_seeds, play_seeds
 
 CHUNK = 100
-SEEDS = 400
+SEEDS = 200
 
 
 @pytest.mark.timeout(300)

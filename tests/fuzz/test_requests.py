@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz.runs import SOAK_SECONDS, play_fresh_seeds, play_seeds
 
 CHUNK = 56
-SEEDS = 112
+SEEDS = 56
 
 
 @pytest.mark.timeout(300)

@@ -29,13 +29,16 @@ To see the figures of some cases: python -m tests.growth NAME …
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import log
+from typing import Any
+
+import pytest
 
 from tests.growth.stage import Figures, Stage, Template
 
-__all__ = ["TURN_MAX_S", "Case", "check", "measure"]
+__all__ = ["TURN_MAX_S", "Case", "check", "measure", "parameters"]
 
 TURN_MAX_S = 0.05
 PACE_S = 0.0015
@@ -69,6 +72,12 @@ class Case:
 
     def __str__(self) -> str:
         return self.name
+
+
+def parameters(cases: Sequence[Case], soak: Collection[str]) -> list[Any]:
+    """Return the parameters of a test that plays these cases; those whose names are in ``soak`` in long runs only."""
+    assert {case.name for case in cases}.issuperset(soak)
+    return [pytest.param(case, id=case.name, marks=pytest.mark.soak if case.name in soak else ()) for case in cases]
 
 
 def measure(template: Template, case: Case, n: int) -> Figures:

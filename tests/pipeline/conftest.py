@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -73,6 +74,12 @@ def spark(spark_environ: dict[str, str], tmp_path_factory: pytest.TempPathFactor
         finally:
             session.stop()
             _end_gateway()
+
+
+@pytest.fixture
+def command_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let commands of ``jetblock pipeline`` that run in the test's process use the shared session."""
+    monkeypatch.setattr("broker.pipeline.jobs.session.session", lambda *_: contextlib.nullcontext(spark))
 
 
 def _end_gateway() -> None:

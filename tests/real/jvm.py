@@ -51,7 +51,7 @@ def _archive(home: Path) -> Path:
     release = home / "release"
     java = zlib.crc32(release.read_bytes() if release.exists() else bytes(home))
     archive = jars.parents[1] / f"pyspark-{java:08x}.jsa"
-    with parts.only_one("jvm"):
+    with parts.only_one(f"jvm-{zlib.crc32(bytes(archive)):08x}"):
         if not archive.exists() or archive.stat().st_mtime < jars.stat().st_mtime:
             archive.unlink(missing_ok=True)
             environ = {"JAVA_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable,

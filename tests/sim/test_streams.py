@@ -20,11 +20,11 @@ from tests.sim.streams import calm
 from tests.sim.streams.process import Process
 from tests.sim.streams.world import FEATURES, World
 
-SEEDS = 130
+SEEDS = 60
 COUNTED_SEEDS = 30
 """Number of the first seeds, which run where their faults are counted."""
 SOAK_SEEDS = int(os.environ.get("JETBLOCK_TEST_SEEDS", "10000"))
-RETENTION_SEEDS = 20
+RETENTION_SEEDS = 10
 SPECIAL_SEEDS = 10
 ERASURE_SEEDS = 6
 KEYS_SEEDS = 4

@@ -135,12 +135,12 @@ async def check_written(store: Published, *, stream: bool) -> None:
         assert sorted((one.subject, one.data or b"") for one in found) == sorted(wanted)
 
 
-@pytest.mark.parametrize("version", [parts.PYSPARK_VERSION, pytest.param(pyspark.__version__, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("version", [pytest.param(parts.PYSPARK_VERSION, marks=pytest.mark.soak), pyspark.__version__])
 def test_executors_with_nothing_but_the_zip(version: str, minio: S3Server, spark_environ: dict[str, str],
                                             tmp_path: Path) -> None:
-    """Two executors in separate processes read from MinIO and write to it, by the oldest Spark that streams, and by the
-    newest one: batch, streaming and helpers. Spark does not discover sources in such files, so the source is registered
-    explicitly."""
+    """Two executors in separate processes read from MinIO and write to it, by the newest Spark, and in long runs by the
+    oldest one that streams: batch, streaming and helpers. Spark does not discover sources in such files, so the source
+    is registered explicitly."""
     folders = []
     if version == parts.PYSPARK_VERSION:
         try:
