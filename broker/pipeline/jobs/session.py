@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,8 @@ __all__ = ["log_file", "session"]
 
 _CONF: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false",
                 "spark.sql.session.timeZone": "UTC", **builder_conf()}
+
+JVM_END_SECONDS: Final = 0.5
 
 
 @contextmanager
@@ -38,9 +41,9 @@ def log_file(given: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def session(job: str, master: str, conf: Mapping[str, str], log: Path) -> Iterator[SparkSession]:
-    """Yield a new session. Its JVM and workers write to ``log`` what they would write to standard error.
+    """Yield a new session. Its JVM, its workers and pyspark write to ``log`` what they would write to standard error.
 
-    Raises: PipelineError without Java, or if the JVM does not start.
+    Raises: PipelineError without Java, or if the JVM does not start, or ends while the session is used.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -55,10 +58,28 @@ def session(job: str, master: str, conf: Mapping[str, str], log: Path) -> Iterat
             spark = builder.getOrCreate()
     except PySparkException as error:
         raise PipelineError(f"Spark does not start on {master}: {str(error).partition(chr(10))[0]}") from None
+    # The JVM that ``getOrCreate`` started; an existing one may have been started by another program.
+    jvm: subprocess.Popen[bytes] | None = getattr(spark.sparkContext._gateway, "proc", None)
     try:
-        yield spark
+        with open(log, "a", encoding="utf-8") as file, redirect_stderr(file):
+            yield spark
+    except Exception:
+        if jvm is None or not _ends(jvm):
+            raise
+        raise PipelineError("Spark's JVM ended while the job ran: it was killed, perhaps for lack of memory, or it "
+                            "failed; the same command continues the job") from None
     finally:
-        spark.stop()
+        if jvm is None or jvm.poll() is None:
+            spark.stop()
+
+
+def _ends(jvm: subprocess.Popen[bytes]) -> bool:
+    """Return whether the JVM has ended. Its sockets may be closed a moment earlier."""
+    try:
+        jvm.wait(JVM_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 @contextmanager

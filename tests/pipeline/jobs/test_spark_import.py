@@ -200,25 +200,43 @@ async def test_refusals(world: World) -> None:
     assert world.rows("BAD") == [(1, "BAD.1", b"1"), (2, "BAD.2", b"2")]
 
 
-def _killed_in_a_batch(command: list[str], environ: Mapping[str, str], checkpoint: Path) -> None:
-    """Run the command, and kill it and its JVM after it planned its second batch."""
-    job = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+def _killed_in_a_batch(command: list[str], environ: Mapping[str, str], checkpoint: Path, *, jvm_only: bool
+                       ) -> list[str]:
+    """Run the command, and kill it and its JVM, or only the JVM, after it planned its second batch.
+
+    Returns: the lines that the command wrote to standard error.
+    """
+    job = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
                            start_new_session=True)
     try:
         while not (checkpoint / "offsets" / "1").exists():
             if job.poll() is not None:
-                raise AssertionError(job.communicate()[1].decode())
+                raise AssertionError(job.communicate()[1])
             time.sleep(0.001)
+        if jvm_only:
+            os.kill(_jvm_of(job.pid), signal.SIGKILL)
+            return job.communicate(timeout=100)[1].splitlines()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.pid, signal.SIGKILL)
         job.wait()
+    return []
+
+
+def _jvm_of(pid: int) -> int:
+    """Return the process of the JVM that a process has started."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            name, _, rest = stat.read_text().partition("(")[2].rpartition(") ")
+            if name == "java" and int(rest.split()[1]) == pid:
+                return int(stat.parent.name)
+    raise AssertionError("no JVM")
 
 
 @pytest.mark.parametrize("again", ["session", pytest.param("command", marks=pytest.mark.soak)])
 async def test_the_command_through_sigkill(world: World, spark_environ: dict[str, str], again: str) -> None:
-    """The command is killed in its second batch of four. A run in a session, or the same command, then finishes, and
-    each row is stored once."""
+    """The command, or only its JVM, is killed in its second batch of four. A run in a session, or the same command,
+    then finishes, and each row is stored once."""
     stream = f"KILLED-{again}"
     await world.make_stream(stream)
     for number in range(4):
@@ -228,8 +246,10 @@ async def test_the_command_through_sigkill(world: World, spark_environ: dict[str
                f"subject='{stream}.x'", "--column", "data=CAST(no AS STRING)", "--option", "maxFilesPerTrigger=1",
                "--nats", world.broker.url, "--master", "local[2]", "--json"]
     environ = {**os.environ, **spark_environ}
-    await asyncio.to_thread(_killed_in_a_batch, command, environ, world.folder / "state" / "_jetblock" / "checkpoint")
+    checkpoint = world.folder / "state" / "_jetblock" / "checkpoint"
+    said = await asyncio.to_thread(_killed_in_a_batch, command, environ, checkpoint, jvm_only=again == "session")
     if again == "session":
+        assert "Spark's JVM ended while the job ran" in said[-1]
         columns = {"subject": f"'{stream}.x'", "data": "CAST(no AS STRING)"}
         done = world.import_(stream, format="json", schema="no LONG", columns=columns,
                              read_options={"maxFilesPerTrigger": "1"}).to_json()
