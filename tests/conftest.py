@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _has_loop(item: pytest.Item) -> bool:
-    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    fixtures = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
     return pytest_asyncio.is_async_test(item) or any(
         inspect.iscoroutinefunction(fixture.func) or inspect.isasyncgenfunction(fixture.func)
         for several in fixtures for fixture in several)

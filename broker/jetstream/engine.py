@@ -134,6 +134,11 @@ class JetStream:
         return all(shard.available for shard in self.shards.values() if shard.log is stream.log)
 
     @property
+    def leads(self) -> bool:
+        """See ``Host.leads``."""
+        return self.shared is None or self.shared.leads
+
+    @property
     def subscribe_api(self) -> Callable[[str], Callable[[str], list[Subscription]]] | None:
         """See ``Host.subscribe_api``."""
         return None if self.shared is None else self._subscriber_of

@@ -268,7 +268,9 @@ class Reader:
     async def _survey(self, _: Mover) -> None:
         """`jetblock inspect` finds each stream once, and nothing wrong."""
         before = {mover.name: mover.life for mover in self._movers if mover.steady}
-        survey = await read_survey(Source(open_store(self._url)))
+        source = Source(open_store(self._url))
+        survey = await read_survey(source)
+        await source.close()
         self.counts["surveys"] += 1
         if survey.problems:
             raise Violation(f"inspect: {survey.problems}")
@@ -282,6 +284,7 @@ class Reader:
         """`jetblock inspect --verify` finds nothing wrong in any object."""
         source = Source(open_store(self._url))
         found = await verify(source, await read_survey(source))
+        await source.close()
         self.counts["checks"] += 1
         if found.problems:
             raise Violation(f"inspect --verify: {found.problems}")

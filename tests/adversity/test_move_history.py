@@ -79,3 +79,4 @@ async def test_streams_move_while_everything_fails(
     assert survey.streams == []
     assert survey.problems == []
     assert (await verify(source, survey)).problems == []
+    await source.close()

@@ -118,7 +118,7 @@ def test_a_dead_process_is_replaced_within_a_second_after_t(killed_after_s: floa
 
 
 def test_a_clean_stop_frees_all_shards_soon() -> None:
-    """The last heartbeat says that the process owns nothing: a standby, which polls the logs each T, finds it in T/3."""
+    """The last heartbeat says that the process owns nothing: a standby that polls the logs each T finds it in T/3."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from broker.jetstream.api.stream_requests import StreamRequests
+from broker.jetstream.engine import JetStream
 from broker.jetstream.owners import shared_catalogue
 from broker.jetstream.owners.shared_catalogue import SharedCatalogue
 from broker.jetstream.wire.errors import ApiError
@@ -78,3 +79,22 @@ async def test_an_owner_whose_lease_has_expired_answers_nothing() -> None:
     catalogue = shared(own, Chain(Position(1, 1)))
     with pytest.raises(ApiError, match="temporarily unavailable"):
         await catalogue._answers.answer(1, {"do": "infos", "account": "A", "names": ["S"]})
+
+
+async def test_only_the_owner_of_shard_0_says_that_a_stream_does_not_exist() -> None:
+    """A request may wait in a broker whose shard, with the request's stream, is lost meanwhile."""
+    js = JetStream(ManualClock(), random.Random(1))
+    js.share(SimpleNamespace(hint=print), 2, lambda number: Chain(Position(1, 1)), idle_seconds=1.0,  # type: ignore[arg-type, return-value]
+             read_stream=nothing, keep_seconds=1.0)  # type: ignore[arg-type]
+    await js.add_account("A", SimpleNamespace())  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="temporarily unavailable"):
+        js.accounts["A"].stream("S")
+
+
+async def test_a_question_about_a_stream_that_this_broker_has_by_now() -> None:
+    """The owner that asks does not know yet that it lost its shard to the owner of shard 0: it gets 10008."""
+    js = JetStream(ManualClock(), random.Random(1))
+    await js.add_account("A", SimpleNamespace())  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="temporarily unavailable"):
+        async with js.accounts["A"].changes.updating_elsewhere(ENTRY):
+            pass

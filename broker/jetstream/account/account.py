@@ -167,13 +167,15 @@ class Account:
     def stream(self, name: str) -> Stream:
         """Return the live stream of that name.
 
-        Raises: ApiError 10059; 10194 if the stream is offline.
+        Raises: ApiError 10059; 10194 if the stream is offline; 10008 if another broker has it, or may have it: only the
+            owner of shard 0 knows which streams there are.
         """
         stream = self.streams.get(name)
         if stream is None:
             gone = self.offline.get(name)
             if gone is None:
-                if (other := self.elsewhere.get(name)) is not None and not other.entry.deleting:
+                other = self.elsewhere.get(name)
+                if (other is not None and not other.entry.deleting) or not self._host.leads:
                     raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
                 raise ApiError(ApiErrors.STREAM_NOT_FOUND)
             raise ApiError(ApiErrors.STREAM_OFFLINE_REASON, err=gone.reason)

@@ -259,6 +259,8 @@ class StreamChanges:
 
         The body stores it. Subjects that it gives up stay taken. Raises: ApiError.
         """
+        if entry.name not in self._elsewhere:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)  # this broker has just taken the stream's shard
         before, config = self._elsewhere[entry.name].config, config_of(entry)
         added = _without(config.subjects, before.subjects)
         async with self.lock_of(entry.name), self._admission.claimed(config, added):

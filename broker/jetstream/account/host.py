@@ -99,6 +99,10 @@ class Host(Protocol):
         """Return whether requests about a stream may be answered, or, for None, those about the account."""
 
     @property
+    def leads(self) -> bool:
+        """True if this broker knows all streams of the store."""
+
+    @property
     def subscribe_api(self) -> Callable[[str], Callable[[str], list[Subscription]]] | None:
         """Return, for an account's name, the function that subscribes to the requests about one stream; None: this
         broker owns all shards, and gets all requests."""
