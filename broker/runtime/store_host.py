@@ -20,6 +20,7 @@ from broker.cluster.heartbeat import Heartbeats
 from broker.cluster.heartbeat_watch import HeartbeatWatch
 from broker.cluster.identity import Identity
 from broker.config.settings import StorageSettings, default_store_url
+from broker.runtime.commit_budget import CommitBudget
 from broker.storage.format.codec import Compression
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import NONCE_BYTES
@@ -39,7 +40,7 @@ from broker.storage.paths import COPYING, FORMAT, PROBE, ROOT, ShardPaths
 from broker.storage.read.cache import Cache
 from broker.storage.read.damage import explain
 from broker.storage.read.disk_cache import DiskCache
-from broker.storage.shard import reserve_left_by
+from broker.storage.shard import ShardSettings, reserve_left_by
 
 __all__ = ["StoreHost"]
 
@@ -53,6 +54,8 @@ _SILENCE_SECONDS = 2.0
 _CLOCK_SECONDS = 60.0
 """The interval at which the clock is compared with the store's for the log. Code that expires or deletes anything
 compares them itself."""
+_SHARE_SECONDS = 1.0
+"""The interval at which the puts of the shards are counted."""
 _UNPACKING_THREADS = 2
 """Threads that decompress blocks read ahead."""
 
@@ -102,6 +105,9 @@ class StoreHost:
         if self.store.puts_cost:
             self._heartbeats = Heartbeats(self.store, self.identity, clock, self.rng, settings.lease_ns,
                                           always=settings.own is not None)
+        self.commit_budget = CommitBudget(ShardSettings.for_store(self.store, settings).log.commit_interval_ns)
+        self._sharing: asyncio.Task[None] | None = None
+        """Shares the interval between commits among the shards, while this process has any."""
         self._watching: asyncio.Task[None] | None = None
         self._clock_was_trusted = True
         self._logs_waiting = False
@@ -204,6 +210,8 @@ class StoreHost:
         room."""
         if self._heartbeats is not None:
             self._heartbeats.add(log, paths)
+        if self._sharing is None and log.settings.commit_interval_ns:
+            self._sharing = asyncio.create_task(self._share_interval(), name="share the commit interval")
         log.store_room = self.room
         self.room.observe(log.store_room_changed)
         log.store_room_changed()
@@ -219,10 +227,19 @@ class StoreHost:
             if self._heartbeats is not None:
                 await self._heartbeats.remove(log, sealed=sealed)
         if not self._logs:
+            if self._sharing is not None:
+                self._sharing.cancel()
+                await asyncio.gather(self._sharing, return_exceptions=True)
+                self._sharing = None
             await self.room.stop()
             self.cache.clear()
             if self.disk_cache is not None:
                 self.disk_cache.clear()
+
+    async def _share_interval(self) -> None:
+        while True:
+            self.commit_budget.measure(self._logs, self.clock.monotonic_ns())
+            await asyncio.sleep(_SHARE_SECONDS)
 
     @property
     def retries(self) -> int:

@@ -62,11 +62,11 @@ class Giving:
 
     Args: ``me``: this broker's line, without shards; ``store``: what the operator is shown of the store;
         ``why_fixed(number)`` returns why a shard cannot be given away now, or ""; ``interval_ns``: the least time
-        between two gifts that balance the shards.
+        between two gifts that balance the shards; ``busy()`` returns the number of this broker's busy shards.
     """
 
     def __init__(self, shards: OwnedShards, peers: Peers, me: Line, clock: Clock, *, store: Mapping[str, str],
-                 why_fixed: Callable[[int], str], interval_ns: int) -> None:
+                 why_fixed: Callable[[int], str], interval_ns: int, busy: Callable[[], float] = lambda: 0.0) -> None:
         self._shards = shards
         self._peers = peers
         self._me = me
@@ -74,6 +74,7 @@ class Giving:
         self._store = store
         self._why_fixed = why_fixed
         self._interval_ns = interval_ns
+        self._busy = busy
         self._leaving = False
         self._committed: dict[int, int] = {}
         self._rates: dict[int, float] = {}
@@ -122,7 +123,7 @@ class Giving:
 
     def _own_line(self) -> Line:
         now = self._shards.committed()
-        return self._me._replace(leaving=self._leaving, shards={
+        return self._me._replace(leaving=self._leaving, busy=self._busy(), shards={
             number: self._rates.get(number, 0.0) for number in now})
 
     def _measure(self) -> None:

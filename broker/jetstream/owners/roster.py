@@ -30,20 +30,22 @@ _MOST: Final = 1024
 
 class Line(NamedTuple):
     """A broker. ``own``: the shards that its configuration names, or "auto"; ``shards``: the bytes a second that each
-    of its shards commits; ``leaving``: it is about to stop, and takes no more shards."""
+    of its shards commits; ``leaving``: it is about to stop, and takes no more shards; ``busy``: the number of its busy
+    shards, with which it shares ``commit_interval``."""
 
     id: str
     name: str
     own: str | tuple[int, ...]
     shards: Mapping[int, float]
     leaving: bool = False
+    busy: float = 0.0
 
     @property
     def bytes_per_second(self) -> float:
         return sum(self.shards.values())
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "name": self.name, "own": self.own, "leaving": self.leaving,
+        return {"id": self.id, "name": self.name, "own": self.own, "leaving": self.leaving, "busy": self.busy,
                 "shards": {str(number): rate for number, rate in self.shards.items()}}
 
     @staticmethod
@@ -51,7 +53,8 @@ class Line(NamedTuple):
         """Raises: KeyError, TypeError, ValueError, AttributeError: it is not a line."""
         own = members["own"]
         return Line(str(members["id"]), str(members["name"]), own if own == "auto" else tuple(map(int, own)),
-                    {int(number): float(rate) for number, rate in members["shards"].items()}, bool(members["leaving"]))
+                    {int(number): float(rate) for number, rate in members["shards"].items()}, bool(members["leaving"]),
+                    float(members.get("busy", 0.0)))
 
 
 class Roster:

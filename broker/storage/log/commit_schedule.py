@@ -101,8 +101,8 @@ class CommitSchedule:
 
     def __init__(self, settings: LogSettings) -> None:
         self._puts_max = settings.puts_in_flight
-        self._interval_ns = settings.commit_interval_ns
-        self._burst_ns = settings.commit_burst * settings.commit_interval_ns
+        self._settings = settings
+        self.share_interval(1.0)
         self._paid_ns = -1 << 62
         """The end of the intervals that are used up: from then on a put may begin."""
         self._heartbeat_ns = None if settings.lease_ns is None else settings.lease_ns // 3
@@ -115,6 +115,11 @@ class CommitSchedule:
         """The instant of the first measurement of the open segment."""
         self._grown_at_ns = 0
         """The instant of the measurement ``_grown``."""
+
+    def share_interval(self, shards: float) -> None:
+        """Leave ``shards`` times ``commit_interval`` between two puts: so many shards share it."""
+        self._interval_ns = round(self._settings.commit_interval_ns * shards)
+        self._burst_ns = self._settings.commit_burst * self._interval_ns
 
     def decide(self, facts: Facts, now_ns: int) -> Decision:
         """Return the next step. Call it again after each step except WAIT."""

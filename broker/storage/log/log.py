@@ -376,6 +376,10 @@ class Log:
             self._ask_for_proof([])
         return False
 
+    def share_interval(self, shards: float) -> None:
+        """Leave ``shards`` times the configured ``commit_interval`` between two puts."""
+        self._schedule.share_interval(shards)
+
     @property
     def quiet(self) -> bool:
         """True if the newest put was of an empty segment: a heartbeat, which says that all before it is stored."""
