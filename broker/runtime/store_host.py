@@ -20,7 +20,6 @@ from broker.cluster.heartbeat import Heartbeats
 from broker.cluster.heartbeat_watch import HeartbeatWatch
 from broker.cluster.identity import Identity
 from broker.config.settings import StorageSettings, default_store_url
-from broker.runtime.commit_budget import CommitBudget
 from broker.storage.format.codec import Compression
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import NONCE_BYTES
@@ -29,6 +28,7 @@ from broker.storage.format.store import StoreFormat
 from broker.storage.keys.master import BadKey, Masters
 from broker.storage.keys.opening import decode_all, open_all
 from broker.storage.keys.shard_keys import ShardKeys, read_wrapped
+from broker.storage.log.commit_budget import CommitBudget
 from broker.storage.log.log import Log
 from broker.storage.objectstore import StoreError, open_store
 from broker.storage.objectstore.instrumented import InstrumentedStore

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.runtime.commit_budget import CommitBudget
+from broker.storage.log.commit_budget import CommitBudget
 from broker.storage.objectstore.memory import MemoryStore
 from tests.cluster.test_heartbeat import Process
 from tests.runtime.brokers import TrustedClock, in_virtual_time
