@@ -102,24 +102,23 @@ def _split(run: Run) -> list[bytes]:
         return parts
     parts = [b"HMSG %b " % subject if hlen else b"MSG %b " % subject]
     before = run.msgs[0]
-    append = parts.append
     for following in run.msgs[1:]:
         subject, reply, hlen, body = before
         if hlen:
             tail = (b" %b %d %d\r\n%b\r\n" % (reply, hlen, len(body), body) if reply
                     else b" %d %d\r\n%b\r\n" % (hlen, len(body), body))
-            append(tail + (b"HMSG %b " if following[2] else b"MSG %b ") % following[0])
+            parts.append(tail + (b"HMSG %b " if following[2] else b"MSG %b ") % following[0])
         elif following[2]:
-            append((b" %b %d\r\n%b\r\nHMSG %b " if reply else b"%b %d\r\n%b\r\nHMSG %b ")
+            parts.append((b" %b %d\r\n%b\r\nHMSG %b " if reply else b"%b %d\r\n%b\r\nHMSG %b ")
                    % (reply, len(body), body, following[0]))
         elif reply:
-            append(b" %b %d\r\n%b\r\nMSG %b " % (reply, len(body), body, following[0]))
+            parts.append(b" %b %d\r\n%b\r\nMSG %b " % (reply, len(body), body, following[0]))
         else:
-            append(b" %d\r\n%b\r\nMSG %b " % (len(body), body, following[0]))
+            parts.append(b" %d\r\n%b\r\nMSG %b " % (len(body), body, following[0]))
         before = following
     subject, reply, hlen, body = before
     reply = reply + b" " if reply else b""
-    append(b" %b%d %d\r\n%b\r\n" % (reply, hlen, len(body), body) if hlen
+    parts.append(b" %b%d %d\r\n%b\r\n" % (reply, hlen, len(body), body) if hlen
            else b" %b%d\r\n%b\r\n" % (reply, len(body), body))
     return parts
 
@@ -175,13 +174,17 @@ def _encode_mixed_pub_acks(run: MixedPubAckRun, sid: bytes) -> list[bytes]:
 
 
 def _encode_deliveries(run: DeliveryRun, sid: bytes) -> list[bytes]:
-    """Encode JetStream messages, in one formatting call if they are small."""
+    """Encode JetStream messages, in one formatting call if they are small; without replies, if alike, by one join."""
     count, subjects, hlens, bodies, lengths = run.count, run.subjects, run.hlens, run.bodies, run.lengths
+    large = run.bytes >= LARGE_BYTES * count
+    if (not large and not run.reply_prefix and hlens is None and lengths.count(lengths[0]) == count
+            and subjects.count(subjects[0]) == count):
+        head = b"MSG %b %b %d\r\n" % (subjects[0], sid, lengths[0])
+        return [head, (_CRLF + head).join(bodies), _CRLF]
     numbers = run.numbers if run.reply_prefix else ()
     to = sid.replace(b"%", b"%%")
     if run.reply_prefix:
         to += b" " + run.reply_prefix.replace(b"%", b"%%") + b"%d.%d.%d.%d.%d"
-    large = run.bytes >= LARGE_BYTES * count
     tail = b"\r\n" if large else b"\r\n%b\r\n"
     plain = b"MSG %b " + to + b" %d" + tail
     if hlens is not None and any(hlens):

@@ -189,8 +189,6 @@ class Framing:
             self._rest = b""
 
         ops: list[Any] = []
-        append = ops.append
-        find = data.find
         sizes = self._sizes
         last = self._line
         subject, reply, hlen, size = self._values
@@ -216,7 +214,7 @@ class Framing:
                     self._chunks, self._have, self._need = [large, b"\r"], size + 1, size + 2
                     self._whole = size + 2
                 else:
-                    append((subject, reply, hlen, large))
+                    ops.append((subject, reply, hlen, large))
                     payload_bytes = size
                     repeats = True
                 pos += 2
@@ -226,7 +224,7 @@ class Framing:
                     start = pos + width
                     repeats = data[pos:start] == last
                 if not repeats:
-                    eol = find(b"\n", pos)
+                    eol = data.find(b"\n", pos)
                     if eol < 0:
                         self._rest = self._unfinished(data[pos:])
                         break
@@ -249,7 +247,7 @@ class Framing:
                                 op = self._parse_line(verb, _argument(verb, line))
                             if op is not None:
                                 marks.append(len(ops))
-                                append(op)
+                                ops.append(op)
                                 if type(op) is self.last_op:
                                     self._rest = data[pos:]
                                     self.held = pos < end_of_data
@@ -310,7 +308,7 @@ class Framing:
                 if data[end] != 13 or data[end + 1] != 10:
                     self.begun = subject
                     raise _unknown()
-                append((subject, reply, hlen, data[start:end]))
+                ops.append((subject, reply, hlen, data[start:end]))
                 payload_bytes += size
                 pos = end + 2
         except ProtocolError as error:
@@ -322,7 +320,7 @@ class Framing:
             self.marks = marks
             self.payload_bytes = payload_bytes
             self.reserved_replies = reserved
-            self.traced = with_headers and find(_TRACE) >= 0
+            self.traced = with_headers and data.find(_TRACE) >= 0
         return ops
 
     def _cut_large(self) -> tuple[bytes, bytes, int]:

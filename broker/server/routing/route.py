@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, itemgetter
 from typing import Final
@@ -21,7 +21,14 @@ from broker.server.routing.inward import Inward
 from broker.server.routing.outward import AT_ONCE, Outward
 from broker.server.routing.queue_group import assign
 from broker.server.routing.sublist import Match
-from broker.server.routing.subscription import BatchHandler, Peer, Relay, Source, Subscription
+from broker.server.routing.subscription import (
+    BatchHandler,
+    Peer,
+    Relay,
+    Source,
+    Subscription,
+    report_no_responders,
+)
 
 __all__ = ["RECEIVERS_MANY", "Refusal", "Route"]
 
@@ -141,7 +148,7 @@ class Route:
         if self._counts_each or self.limited:
             counts = self._deliver_now(ops[start:end], source, now_ns)
             if source is not None and source.wants_no_responders and not all(counts):
-                self._report_no_responders(ops, [start + i for i, count in enumerate(counts) if not count], source)
+                report_no_responders([ops[start + i] for i, count in enumerate(counts) if not count], source)
             return sum(counts)
         declined_indexes: list[int] = []
         clients = self.clients
@@ -163,10 +170,10 @@ class Route:
         count = len(clients) + len(handlers)
         if source is not None and source.wants_no_responders:
             if not count:
-                self._report_no_responders(ops, range(start, end), source)
+                report_no_responders(ops[start:end], source)
             elif declined_indexes:
                 by_all = [i for i, times in Counter(declined_indexes).items() if times == count]
-                self._report_no_responders(ops, by_all, source)
+                report_no_responders([ops[i] for i in by_all], source)
         return count * (end - start) - len(declined_indexes)
 
     def call_only_handler(self, handler: BatchHandler, ops: Sequence[Msg], start: int, end: int, source: Source,
@@ -174,14 +181,7 @@ class Route:
         """Do what ``deliver`` does, for a route whose only receiver is ``handler``."""
         declined_indexes = handler(ops, start, end, source, now_ns)
         if declined_indexes and source.wants_no_responders:
-            self._report_no_responders(ops, declined_indexes, source)
-
-    @staticmethod
-    def _report_no_responders(ops: Sequence[Msg], indexes: Iterable[int], source: Source) -> None:
-        """Notify ``source`` that nobody received these messages."""
-        for i in indexes:
-            if ops[i][1]:
-                source.no_responders(ops[i][0], ops[i][1])
+            report_no_responders([ops[i] for i in declined_indexes], source)
 
     def send_to_leafs(self, msgs: Sequence[Msg], source: Source) -> None:
         """Send messages to the other servers only: there are none."""

@@ -105,8 +105,8 @@ class Router:
         """
         routes = routes or self.routes
         outward = self.outward
-        get = routes.by_subject.get
-        resolve = routes.resolve
+        by_subject = routes.by_subject
+        msgs_of_run: list[Msg] = ops if isinstance(ops, list) else list(ops)
         waiting = source is None and outward.busy
         next_route: Route | None = None  # the route of ops[start], if it was already looked up
         # ``to`` is the only receiver of these single messages, so they are handed over together.
@@ -114,20 +114,21 @@ class Router:
         msgs: list[Msg] = []
         to: Peer | None = None
         while start < end:
-            subject = ops[start][0]
-            route, next_route = next_route or get(subject), None
+            subject = msgs_of_run[start][0]
+            route, next_route = next_route or by_subject.get(subject), None
             head = b""
             if route is None:
-                route = resolve(subject)
+                route = routes.resolve(subject)
                 head, dots = routes.family
             at = start + 1
             while at < end:
-                following = ops[at][0]
+                following = msgs_of_run[at][0]
                 if following is not subject:
                     # Acks and replies come in bursts: comparing the head avoids a lookup for each.
                     if (not (head and following.startswith(head) and following.count(b".") == dots
-                             and following[-1] != _DOT) and (next_route := get(following)) is not route
-                            and (next_route is not None or resolve(following) is not route or outward.work > AT_ONCE)):
+                             and following[-1] != _DOT) and (next_route := by_subject.get(following)) is not route
+                            and (next_route is not None or routes.resolve(following) is not route
+                                 or outward.work > AT_ONCE)):
                         break
                     subject = following
                 at += 1

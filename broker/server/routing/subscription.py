@@ -16,7 +16,8 @@ from weakref import ref
 
 from broker.protocol.run import AnyRun, Msg, Run
 
-__all__ = ["BatchHandler", "Hop", "Leaf", "Peer", "Relay", "Source", "Subjects", "Subscription"]
+__all__ = ["BatchHandler", "Hop", "Leaf", "Peer", "Relay", "Source", "Subjects", "Subscription",
+           "report_no_responders"]
 
 
 class Source(Protocol):
@@ -227,3 +228,10 @@ class Subscription:
         if (denies := self.denies) is not None:
             shadow.denies = lambda subject: denies(rename(subject))
         return shadow
+
+
+def report_no_responders(msgs: Sequence[Msg], source: Source) -> None:
+    """Notify ``source`` that nobody received ``msgs``, which it published."""
+    for subject, reply, _, _ in msgs:
+        if reply:
+            source.no_responders(subject, reply)
