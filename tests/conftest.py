@@ -16,6 +16,7 @@ import pytest
 import pytest_asyncio
 
 from tests.ast_parse import parse
+from tests.botocore_files import keep_files
 from tests.client_timeouts import lengthen_timeouts
 from tests.harness import BrokerProcess, NatsServerProcess
 from tests.real.s3 import minio, report_missing, seaweed
@@ -28,6 +29,7 @@ if sys.version_info < (3, 12):
 if sys.version_info < (3, 12, 2):
     ast.parse = parse
 lengthen_timeouts()
+keep_files()
 # The time of an example depends on the machine. `make soak` loads the profile "long".
 for profile, examples in (("short", 30), ("long", 1000)):
     hypothesis.settings.register_profile(profile, hypothesis.settings.default, max_examples=examples, deadline=None,

@@ -33,6 +33,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final, NoReturn
 
+from tests.botocore_files import keep_files, load_files
+
 __all__ = ["ForkedProcess", "ServerTemplate", "die_with_parent"]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,6 +121,8 @@ def _serve(control: socket.socket) -> None:
     for name in _IMPORTED:
         with suppress(ImportError):
             import_module(name)
+    keep_files()
+    load_files()
     from broker.runtime.first_use import FIRST_USED
 
     for name in FIRST_USED:
