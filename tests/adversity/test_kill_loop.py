@@ -51,8 +51,8 @@ async def kill_rounds(store: Store, rounds: int, **environ: str) -> int:
 
 @pytest.mark.shows("publish.durable", "store.kill")
 @pytest.mark.timeout(300)
-async def test_12_kills_on_a_directory(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    await kill_rounds(make_store("directory", tmp_path, request), 12)
+async def test_6_kills_on_a_directory(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    await kill_rounds(make_store("directory", tmp_path, request), 6)
 
 
 @pytest.mark.shows("store.sync_interval")
@@ -64,7 +64,7 @@ async def test_kills_of_a_broker_that_syncs_later(interval: str, tmp_path: Path,
 
     The next start stores the acknowledged messages that only the journal has.
     """
-    await kill_rounds(make_store("directory", tmp_path, request), 5, JETBLOCK_SYNC_INTERVAL=interval)
+    await kill_rounds(make_store("directory", tmp_path, request), 3, JETBLOCK_SYNC_INTERVAL=interval)
 
 
 @pytest.mark.shows("publish.durable", "store.kill")
@@ -73,7 +73,7 @@ async def test_kills_of_a_broker_that_syncs_later(interval: str, tmp_path: Path,
 async def test_kills_of_a_broker_without_a_journal(interval: str, tmp_path: Path,
                                                    request: pytest.FixtureRequest) -> None:
     """Each acknowledged message is in a segment."""
-    await kill_rounds(make_store("directory", tmp_path, request), 5, JETBLOCK_JOURNAL="false",
+    await kill_rounds(make_store("directory", tmp_path, request), 3, JETBLOCK_JOURNAL="false",
                       JETBLOCK_SYNC_INTERVAL=interval)
 
 

@@ -92,6 +92,7 @@ def modules(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if "autoload" not in path.parts}
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_the_source_distribution_can_be_installed(dist: Path, tmp_path: Path) -> None:
     """The archive has the build hook: pip builds a wheel from it without dependencies, and the command runs."""
@@ -123,10 +124,12 @@ def test_the_wheel_has_every_module_below_jetblock(installed: Installed) -> None
 def test_the_command_runs_in_a_folder_with_a_package_broker(installed: Installed) -> None:
     """The command works as a script and by ``python -m``, which puts the current folder on sys.path; so do the commands
     with their own modules."""
-    for command in ([installed.bin / "jetblock"], [installed.bin / "python", "-m", "jetblock"]):
+    module = [installed.bin / "python", "-m", "jetblock"]
+    for command in ([installed.bin / "jetblock"], module):
         assert installed.run(*command, "--version").startswith("nats-server: v")
-        for name in ("inspect", "fsck", "copy", "migrate", "archive", "adopt", "cost", "pipeline"):
-            assert "usage" in installed.run(*command, name, "--help").lower()
+        assert "usage" in installed.run(*command, "inspect", "--help").lower()
+    for name in ("fsck", "copy", "migrate", "archive", "adopt", "cost", "pipeline"):
+        assert "usage" in installed.run(*module, name, "--help").lower()
 
 
 @pytest.mark.timeout(600)

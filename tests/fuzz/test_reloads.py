@@ -6,8 +6,8 @@ import pytest
 
 from tests.fuzz.runs import SOAK_SECONDS, play_fresh_seeds, play_seeds
 
-CHUNK = 100
-SEEDS = 200
+CHUNK = 60
+SEEDS = 120
 
 
 @pytest.mark.timeout(300)

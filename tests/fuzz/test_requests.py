@@ -6,8 +6,8 @@ import pytest
 
 from tests.fuzz.runs import SOAK_SECONDS, play_fresh_seeds, play_seeds
 
-CHUNK = 56
-SEEDS = 56
+CHUNK = 42
+SEEDS = 42
 
 
 @pytest.mark.timeout(300)

@@ -281,7 +281,7 @@ class ConsumerMachine(RuleBasedStateMachine):
 
 
 TestConsumer = ConsumerMachine.TestCase
-TestConsumer.settings = settings(max_examples=100, stateful_step_count=40, deadline=None,
+TestConsumer.settings = settings(max_examples=50, stateful_step_count=40, deadline=None,
                                  suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 
 

@@ -28,7 +28,7 @@ from tests.jetstream.stream.model import Model
 from tests.jetstream.stream.world import TINY_CACHE_BYTES, World, everything, pub, publish, read_all
 
 SUBJECTS = [b"S.a", b"S.b", b"S.b.c", b"S.d"]
-EXAMPLES = int(os.environ.get("JETBLOCK_EXAMPLES", "100"))
+EXAMPLES = int(os.environ.get("JETBLOCK_EXAMPLES", "50"))
 FILTERS: list[bytes | None] = [None, b">", b"S.a", b"S.b", b"S.*", b"S.b.>", b"S.none"]
 
 WANTED = Filters([b"S.b", b"S.b.>"])

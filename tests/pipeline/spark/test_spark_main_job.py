@@ -15,7 +15,7 @@ from tests.stores import Store, make_store
 from tests.tour import tour
 
 
-@pytest.mark.parametrize("kind", ["directory", "minio"])
+@pytest.mark.parametrize("kind", [pytest.param("directory", marks=pytest.mark.soak), "minio"])
 async def test_sql_counts_as_python_does(spark: Any, kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Lines, bytes and the ten most imported modules by SQL equal those of the files themselves."""
     library, library_spark = tour("library"), tour("library_spark")

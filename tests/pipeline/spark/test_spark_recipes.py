@@ -15,7 +15,7 @@ from tests.stores import make_store
 from tests.tour import tour
 
 
-@pytest.mark.parametrize("kind", ["directory", "minio"])
+@pytest.mark.parametrize("kind", ["directory", pytest.param("minio", marks=pytest.mark.soak)])
 async def test_totals_of_orders_by_a_bucket(spark: Any, kind: str, tmp_path: Path, request: pytest.FixtureRequest
                                             ) -> None:
     """A bucket as a table has the keys and values that nats-py reads. Orders joined with it are published back, once

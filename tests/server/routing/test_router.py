@@ -812,7 +812,7 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRoutes = RouterMachine.TestCase
-TestRoutes.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestRoutes.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
 def test_wire_bytes_are_parsable(router: Router) -> None:

@@ -62,7 +62,7 @@ class SublistMachine(RuleBasedStateMachine):
 
 
 TestSublist = SublistMachine.TestCase
-TestSublist.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSublist.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
 
 
 def test_a_subject_with_an_empty_token_reaches_nobody() -> None:

@@ -390,7 +390,7 @@ def test_the_model_holds_with_the_smallest_slices(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(live_module, "_LOADED_AT_ONCE", 1)
     monkeypatch.setattr(front_module, "_REMOVED_AT_ONCE", 1)
     run_state_machine_as_test(StreamMachine, settings=settings(
-        max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)))
+        max_examples=25, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)))
 
 
 @pytest.mark.parametrize("run", [1, 60, 500, 3000])
