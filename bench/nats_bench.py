@@ -1,4 +1,4 @@
-"""``nats bench`` on jetblock and the real nats-server in turn, each on a fresh directory: rates, ratios, processor time.
+"""``nats bench`` on jetblock and nats-server in turn, each on a fresh directory: rates, ratios and processor time.
 
     NATS_CLI=path/to/nats python -m bench.nats_bench [--repeat N] [--scale F] [--only WORD …]
 
