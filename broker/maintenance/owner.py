@@ -7,8 +7,8 @@ roots. It releases and deletes nothing. The earlier owner is fenced.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from broker.base.clock import Clock
 from broker.cluster.identity import Identity
@@ -18,12 +18,10 @@ from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.errors import FormatError
-from broker.storage.format.record import Record
 from broker.storage.format.records.release import Release
 from broker.storage.keys.shard_keys import KeyedStore, keys_for_repair
-from broker.storage.log.open_block import OpenBlock
+from broker.storage.log.owner import OutcomeOwner
 from broker.storage.log.settings import LogSettings
-from broker.storage.log.writer import SealedBlock
 from broker.storage.objectstore import ObjectStore
 from broker.storage.objectstore.base import NotFound
 from broker.storage.paths import ShardPaths
@@ -73,7 +71,7 @@ async def correct_shard(store: ObjectStore, paths: ShardPaths, corrections: Sequ
         await _check_ids(store, paths, stream)
     try:
         for correction in corrections:
-            block = shard.log.block(_Corrected(correction))
+            block = shard.log.block(OutcomeOwner(correction.stream_id, correction.outcome))
             for removed in correction.removed:
                 block.remove(*removed)
         for _ in range(settings.checkpoint.roots_kept):
@@ -99,30 +97,3 @@ async def _check_ids(store: ObjectStore, paths: ShardPaths, stream: StreamState)
             decode_ids(part, await store.get(paths.pages(ref.position), ref.offset, ref.offset + ref.size))
         except (NotFound, FormatError):
             stream.dirty = stream.ids.replace([part], part.lost()) or stream.dirty
-
-
-class _Corrected:
-    """The owner of a stream's block in the log."""
-
-    def __init__(self, correction: Correction) -> None:
-        self.stream_id = correction.stream_id
-        self._outcome = correction.outcome
-
-    def sealing(self, block: OpenBlock[Any]) -> None:
-        block.outcome = self._outcome
-
-    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
-        self.sealing(block)
-        return ()
-
-    def safe(self, last_seq: int) -> None:
-        pass
-
-    def persisted(self, block: SealedBlock[Any]) -> None:
-        pass
-
-    def failed(self, error: Exception) -> None:
-        raise error
-
-    def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
-        return items

@@ -6,16 +6,15 @@ Does not own: finding them (the engine).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from broker.storage.format.block import Outcome
 from broker.storage.format.records.stream_delete import StreamDelete
+from broker.storage.log.owner import OutcomeOwner
 
 if TYPE_CHECKING:
-    from broker.storage.format.record import Record
+    from broker.storage.log.open_block import OpenBlock
     from broker.storage.log.stream_log import StreamLog
-    from broker.storage.log.writer import OpenBlock, SealedBlock
     from broker.storage.state.stream import StreamState
 
 __all__ = ["UnusedStream"]
@@ -23,16 +22,13 @@ __all__ = ["UnusedStream"]
 _log = logging.getLogger(__name__)
 
 
-class UnusedStream:
+class UnusedStream(OutcomeOwner):
     """The owner of a stored stream's last block, which deletes the stream.
     No other object may write the stream's blocks."""
 
     def __init__(self, state: StreamState) -> None:
+        super().__init__(state.stream_id, Outcome())
         self._state = state
-
-    @property
-    def stream_id(self) -> int:
-        return self._state.stream_id
 
     def delete(self, log: StreamLog) -> None:
         """Record the deletion. Once it is persisted, the stream leaves the applied state and its objects are freed."""
@@ -42,18 +38,5 @@ class UnusedStream:
         state = self._state
         block.outcome = Outcome(state.first_seq, state.last_seq, state.msgs, state.bytes, state.first_time_ns)
 
-    def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
-        self.sealing(block)
-        return ()
-
-    def safe(self, last_seq: int) -> None:
-        pass
-
-    def persisted(self, block: SealedBlock[Any]) -> None:
-        pass
-
     def failed(self, error: Exception) -> None:
         _log.error("stream %s > %s could not be deleted: %s", self._state.account, self._state.name, error)
-
-    def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
-        return items

@@ -1,4 +1,4 @@
-"""The interface between the log and the owner of a block, and the owner of the shard's own block."""
+"""The interface between the log and the owner of a block; the owners of blocks without messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from broker.storage.format.record import Record
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import SealedBlock
 
-__all__ = ["BlockOwner", "ShardBlockOwner"]
+__all__ = ["BlockOwner", "OutcomeOwner", "ShardBlockOwner"]
 
 
 class BlockOwner(Protocol):
@@ -48,13 +48,15 @@ class BlockOwner(Protocol):
         """Return the ``items`` of a pending call of ``fn`` (see ``Log.wait_batched``) without those of this stream."""
 
 
-class ShardBlockOwner:
-    """Owner of the shard's own block, stream 0: openings and releases."""
+class OutcomeOwner:
+    """An owner of blocks without messages: it gives them an outcome, and nothing waits for them."""
 
-    stream_id = 0
+    def __init__(self, stream_id: int, outcome: Outcome) -> None:
+        self.stream_id = stream_id
+        self.outcome = outcome
 
     def sealing(self, block: OpenBlock[Any]) -> None:
-        block.outcome = Outcome()
+        block.outcome = self.outcome
 
     def journaling(self, block: OpenBlock[Any], start: int) -> Sequence[Record]:
         self.sealing(block)
@@ -71,3 +73,10 @@ class ShardBlockOwner:
 
     def withdrawn(self, fn: Callable[..., object], items: list[Any]) -> list[Any]:
         return items
+
+
+class ShardBlockOwner(OutcomeOwner):
+    """Owner of the shard's own block, stream 0: openings and releases."""
+
+    def __init__(self) -> None:
+        super().__init__(0, Outcome())
