@@ -39,7 +39,7 @@ __all__ = ["Heartbeats", "Leased", "delete_heartbeats", "heartbeats_after"]
 _log = logging.getLogger(__name__)
 
 _KEPT: Final = 8
-"""The newest heartbeats, which are kept: a standby asks for one after the other."""
+"""The number of heartbeats that are kept, the newest ones: a standby asks for one after the other."""
 
 
 class Leased(Protocol):
@@ -83,8 +83,8 @@ class Heartbeats:
             self._task = asyncio.get_running_loop().create_task(self._keep_beating(), name="heartbeats")
 
     async def remove(self, log: Leased, *, sealed: bool) -> None:
-        """Stop that. If the last shard was ``sealed`` by us, tell standbys that no more heartbeats come: then they poll
-        the logs at once.
+        """Stop renewing the lease of a shard. After the last shard, no more heartbeats are put; if we have ``sealed``
+        it, a last one says so, and standbys poll the logs at once.
         """
         self._shards.pop(log, None)
         if self._shards or self._task is None:

@@ -31,7 +31,7 @@ class HoldOff:
         self._wake.set()
 
     def wake(self) -> None:
-        """Look at once: something may have changed."""
+        """Let the standby poll at once: something may have changed."""
         self._wake.set()
 
     def begin(self) -> None:

@@ -175,7 +175,7 @@ class HeartbeatPaths:
 
     def heartbeat(self, number: int) -> str:
         """Return the key of the heartbeat with this number."""
-        return f"{self.prefix}{_number(number, NUMBER_MAX, 12)}"
+        return f"{self.prefix}{_number(number, NUMBER_MAX, _HEARTBEAT_DIGITS)}"
 
     def number_of(self, key: str) -> int:
         """Return the number of the heartbeat at ``key``; 0 if it is none of this run."""

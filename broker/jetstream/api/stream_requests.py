@@ -77,6 +77,6 @@ class StreamRequests:
         return HeldRequests(api, name)
 
     def answer(self, account: str, msgs: Sequence[Msg]) -> None:
-        """Answer requests about streams that serve here; of equal ones, which two brokers have held, the first."""
+        """Answer requests about streams that serve here, once each, although two brokers may have held the same one."""
         if isinstance(api := self._apis.get(account), Api):
             api.answer_held(list(dict.fromkeys(msgs)), refused=False)

@@ -2,7 +2,7 @@
 
     to the owner of the stream's shard    show: one stream's info    infos: several    usage: of an account
     to the owner of a stream that moves   expect: is the new owner ready    release: what the old one holds
-                                          stay: give the move up    why: was it given up
+                                          stay: give the move up    why: the reason for giving it up
     to the owner of shard 0               update    delete    gone: wait until a deleted stream's name is free
 """
 
