@@ -30,9 +30,9 @@ from broker.cluster.identity import Identity
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES
 from broker.storage.format.heartbeat import Heartbeat
-from broker.storage.objectstore.base import NotFound, ObjectStore, StoreError
+from broker.storage.objectstore.base import NotFound, ObjectStore, PreconditionFailed, StoreError
 from broker.storage.paths import HeartbeatPaths, ShardPaths
-from broker.storage.put import StoreRetry, put_ours
+from broker.storage.put import StoreRetry
 
 __all__ = ["Heartbeats", "Leased", "delete_heartbeats", "heartbeats_after"]
 
@@ -73,6 +73,8 @@ class Heartbeats:
         self._paths = HeartbeatPaths(me.nonce)
         self._number = 0
         """The number of the newest heartbeat."""
+        self._oldest = 1
+        """The number of the oldest heartbeat that is not deleted."""
         self._shards: dict[Leased, ShardPaths] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -110,14 +112,26 @@ class Heartbeats:
         began_ns = self._clock.outside_ns()
         await self._put()
         await asyncio.gather(*(self._renew(log, paths, began_ns) for log, paths in list(self._shards.items())))
-        if self._number > _KEPT:
-            await self._store.delete(self._paths.heartbeat(self._number - _KEPT))
+        while self._oldest <= self._number - _KEPT:
+            await self._store.delete(self._paths.heartbeat(self._oldest))
+            self._oldest += 1
 
     async def _put(self, *, last: bool = False) -> None:
-        """Put the next heartbeat. After an error it is tried again under its number, which may be stored already."""
+        """Put the next heartbeat. After an error it is tried again under its number.
+
+        If that number is stored, the answer of an earlier put was lost. Standbys may have found that heartbeat long
+        ago, so it proves nothing about the present, and may not say ``last``: another one follows it.
+        """
+        try:
+            await self._put_next(last=last)
+        except PreconditionFailed:
+            self._number += 1
+            await self._put_next(last=last)
+
+    async def _put_next(self, *, last: bool) -> None:
         number = self._number + 1
         beat = Heartbeat(self._me.nonce, number, self._me.name, self._clock.now_ns(), last)
-        await put_ours(self._store, self._paths.heartbeat(number), [beat.encode()], self._me.nonce)
+        await self._store.put(self._paths.heartbeat(number), [beat.encode()])
         self._number = number
 
     async def _renew(self, log: Leased, paths: ShardPaths, began_ns: int) -> None:
@@ -140,5 +154,5 @@ async def heartbeats_after(store: ObjectStore, run_id: bytes, number: int, retry
 async def delete_heartbeats(store: ObjectStore, run_id: bytes, retry: StoreRetry) -> None:
     """Delete the heartbeats of a run that has ended."""
     paths = HeartbeatPaths(run_id)
-    for number in await heartbeats_after(store, run_id, 0, retry):
-        await store.delete(paths.heartbeat(number))
+    numbers = await heartbeats_after(store, run_id, 0, retry)
+    await asyncio.gather(*(store.delete(paths.heartbeat(number)) for number in numbers))

@@ -1,7 +1,7 @@
 """The heartbeats of other processes, as the standbys of this one see them.
 
 All shards of one process share its heartbeats (``heartbeat``), so one task asks for them, however many shards wait. A
-read counts from its beginning, so old answers do not prove silence.
+heartbeat counts from the answer that shows it: it may have begun while the question was on its way.
 
 Heartbeats come each T/3. The next one is asked for T/48 before it is due, and each T/48 until it comes. So there are
 two questions for each, and it is found within T/48:
@@ -29,6 +29,8 @@ from broker.storage.put import StoreRetry
 __all__ = ["Followed", "HeartbeatWatch"]
 
 
+_OVERDUE: Final = 8
+"""The questions without an answer after which a heartbeat is overdue: usually it is found by the fourth."""
 _OFTEN_MAX: Final = 24
 """Questions in quick succession that find nothing; then the process may have ended."""
 
@@ -40,6 +42,11 @@ class Pauses:
         self._lease_ns = lease_ns
         self._missed = 0
         """The questions since the last one that found a heartbeat."""
+
+    @property
+    def overdue(self) -> bool:
+        """True once for each heartbeat that does not come when it is due."""
+        return self._missed == _OVERDUE
 
     def after(self, *, found: bool) -> int:
         """Return the pause after a question, in nanoseconds."""
@@ -54,8 +61,8 @@ class Pauses:
 class Followed:
     """The heartbeats of one process run, as long as a standby waits for one of its shards.
 
-    Attributes: ``number`` of the newest heartbeat found. ``seen_at_ns`` is when the read that found it began.
-        ``last``: the run owns no shard any more.
+    Attributes: ``number`` of the newest heartbeat found. ``seen_at_ns`` is when it was found. ``last``: the run owns no
+        shard any more.
     """
 
     def __init__(self, run_id: bytes) -> None:
@@ -70,11 +77,15 @@ class Followed:
         """Record a new heartbeat; wake the standbys after the last one."""
         self.number, self.seen_at_ns, self.last = beat.number, seen_at_ns, beat.last
         if beat.last:
-            for wake in self._wakes:
-                wake()
+            self.wake_all()
+
+    def wake_all(self) -> None:
+        """Wake the standbys: the process may have ended."""
+        for wake in self._wakes:
+            wake()
 
     def wait(self, wake: Callable[[], object]) -> None:
-        """Call ``wake`` after the last heartbeat."""
+        """Call ``wake`` after the last heartbeat, and when one is overdue."""
         self._wakes.append(wake)
 
     def end(self, wake: Callable[[], object]) -> int:
@@ -112,7 +123,6 @@ class HeartbeatWatch:
         """Return whether the run has a heartbeat beyond those found, and record it. The owner deletes old ones, so the
         next one may be gone. Raises: as ``follow``.
         """
-        began_ns = self._clock.monotonic_ns()
         numbers = await heartbeats_after(self._store, followed.run_id, followed.number, self._retry)
         if not numbers:
             return False
@@ -123,7 +133,7 @@ class HeartbeatWatch:
         except NotFound:
             return True  # deleted since: there are newer ones
         if number > followed.number:
-            followed.found(beat, began_ns)
+            followed.found(beat, self._clock.monotonic_ns())
         return True
 
     async def leave(self, followed: Followed, wake: Callable[[], object]) -> None:
@@ -136,15 +146,17 @@ class HeartbeatWatch:
     async def _read(self, followed: Followed) -> None:
         paths, pauses = HeartbeatPaths(followed.run_id), Pauses(self._lease_ns)
         while True:
-            began_ns = self._clock.monotonic_ns()
             found, number = False, followed.number + 1
             try:
                 with suppress(NotFound):
                     beat = Heartbeat.decode(await self._store.get(paths.heartbeat(number)), number)
                     found = True
                     if number > followed.number:
-                        followed.found(beat, began_ns)
+                        followed.found(beat, self._clock.monotonic_ns())
             except (StoreError, FormatError):
                 # A store that does not answer us may not have answered the owner either: the lease starts again.
                 followed.seen_at_ns = self._clock.monotonic_ns()
-            await asyncio.sleep(pauses.after(found=found) / 1e9)
+            pause_ns = pauses.after(found=found)
+            if pauses.overdue:
+                followed.wake_all()
+            await asyncio.sleep(pause_ns / 1e9)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import suppress
 from typing import NamedTuple
 
 from broker.base.clock import Clock
@@ -41,7 +42,7 @@ from broker.storage.format.header import EPOCH_MAX, FORMAT_VERSION, HEADER_BYTES
 from broker.storage.format.log_end import is_being_copied
 from broker.storage.format.opening import encode_opening
 from broker.storage.format.records.opening import Opening
-from broker.storage.objectstore.base import NotFound, ObjectStore
+from broker.storage.objectstore.base import NotFound, ObjectStore, StoreError
 from broker.storage.paths import COPYING, ShardPaths, parse
 from broker.storage.put import Fenced, StoreRetry, key_taken_error, put_ours
 
@@ -115,7 +116,8 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
         raise Fenced(f"{by or 'another broker'} took the shard before epoch {epoch} was opened", by)
     over = watched is None or await _leases_over(store, paths, ends, me, retry, watched)
     if over and watched is not None and watched.silent and watched.heartbeat:
-        await delete_heartbeats(store, watched.run_id, retry)
+        with suppress(StoreError):  # they are only garbage, and the shard is ours
+            await delete_heartbeats(store, watched.run_id, retry)
     return Taken(epoch, ends, began_ns, 0 if over else sealed_ns + lease_ns)
 
 

@@ -6,7 +6,8 @@ found the last entry, up to one pause after its put: the busier the owner, the s
 never shortened, because the owner may answer for that long.
 
 A process that owns several shards has heartbeats of its own, and the logs of its idle shards are quiet. So a standby
-follows these (``heartbeat_watch``), and polls the log each T only, and after the last heartbeat.
+follows these (``heartbeat_watch``). It polls a log that has not grown each T only, and at once after the last heartbeat
+or if one is overdue: what was committed since the last poll must not make it wait for another T.
 
     it takes over                   when
     if the shard is free, at once   there is no owner; or the last one sealed its own epoch (a clean stop);
@@ -141,7 +142,8 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
                 on_wait()
                 _log.info("standby: %s owns %s%s", watch.owner or "another broker", store.url, f"/{paths.prefix}")
             until_silent_ns = seen_at_ns + silence_ns - clock.monotonic_ns() + _MARGIN_NS
-            usual_ns = lease_ns if watch.beats else _pause_ns(lease_ns, watch.found, since_ns)
+            quiet = watch.beats and not watch.found
+            usual_ns = lease_ns if quiet else _pause_ns(lease_ns, watch.found, since_ns)
             pauses = [usual_ns, until_silent_ns]
             if free_since_ns is not None:
                 pauses.append(free_since_ns + hold_off.delay_ns - clock.monotonic_ns() + _MARGIN_NS)

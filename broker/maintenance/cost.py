@@ -17,7 +17,7 @@
                    whether it was claimed; each has an inbox
     standbys       each polls the log every sixth of the lease, up to every 24th if there are more than three commits
                    between two polls: two GETs, and two for each commit, 32 at most; of several shards, it asks
-                   for each heartbeat two or three times, and polls each log about once in a lease
+                   for each heartbeat two or three times, and polls the log of an idle one about once in a lease
 
 The figures hold for a steady state: as much is removed as comes in. ``tests/maintenance/test_cost.py`` counts the
 requests of the real engine.
@@ -165,9 +165,10 @@ def bill(load: Load, prices: Prices | None = None) -> Bill:
             "compaction": runs}
     all_puts = sum(puts.values())
     lists = rounds + (load.shards / load.inbox_interval_s if load.inbox_interval_s else 0.0)
-    polls = 1.15 / load.lease_s if idle else max(6 / load.lease_s, min(24 / load.lease_s, commits / 3))
-    standby_gets = load.standbys * (2 * polls * load.shards + min(2 * commits, 32 * polls)
-                                    + (7.5 / load.lease_s if idle else 0.0))
+    seldom = 1.15 / load.lease_s
+    polls = seldom if idle and not commits else max(6 / load.lease_s, min(24 / load.lease_s, commits / 3))
+    standby_gets = load.standbys * (2 * polls + min(2 * commits, 32 * polls)
+                                    + (2 * seldom * idle + 7.5 / load.lease_s if idle else 0.0))
     quiet_gets = (load.shards if not commits else idle) * 3 / load.lease_s if idle else 0.0
     blocks = min(commits * load.streams, load.messages)
     body = raw * load.stored + load.messages * _MESSAGE_BYTES

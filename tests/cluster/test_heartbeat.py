@@ -6,19 +6,23 @@ Real owners of four shards run in virtual time on a store like S3.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from contextlib import suppress
 from unittest.mock import patch
 
 import pytest
 
+from broker.cluster.heartbeat_watch import HeartbeatWatch
 from broker.config.settings import StorageSettings
+from broker.storage.format.heartbeat import Heartbeat
 from broker.runtime.shard_set import ShardSet
 from broker.runtime.store_host import StoreHost
-from broker.storage.objectstore.base import Listing, Transient
+from broker.storage.objectstore.base import Listing, StoreRefused, Transient
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.paths import HEARTBEATS
+from broker.storage.paths import HEARTBEATS, HeartbeatPaths
 from tests.runtime.brokers import Costly, Inline, TrustedClock, in_virtual_time
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import MS, SECOND
 
 SHARDS = 4
@@ -63,6 +67,15 @@ class Process:
         """The number of shards for which this process answers from memory."""
         return sum(owner.shard is not None and owner.shard.log.failure is None and not owner.shard.log.lease_expired
                    for owner in self.shards)
+
+
+def two_answer(first: Process, second: Process) -> bool:
+    """Return whether both processes answer for the same shard."""
+    first_answers, second_answers = (
+        {owner.number for owner in process.shards
+         if owner.shard is not None and owner.shard.log.failure is None and not owner.shard.log.lease_expired}
+        for process in (first, second))
+    return bool(first_answers & second_answers)
 
 
 def heartbeats(shared: MemoryStore) -> int:
@@ -201,5 +214,143 @@ def test_a_failing_store_ends_the_lease() -> None:
         fails = False
         await asyncio.sleep(T)
         assert (first.answers, first.losses) == (SHARDS, [])
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("killed_after_s", [63.0, 69.0])
+def test_a_busy_process_that_dies_is_replaced_as_soon(killed_after_s: float) -> None:
+    """A standby finds what it committed last within T/6, so it does not wait for another T."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)
+        await first.shards.acquire()
+        taking = asyncio.create_task(second.shards.acquire())
+        for _ in range(int(killed_after_s * 2)):
+            for owner in first.shards:
+                assert owner.shard is not None
+                owner.shard.log._cut(heartbeat=True)
+                owner.shard.log.schedule_commit()
+            await asyncio.sleep(0.5)
+        first.store.halt()
+        died_ns = clock.monotonic_ns()
+        await taking
+        assert (clock.monotonic_ns() - died_ns) / SECOND < T + T / 6 + 2
+        await first.shards.abandon()
+
+    in_virtual_time(main)
+
+
+def test_heartbeats_that_cannot_be_deleted_delay_no_take_over() -> None:
+    """A store that refuses to delete a dead process's heartbeats: they are garbage, and all shards are taken in time."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)
+        await first.shards.acquire()
+        taking = asyncio.create_task(second.shards.acquire())
+        await asyncio.sleep(60)
+
+        async def refuse(operation: str, key: str) -> None:
+            if operation == "delete":
+                raise StoreRefused("403 Access Denied")
+
+        second.store.before = refuse
+        first.store.halt()
+        died_ns = clock.monotonic_ns()
+        await taking
+        assert (clock.monotonic_ns() - died_ns) / SECOND < T + 1
+        await first.shards.abandon()
+
+    in_virtual_time(main)
+
+
+def test_a_clean_stop_during_a_heartbeat_frees_all_shards_soon() -> None:
+    """A heartbeat is stored and not answered yet when the process stops: its last one gets the next number."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)
+        await first.shards.acquire()
+        taking = asyncio.create_task(second.shards.acquire())
+        await asyncio.sleep(60)
+        stored = asyncio.Event()
+
+        async def stall(operation: str, key: str) -> None:
+            if operation == "put" and key.startswith(HEARTBEATS) and not stored.is_set():
+                stored.set()
+                await asyncio.Event().wait()
+
+        first.store.after = stall
+        await stored.wait()
+        await first.shards.give_back()
+        began_ns = clock.monotonic_ns()
+        await taking
+        assert (clock.monotonic_ns() - began_ns) / SECOND < T / 3 + 1
+
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("standby_from_s", [1, 4])
+def test_a_heartbeat_whose_answer_is_lost_proves_nothing_later(standby_from_s: int) -> None:
+    """The put is tried again after five seconds, finds itself, and the process is cut off: a standby, which counts from
+    the first try, takes its shards and never answers beside it."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)
+        first.store.faults = second.store.faults = Faults(latency_ns=MS)
+        await first.shards.acquire()
+        await asyncio.sleep(standby_from_s)
+        taking = asyncio.create_task(second.shards.acquire())
+        await asyncio.sleep(60)
+        lost_ns: list[int] = []
+
+        async def lose(operation: str, key: str) -> None:
+            if operation == "put" and key.startswith(HEARTBEATS) and not lost_ns:
+                lost_ns.append(clock.monotonic_ns())
+                await asyncio.sleep(4.9)
+                raise Transient("no answer")
+
+        async def cut_off(operation: str, key: str) -> None:
+            if lost_ns and clock.monotonic_ns() - lost_ns[0] > 6.5 * SECOND:
+                await asyncio.Event().wait()
+
+        first.store.before, first.store.after = cut_off, lose
+        for _ in range(1500):
+            await asyncio.sleep(0.02)
+            assert not two_answer(first, second)
+        assert (first.answers, second.answers) == (0, SHARDS)
+        await taking
+        await first.shards.abandon()
+
+    in_virtual_time(main)
+
+
+def test_a_heartbeat_counts_from_the_answer_that_shows_it() -> None:
+    """A question is on its way for four seconds, and finds a heartbeat that began after it: the lease runs from then."""
+    async def main(clock: TrustedClock) -> None:
+        store, run_id = Costly(MemoryStore(), 30 * MS, 0, 1), b"r" * 16
+        paths = HeartbeatPaths(run_id)
+
+        async def put(number: int) -> None:
+            await store.put(paths.heartbeat(number), [Heartbeat(run_id, number, "a", clock.now_ns()).encode()])
+
+        async def hang(operation: str, key: str) -> None:
+            if operation == "get" and key == paths.heartbeat(2):
+                await asyncio.sleep(4)
+
+        await put(1)
+        watch = HeartbeatWatch(store, clock, random.Random(1), int(T * SECOND))  # type: ignore[arg-type]
+        store.before = hang
+        followed = await watch.follow(run_id, lambda: None)
+        assert followed is not None
+        await asyncio.sleep(3)
+        began_ns = clock.monotonic_ns()
+        await put(2)
+        while followed.number < 2:
+            await asyncio.sleep(0.1)
+        assert followed.seen_at_ns > began_ns
+        watch_task = followed.task
+        assert watch_task is not None
+        watch_task.cancel()
+        await asyncio.gather(watch_task, return_exceptions=True)
 
     in_virtual_time(main)
