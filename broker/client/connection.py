@@ -34,7 +34,8 @@ class Login:
     """An address and credentials.
 
     ``nkey`` is the path of a file with a seed, ``seed`` the seed itself. ``account`` is, for a store as the target, the
-    account there, since a store has no users; for a source, its name in reports.
+    account there, since a store has no users; for a source, its name in reports. ``domain`` is the JetStream domain of
+    the brokers, if the server at the address is none of them.
     """
 
     url: str = ""
@@ -51,6 +52,7 @@ class Login:
     tls_first: bool = False
     tls_insecure: bool = False
     account: str = ""
+    domain: str = ""
 
     @property
     def shown(self) -> str:
@@ -81,9 +83,10 @@ class NobodyAnswers(ConnectionFailed):
 class Connection:
     """A connected client, and JetStream's API through it."""
 
-    def __init__(self, client: Client, shown: str, lost: asyncio.Event) -> None:
+    def __init__(self, client: Client, login: Login, lost: asyncio.Event) -> None:
         self.client = client
-        self.shown = shown
+        self.shown = login.shown
+        self._api = f"$JS.{login.domain}.API" if login.domain else "$JS.API"
         self.lost = lost
         self._asked: list[tuple[str, asyncio.Future[None]]] = []
         """The subjects of requests without an answer, each with a future that is done if the server refuses one."""
@@ -96,9 +99,12 @@ class Connection:
                 refused.set_result(None)
 
     async def api(self, subject: str, body: Any = None, *, seconds: float = 30.0) -> dict[str, Any]:
-        """Send a request below ``$JS.API``, and return its answer. Raises: ApiRefusal; ConnectionFailed."""
+        """Send a request to the API, below ``$JS.API`` or that of the domain, and return its answer.
+
+        Raises: ApiRefusal; ConnectionFailed.
+        """
         data = b"" if body is None else json.dumps(body).encode()
-        return self.decode(await self.request(f"$JS.API.{subject}", data, seconds))
+        return self.decode(await self.request(f"{self._api}.{subject}", data, seconds))
 
     @staticmethod
     def decode(data: bytes) -> dict[str, Any]:
@@ -160,7 +166,7 @@ async def connect(login: Login, transport: Transport | None = None, *, client: C
 
     client, lost, problems = client or Client(), asyncio.Event(), list[Exception]()
     connected = False
-    connection = Connection(client, login.shown, lost)
+    connection = Connection(client, login, lost)
     if transport is not None:
         client._transport = transport
 

@@ -30,6 +30,8 @@ _VERSIONS: Final = ("{count} old versions of deleted objects are in the bucket, 
                     "noncurrent versions")
 _DAMAGED: Final = ("{key}: it may have the messages, and is damaged: {why}: stop the broker, run `jetblock fsck "
                    "--repair` on the store, and erase again")
+_UNOWNED: Final = ("shard {shard}, which stream {stream} has left: no broker owns it now; its objects may have the "
+                   "messages, and the broker that takes it erases them: run --verify then")
 _ELSEWHERE: Final = ("stream {name}, which copies from a stream of this name by the API of another account or server: "
                      "if that leads to this stream, erase there, too")
 
@@ -115,7 +117,8 @@ def _report(target: Target, shown: str, choice: Choice | None, done: Followed, k
             "messages": done.messages, "requested": done.requested, "due": done.due, "done": done.done,
             "written": datetime.now(UTC).isoformat(timespec="seconds"), "streams": done.streams,
             "deleted": [one for one in done.deleted if one["key"] not in done.damaged],
-            "not_erased": [_DAMAGED.format(key=key, why=why) for key, why in done.damaged.items()],
+            "not_erased": [*(_DAMAGED.format(key=key, why=why) for key, why in done.damaged.items()),
+                           *(_UNOWNED.format(stream=stream, shard=shard) for stream, shard in done.unowned)],
             "not_covered": list(_UNCOVERED)}
 
 

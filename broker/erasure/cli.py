@@ -31,6 +31,7 @@ STORE is file://DIR or s3://BUCKET/PREFIX, on which no broker runs. With --serve
 is left out: jetblock erase --server URL STREAM … Its user needs
   publish:   $JS.API.JETBLOCK.ERASE.*  $JS.API.JETBLOCK.ERASURE.*  $JS.API.JETBLOCK.SHRED.*
   subscribe: _INBOX.>
+and with --domain NAME, $JS.NAME.API in place of $JS.API.
 Several of --subject, --header and --ids choose the messages that fulfil all of them. Removed messages count, too, as
 long as their bytes are in the store. Mirrors and sources of the stream in the same account lose the same messages.
 The report is signed by the NKey seed in --sign or {reports.SEED_VARIABLE}, else by a new key, whose public part the
@@ -55,6 +56,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("words", metavar="STORE STREAM", nargs="*", help="the store and the stream; with --verify, the "
                                                                          "store alone")
     parser.add_argument("--server", default="", metavar="URL", help="let this running broker erase")
+    parser.add_argument("--domain", default="", metavar="NAME", help="with --server: the JetStream domain of the "
+                                                                     "brokers, if the server is none of them")
     parser.add_argument("--subject", action="append", default=[], metavar="FILTER", help="messages with this subject")
     parser.add_argument("--seq", default="", metavar="SEQS", help="these sequences: 5,7-9, or @FILE with one a line")
     parser.add_argument("--header", action="append", default=[], metavar="NAME[:VALUE]",
@@ -89,6 +92,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error("give STORE" if options.verify else "give STREAM" if options.server else "give STORE and STREAM")
     if options.verify and (chosen or options.server):
         parser.error("--verify takes STORE alone: the report says which messages")
+    if options.domain and not options.server:
+        parser.error("--domain needs --server")
     if options.server and (options.account or options.grace or options.delete_versions):
         parser.error("--account, --grace and --delete-versions need STORE: with --server, the account is that of the "
                      "user, the broker keeps replaced objects for reader_grace, and --verify deletes old versions")
@@ -144,7 +149,7 @@ async def _verify(options: argparse.Namespace, report: dict[str, Any], progress:
 
 
 def _target(options: argparse.Namespace) -> Target:
-    login = Login(options.server, **login_of(options)) if options.server else None
+    login = Login(options.server, domain=options.domain, **login_of(options)) if options.server else None
     return Target(options.stream, options.store, login, options.account, options.grace, options.delete_versions,
                   options.backup)
 

@@ -61,7 +61,8 @@ class Choice(NamedTuple):
 class Followed(NamedTuple):
     """Finished erasures: ``streams`` and objects of all of them.
 
-    ``damaged`` are objects that hold messages and stay, with the reason; ``done`` is then empty.
+    ``damaged`` are objects that hold messages and stay, with the reason, and ``unowned`` are shards without a broker
+    that may have objects with messages: streams and numbers. ``done`` is empty if there are any.
     """
 
     erasures: list[str]
@@ -73,6 +74,7 @@ class Followed(NamedTuple):
     deleted: list[dict[str, Any]]
     made: list[dict[str, Any]]
     damaged: dict[str, str]
+    unowned: list[tuple[str, int]]
 
 
 def parse_ranges(text: str) -> SeqRanges:
@@ -127,10 +129,15 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
     made: dict[str, dict[str, Any]] = {}
     requested, due, done = [], [], []
     damaged: dict[str, str] = {}
+    unowned: dict[tuple[str, int], None] = {}
     for number, erasure_id in enumerate(ids):
         while True:
             answer = await _state(connection, stream, {"erasure": erasure_id})
-            behind = min(answer["streams"], key=_order).get("progress", {"doing": "done", "bytes": 0, "of": 0})
+            slowest = min(answer["streams"], key=_order)
+            behind = slowest.get("progress", {"doing": "done", "bytes": 0, "of": 0})
+            if shards := slowest.get("shards"):
+                numbers = ", ".join(str(shard["shard"]) for shard in shards)
+                behind = {"doing": f"waiting for shard {numbers}, which the stream has left", "bytes": 0, "of": 0}
             show(behind["doing"] + (f" ({number + 1} of {len(ids)})" if len(ids) > 1 else ""), behind["bytes"],
                  behind["of"])
             if all(map(_ended, answer["streams"])):
@@ -146,6 +153,7 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
                 requested.append(one["requested"])
                 done.append(one.get("done", ""))
                 damaged.update((file["key"], file["reason"]) for file in one.get("damaged", ()))
+                unowned.update(((one["stream"], shard["shard"]), None) for shard in one.get("shards", ()))
                 deleted.update((file["key"], file) for file in one["held"])
                 made.update((file["key"], file) for file in one["made"])
                 offset = max(offset, one["offset"])
@@ -155,7 +163,7 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
     return Followed(list(ids), messages, min(requested), max(due), max(done) if all(done) else "", [
         {"stream": name, "incarnation": one["incarnation"], "sequences": seqs.text()}
         for name, (one, seqs) in streams.items()], list(deleted.values()),
-        [one for key, one in made.items() if key not in deleted], damaged)
+        [one for key, one in made.items() if key not in deleted], damaged, list(unowned))
 
 
 async def _state(connection: Connection, stream: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -182,7 +190,10 @@ async def shred(connection: Connection, stream: str) -> Mapping[str, Any]:
 
 
 def _ended(one: dict[str, Any]) -> bool:
-    """Return whether an erasure is done in a stream, as far as it can be: damaged objects stay."""
+    """Return whether an erasure is done in a stream, as far as it can be: damaged objects stay, and so do those of
+    shards without a broker."""
+    if shards := one.get("shards"):
+        return not any(shard["owned"] for shard in shards)
     if one["state"] != "deleting":
         return bool(one["state"] == "done")
     return 0 < int(one.get("left", 0)) == len(one.get("damaged", ()))

@@ -21,6 +21,7 @@ from broker.storage.format.header import ObjectKind
 from broker.storage.objectstore.base import NotFound, ObjectStore, OldVersion
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.read.snapshot import read_snapshot
+from broker.storage.state.erasures import remains_of
 from broker.storage.state.seq_ranges import SeqRanges
 
 __all__ = ["Verified", "old_versions", "verify_store"]
@@ -32,6 +33,8 @@ _SKEW_SECONDS: Final = 60.0
 """How much the clocks of the broker and of the bucket may differ."""
 _QUARANTINE: Final = "quarantine/"
 _LISTED: Final = 20
+_LEFT: Final = ("checkpoints of shard {shard}, which stream {name} has left: a broker that owns the shard is about to "
+                "remove what the stream has left there")
 _OTHER: Final = ("stream {name}, which is not the one that the report is about: it was made or restored later; if that "
                  "was from a backup with the messages, erase there, too")
 
@@ -60,6 +63,9 @@ async def verify_store(store: ObjectStore, report: Mapping[str, Any], progress: 
         state = (await read_snapshot(store, shard)).state
         others += [_OTHER.format(name=name) for stream_id, (account, name) in names.items()
                    if (found := state.stream(account, name)) is not None and found.stream_id != stream_id]
+        others += [_LEFT.format(name=name, shard=shard) for stream_id, (_, name) in names.items()
+                    if (found := state.streams.get(stream_id)) is not None and found.departed is not None
+                    and not ((remains := remains_of(found.extra)) is not None and remains.done_ns)]
         blocks = StoredBlocks(store, ShardPaths(shard), state, _ask, _ask)
         async for one in blocks.objects(names):
             objects += 1

@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.jetstream.account.unused import UnusedStream
-from broker.jetstream.moves import settle_moves
+from broker.jetstream.moves import left_behind, settle_moves
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.storage.format.block import Outcome
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from broker.jetstream.stream.stream import Stream
     from broker.storage.log.log import Log
     from broker.storage.log.stream_log import StreamLog
+    from broker.storage.state.erasures import LeftBehind
 
 __all__ = ["SHARD", "Catalogue", "settle", "settle_stream"]
 
@@ -150,6 +151,19 @@ class Catalogue:
         """Return what an account uses in the shards of other brokers."""
         return []
 
+    def is_coming(self, shard: int, stream_id: int) -> bool:
+        """Return whether a stream that has left a shard of this broker may be about to come back."""
+        return False
+
+    async def left_behind(self, stream: StreamState, shard: int) -> list[LeftBehind]:
+        """Return what the other shards have of a stream that has moved, and is in ``shard`` now.
+
+        Raises: StoreError; FormatError; CutOff.
+        """
+        states = {number: one.log.state.streams.get(stream.stream_id) for number, one in self._shards.items()}
+        return [one for number, state in states.items() if number != shard
+                and (one := left_behind(number, state, owned=True)) is not None]
+
     def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
         """Call ``delete``, which adds the delete record of a stream to its ``log``, or returns False if it cannot.
 
@@ -217,15 +231,15 @@ def _record(stream: Stream, record: StreamCreate | StreamUpdate) -> None:
     stream.log.urgent()
 
 
-async def settle(logs: Mapping[int, Log]) -> None:
+async def settle(logs: Mapping[int, Log], now_ns: int) -> None:
     """Carry out what an earlier owner recorded in the catalogue and not in the stream's shard.
 
-    Call it before the shards' streams are restored. Args: ``logs`` of all shards, by number.
+    Call it before the shards' streams are restored. Args: ``logs`` of all shards, by number; ``now_ns``: the time.
     Raises: Fenced, or whatever stopped a log.
     """
     gone: list[int] = []
     changed: set[int] = set()
-    moved = await settle_moves(logs)
+    moved = await settle_moves(logs, now_ns)
     for entry in ({**logs[0].state.catalogue, **{one.stream_id: one for one in moved}}).values():
         if entry.deleting:
             gone.append(entry.stream_id)
@@ -276,7 +290,7 @@ def _strays(logs: Mapping[int, Log], changed: set[int]) -> list[CatalogueEntry]:
     found: list[CatalogueEntry] = []
     for number, log in logs.items():
         for state in log.state.streams.values() if number else ():
-            if state.stream_id in catalogue:
+            if state.stream_id in catalogue or state.departed is not None:
                 continue
             name = state.account, state.name
             if name in taken:

@@ -7,31 +7,37 @@ For a broker that owns all shards of a store. Brokers that share a store finish 
                          it has not left                                     it stays, and the entry says so
     entry without        its shard does not have the stream, another is      it arrives: the store is a copy, and the
                          where it left for that shard                        shards were copied one after the other
-    a state of a stream that is in another shard                             is forgotten
+    a state of a stream that is in another shard                             is emptied, and the eraser begins
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from broker.jetstream.account.unused import UnusedStream
 from broker.storage.format.records.arrival import Arrival
 from broker.storage.format.records.catalogue import CatalogueEntry
 from broker.storage.format.records.departure import Departure
+from broker.storage.format.records.remains import Remains
 from broker.storage.paths import ShardPaths
 from broker.storage.read.ids import load_ids
+from broker.storage.state.erasures import ALL_SEQS, REMAINS, Erasure, LeftBehind, remains_of
 from broker.storage.state.stream_entry import pack_whole
 
 if TYPE_CHECKING:
     from broker.storage.log.log import Log
     from broker.storage.state.stream import StreamState
 
-__all__ = ["forget", "settle_moves"]
+__all__ = ["clear", "left_behind", "settle_moves"]
+
+_REPORTED_NS: Final = 86_400_000_000_000
+"""The time for which a shard lists the objects that it has deleted after a stream left: the reports of the stream's own
+erasures name these objects."""
 
 
-async def settle_moves(logs: Mapping[int, Log]) -> list[CatalogueEntry]:
+async def settle_moves(logs: Mapping[int, Log], now_ns: int) -> list[CatalogueEntry]:
     """Settle all moves in the shards' ``logs``; return the changed entries, which the caller stores.
 
     Raises: Fenced, or whatever stopped a log; StoreError; ValueError: a stream cannot arrive.
@@ -49,18 +55,17 @@ async def settle_moves(logs: Mapping[int, Log]) -> list[CatalogueEntry]:
         elif entry.moves and not entry.deleting and not _has(logs[entry.shard], entry):
             for number, log in logs.items():
                 state = log.state.streams.get(entry.stream_id)
-                if state is not None and state.departed == entry.shard:
+                if state is not None and state.departed == entry.shard and REMAINS not in state.extra:
                     await _arrive(logs, number, entry.shard, state)
                     break
     catalogue = logs[0].state.catalogue | {entry.stream_id: entry for entry in changed}
     for number, log in logs.items():
-        forgotten = False
+        cleared = False
         for state in list(log.state.streams.values()):
             entry_now = catalogue.get(state.stream_id)
             if state.departed is not None or (entry_now is not None and entry_now.shard != number):
-                forget(state, log)
-                forgotten = True
-        if forgotten:
+                cleared = clear(state, log, now_ns) or cleared
+        if cleared:
             log.urgent()
             await log.persisted()
     return changed
@@ -80,9 +85,26 @@ async def _arrive(logs: Mapping[int, Log], source: int, to: int, state: StreamSt
     await log.persisted()
 
 
-def forget(state: StreamState, log: Log) -> None:
-    """Remove the state of a stream that another shard has; its objects stay."""
-    unused = UnusedStream(state)
-    if state.departed is None:
-        log.block(unused).add(Departure(0))
-    unused.delete(log)
+def clear(state: StreamState, log: Log, now_ns: int) -> bool:
+    """Empty the state of a stream that another shard has, so that the eraser removes its bytes from this shard's
+    objects; a day after that is done, forget the stream.
+
+    Returns: True if something was recorded.
+    """
+    unused, erasure = UnusedStream(state), remains_of(state.extra)
+    if erasure is None:
+        if state.departed is None:
+            log.block(unused).add(Departure(0))
+        log.block(unused).add(Remains(Erasure(REMAINS, now_ns, ALL_SEQS, reported=True).pack()))
+        return True
+    if erasure.done_ns and now_ns - erasure.done_ns > _REPORTED_NS:
+        unused.delete(log)
+        return True
+    return False
+
+
+def left_behind(shard: int, state: StreamState | None, *, owned: bool) -> LeftBehind | None:
+    """Return what a shard has of a stream that has left it, from its ``state`` there; None: nothing."""
+    if state is None or state.departed is None:
+        return None
+    return LeftBehind(shard, owned, remains_of(state.extra))

@@ -9,10 +9,13 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Protocol
 
+from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.inbox.inbox import Inbox, InboxSettings
 from broker.storage.format.block import STREAM_ID
+from broker.storage.format.records.remains import Remains
 from broker.storage.log.listener import LogListener
 from broker.storage.paths import ShardPaths
+from broker.storage.state.erasures import remains_of
 
 if TYPE_CHECKING:
     from broker.base.clock import Clock
@@ -24,17 +27,32 @@ if TYPE_CHECKING:
     from broker.storage.log.log import Log
     from broker.storage.log.putter import Segment
     from broker.storage.read.reader import BlockReader
-    from broker.storage.state.erasures import Erasure
+    from broker.storage.state.erasures import Erasure, LeftBehind
+    from broker.storage.state.stream import StreamState
 
 __all__ = ["Merger", "ShardStreams"]
 
 _log = logging.getLogger(__name__)
 
 
+class MovedStreams(Protocol):
+    """The streams that move between the shards: see ``Catalogue``."""
+
+    def is_coming(self, shard: int, stream_id: int) -> bool:
+        """Return whether a stream that has left a shard of this broker may be about to come back."""
+
+    async def left_behind(self, stream: StreamState, shard: int) -> Sequence[LeftBehind]:
+        """Return what the other shards have of a stream that has moved, and is in ``shard`` now."""
+
+
 class Broker(Protocol):
     """The parts of JetStream that a shard uses."""
 
     accounts: dict[str, Account]
+
+    @property
+    def catalogue(self) -> MovedStreams:
+        """The catalogue, which knows where streams move."""
 
     def stream(self, account: str, name: str) -> Stream:
         """Return the live stream of an account. Raises: ApiError."""
@@ -122,6 +140,18 @@ class ShardStreams(LogListener):
         for _, stream in self._live():
             if stream.stream_id == stream_id and stream.offline is None:
                 stream.erasures.record(erasures, finished)
+
+    def record_remains(self, stream_id: int, erasure: Erasure) -> None:
+        """See ``ErasingStreams``."""
+        state = self.log.state.streams.get(stream_id)
+        if state is None or state.departed is None or self._broker.catalogue.is_coming(self.number, stream_id):
+            return
+        if (known := remains_of(state.extra)) is not None and known.key == erasure.key:
+            self.log.block(UnusedStream(state)).add(Remains(erasure.pack()))
+
+    async def left_behind(self, stream: StreamState) -> Sequence[LeftBehind]:
+        """See ``ErasingStreams``."""
+        return await self._broker.catalogue.left_behind(stream, self.number)
 
     async def stop_inbox(self) -> None:
         """Stop reading the inbox. Requests that were not answered stay in it."""

@@ -89,7 +89,7 @@ class ShardSet:
             await asyncio.gather(*waiting, return_exceptions=True)
         for shard in shards[wanted:]:
             _refuse_to_retire(shard, shards[0], wanted)
-        await settle({shard.number: shard.log for shard in shards})
+        await settle({shard.number: shard.log for shard in shards}, self._host.clock.now_ns())
         for owner in self._others[wanted - 1:]:
             await owner.give_back()
         del self._others[wanted - 1:]

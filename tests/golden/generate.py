@@ -37,6 +37,7 @@ from broker.storage.format.store import StoreFormat
 from broker.storage.log.open_block import OpenBlock
 from broker.storage.log.writer import encode_segment, seal_block
 from broker.storage.staging.writer import RunWriter, ToPut
+from broker.storage.state.erasures import ALL_SEQS, Erasure, StoredFile
 from broker.storage.state.pages import StreamCopy, directory_page
 from broker.storage.state.stream import StreamState
 from broker.storage.state.stream_entry import pack_whole
@@ -167,6 +168,16 @@ def _moves() -> list[OpenBlock[None]]:
     return [leaves, comes]
 
 
+def _remains() -> OpenBlock[None]:
+    """The shard has removed the bytes of a stream that had left it."""
+    block: OpenBlock[None] = OpenBlock(STREAM, None)
+    held = StoredFile("v1/shards/1/log/00000001-000000000002", 70, b"\1" * 32)
+    made = StoredFile("v1/shards/1/runs/00000001-000000000002-000000000000004d", 60, b"\2" * 32)
+    erasure = Erasure("", T0, ALL_SEQS, True, T0 + 9, (held,), (made,))
+    add_record(block, RecordKind.REMAINS, {"erasure": erasure.pack()})
+    return block
+
+
 _VERSION = Version("orders of shop 7", 41)
 
 
@@ -272,6 +283,7 @@ def _sound() -> Iterator[Golden]:
     yield Golden("segment-of-an-adoption", encode(_adoption()))
     yield Golden("segment-of-a-catalogue", encode(_catalogue()))
     yield Golden("segment-of-moves", encode(*_moves()))
+    yield Golden("segment-of-remains", encode(_remains()))
     yield Golden("segment-of-staged-blocks", encode(_appended([70_003, 70_003, 1, 62])))
     yield Golden("segment-of-staged-blocks-less-scattered-ones", encode(_appended(
         [70_001, 70_003, 2, 107, b"\x05"])))

@@ -25,6 +25,7 @@ from broker.storage.read.followed import FollowedStream
 from broker.storage.read.places import places
 from broker.storage.read.snapshot import read_snapshot
 from broker.storage.shard import ShardSettings
+from broker.storage.state.erasures import REMAINS
 from broker.storage.state.stream import StreamState
 from broker.storage.state.stream_entry import pack_whole
 from tests.manual_clock import ManualClock
@@ -200,12 +201,16 @@ def test_a_start_settles_what_was_left(step: str) -> None:
             first.log.block(first.log.shard).add(Catalogue([entry, other]))
             first.log.urgent()
             await first.log.persisted()
-            await settle({number: rig.log for number, rig in sorted(shards.rigs.items())})
+            await settle({number: rig.log for number, rig in sorted(shards.rigs.items())}, clock.now_ns())
             now = first.log.state.catalogue[S]
             where = 1 if step == "announced" else 2
             assert (now.shard, now.to) == (where, None)
-            assert [number for number, rig in shards.rigs.items() if S in rig.log.state.streams] == [where]
-            assert shards.state(where).departed is None
+            states = {number: rig.log.state.streams for number, rig in shards.rigs.items()}
+            had = {number: streams[S] for number, streams in states.items() if S in streams}
+            assert sorted(had) == ([1] if where == 1 else [1, 2])
+            assert had[where].departed is None
+            for state in [state for number, state in had.items() if number != where]:
+                assert (state.departed, len(state.blocks), REMAINS in state.extra) == (where, 0, True)
             found = await read_stream(shards.store, shards.state(where), where)
             assert len(found) == 5
 

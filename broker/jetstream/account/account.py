@@ -190,13 +190,7 @@ class Account:
         return f"{self._rng.getrandbits(64):016x}"
 
     def eraser_of(self, stream: Stream) -> Eraser:
-        """Return the eraser of the shard of ``stream``.
-
-        Raises: ApiError 10008 while there is none; 10051 if the stream has been in another shard.
-        """
-        if (state := stream.applied()) is not None and state.moves:
-            raise ApiError(ApiErrors.STREAM_GENERAL, err=f"messages of stream {stream.name} cannot be erased: it has "
-                                                         f"moved, and objects of its earlier shard may have them")
+        """Return the eraser of the shard of ``stream``. Raises: ApiError 10008 while there is none."""
         eraser = self._host.shard_of(stream.account, stream.name).eraser
         if eraser is None:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)

@@ -121,7 +121,7 @@ async def erasure(request: Request) -> dict[str, Any]:
         raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=f"no erasure {asked.erasure!r} is known, or its "
                                                                f"report has expired")
     eraser = account.eraser_of
-    grace_ns = eraser(found[0][0]).expected_ns
+    grace_ns = max(_expected_ns(stream, eraser(stream)) for stream, _ in found)
     streams = [_shown(stream, one, asked.offset, eraser(stream)) for stream, one in found]
     if not asked.alone and (others := account.other_brokers) is not None:
         for copy in await others.copies_of(asked_of.name, account.streams):
@@ -171,6 +171,13 @@ def _wanted(asked: _EraseRequest) -> Wanted:
                   ids=frozenset(one.encode() for one in asked.ids))
 
 
+def _expected_ns(stream: Stream, eraser: Eraser) -> int:
+    """Return the time after which an erasure is done. An earlier shard of the stream begins after the readers' grace.
+    """
+    state = stream.applied()
+    return eraser.expected_ns + (eraser.settings.grace_ns if state is not None and state.moves else 0)
+
+
 def _shown(stream: Stream, one: Erasure, offset: int, eraser: Eraser) -> dict[str, Any]:
     state = "done" if one.done_ns else "deleting" if one.held else "marked"
     objects = max(len(one.held), len(one.made))
@@ -186,6 +193,8 @@ def _shown(stream: Stream, one: Erasure, offset: int, eraser: Eraser) -> dict[st
             done = of - sum(file.size for file in one.held if file.key in eraser.left)
         shown["progress"] = {"doing": doing, "bytes": done, "of": of}
         shown["left"] = sum(file.key in eraser.left for file in one.held)
+        if waits_for := eraser.waits_for.get(stream.stream_id):
+            shown["shards"] = [{"shard": shard.shard, "owned": shard.owned} for shard in waits_for]
         damaged = [{"key": file.key, "reason": why} for file in one.held
                    if (why := eraser.damaged.get(file.key)) is not None]
         if damaged:

@@ -32,6 +32,7 @@ from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.records.arrival import Arrival
 from broker.storage.objectstore.base import StoreError
 from broker.storage.put import Fenced
+from broker.storage.state.erasures import REMAINS
 from broker.storage.state.stream_entry import pack_whole
 
 if TYPE_CHECKING:
@@ -129,7 +130,8 @@ class Arrivals:
                     await shard.log.persisted()  # it may be about to be forgotten: a block is of one state of a stream
                 state = await source.read()
                 ready.set()
-                if state is not None and state.stream_id == entry.stream_id and state.departed == entry.to:
+                if (state is not None and state.stream_id == entry.stream_id and state.departed == entry.to
+                        and REMAINS not in state.extra):
                     with self._changing(entry.stream_id):
                         await self._arrive(entry, shard, state)
                     return
@@ -178,6 +180,7 @@ class Arrivals:
         account.deliver(entry.name, msgs, [])
         requests.stop_listening()
         self._requests.answer(entry.account, [*requests_there, *requests.take()])
+        shard.erasure_marked()  # erasures of the stream go on here
         shard.streams += 1
         _log.info("stream %s > %s has come into shard %d from shard %d", entry.account, entry.name, shard.number,
                   entry.shard)

@@ -186,7 +186,6 @@ class Departures:
         if stream.stream_id != entry.stream_id:
             raise ApiError(ApiErrors.STREAM_NOT_FOUND)
         async with merger.working:
-            _check_erased(stream)
             for _ in range(_PASSES_MAX):
                 if await merger.isolate(entry.stream_id) <= _LITTLE_BYTES:
                     break
@@ -210,7 +209,6 @@ class Departures:
                 if (self._requests.waiting(entry.account, entry.name) or not self._is_here(entry, shard)
                         or account.streams.get(entry.name) is not stream):
                     return False
-                _check_erased(stream)  # an erasure may have begun meanwhile
                 self._stopped.add(entry.stream_id)
                 try:
                     return await self._stop_and_leave(entry, shard, account, stream, merger)
@@ -295,9 +293,3 @@ class _Held(NamedTuple):
         self.msgs.end()
         self.msgs.refuse()
         self.requests.end()
-
-
-def _check_erased(stream: Stream) -> None:
-    """Raises: ApiError: the shard still has to remove erased messages of the stream from its objects."""
-    if stream.erasures.unfinished:
-        raise ApiError.of(ApiErrors.CLUSTER_NOT_AVAIL, "messages of it are being erased")

@@ -4,7 +4,7 @@
     its shard's owner  lets it leave, and forgets it once no reader needs what it kept              (departures)
     the other's owner  takes what has left                                                          (arrivals)
 
-Owns: which streams begin to move, and when the state that a stream leaves behind is forgotten.
+Owns: which streams begin to move, and when the state that a stream leaves behind is emptied and forgotten.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.jetstream.moves import forget
+from broker.jetstream.moves import clear, left_behind
 from broker.jetstream.owners.arrivals import Arrivals, StoredStream
 from broker.jetstream.owners.departures import Departures
 from broker.jetstream.owners.follower import STEP_SECONDS, Follower
@@ -28,6 +28,8 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.records.catalogue import CatalogueEntry
 from broker.storage.objectstore.base import StoreError
 from broker.storage.put import Fenced
+from broker.storage.state.erasures import REMAINS
+from broker.storage.state.stream import SOURCES
 
 if TYPE_CHECKING:
     from broker.base.clock import Clock
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from broker.jetstream.bus import Subscription
     from broker.jetstream.owners.peers import Peers
     from broker.jetstream.shard_streams import ShardStreams
+    from broker.storage.state.erasures import LeftBehind
+    from broker.storage.state.stream import StreamState
 
 __all__ = ["MOVE", "Moves"]
 
@@ -70,6 +74,11 @@ class Moves:
         self._why_fixed = why_fixed
         self._moved_ns: dict[tuple[int, int], int] = {}
         """When this broker saw that a stream has moved, by shard and stream."""
+        self._entries: Mapping[int, CatalogueEntry] = {}
+        """The entries that ``follow`` has seen last."""
+        self._read = read
+        self._earlier: dict[tuple[int, int], StoredStream] = {}
+        """Readers of the streams that are being erased in the shards that they have left, by shard and stream."""
         self._asked: Subscription | None = None
         self.departures = Departures(shards, serving, accounts, peers, requests, follower.changing, flushed=flushed,
                                      keep=self._stopped, left=self._left, here=self._here)
@@ -96,7 +105,8 @@ class Moves:
     # --- this broker's part -------------------------------------------------------------------------------------------
 
     def follow(self, entries: Mapping[int, CatalogueEntry], serving: Mapping[int, ShardStreams]) -> None:
-        """Begin what the entries ask of the shards that this broker serves, and forget what nobody needs any more."""
+        """Begin what the entries ask of the shards that this broker serves, and empty what no reader needs any more."""
+        self._entries = entries
         for entry in entries.values():
             if entry.to is None:
                 continue
@@ -107,22 +117,53 @@ class Moves:
             if (shard := serving.get(entry.shard)) is not None:
                 self.departures.begin(entry)
         for number, shard in serving.items():
-            self._forget_moved(number, shard, entries)
+            self._clear_moved(number, shard, entries)
 
-    def _forget_moved(self, number: int, shard: ShardStreams, entries: Mapping[int, CatalogueEntry]) -> None:
+    def is_coming(self, number: int, stream_id: int) -> bool:
+        """Return whether a stream that has left a shard of this broker may be about to come back: then its arrival may
+        be on its way to the log, and no other record may follow."""
+        entry = self._entries.get(stream_id)
+        return entry is not None and not entry.deleting and number in (entry.shard, entry.to)
+
+    async def left_behind(self, stream: StreamState, number: int) -> list[LeftBehind]:
+        """Return what the earlier shards of a stream have of it; it is in shard ``number``.
+
+        Raises: StoreError, FormatError, CutOff.
+        """
+        found: list[LeftBehind] = []
+        for source in stream.extra.get(SOURCES) or range(self._persisted.count):
+            if source == number:
+                continue
+            if (own := self._shards.get(source)) is not None:
+                state, owned = own.log.state.streams.get(stream.stream_id), True
+            else:
+                reader = self._earlier.get((source, stream.stream_id))
+                if reader is None:
+                    reader = self._earlier[source, stream.stream_id] = self._read(source, stream.account, stream.name)
+                state, owned = await reader.read(), self._peers.is_owned(source)
+                if state is not None and state.stream_id != stream.stream_id:
+                    state = None
+            if (one := left_behind(source, state, owned=owned)) is not None:
+                found.append(one)
+        if all(one.done for one in found):
+            self._earlier = {which: reader for which, reader in self._earlier.items() if which[1] != stream.stream_id}
+        return found
+
+    def _clear_moved(self, number: int, shard: ShardStreams, entries: Mapping[int, CatalogueEntry]) -> None:
         now_ns = self._clock.monotonic_ns()
         for state in [one for one in shard.log.state.streams.values() if one.departed is not None]:
             entry, which = entries.get(state.stream_id), (number, state.stream_id)
-            if entry is not None and not entry.deleting:
-                if number in (entry.shard, entry.to):
-                    continue  # it has not arrived yet, or comes back: its arrival may be on its way to the log
+            if self.is_coming(number, state.stream_id):
+                continue  # it has not arrived yet, or comes back
+            if entry is not None and not entry.deleting and REMAINS not in state.extra:
                 left_ns = self._moved_ns.setdefault(which, now_ns) + self._keep_ns - now_ns
                 if left_ns > 0:
                     asyncio.get_running_loop().call_later(left_ns / 1e9, self._follower.wake)
                     continue
             self._moved_ns.pop(which, None)
-            if shard.log.failure is None:
-                forget(state, shard.log)
+            if shard.log.failure is None and clear(state, shard.log, self._clock.now_ns()):
+                shard.log.urgent()
+                shard.log.wait(shard.erasure_marked)
 
     def _moves(self, entry: CatalogueEntry) -> bool:
         """Return whether the catalogue, as last read, has the entry of a move unchanged."""

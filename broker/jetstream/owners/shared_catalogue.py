@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from broker.storage.format.records.stream_update import StreamUpdate
     from broker.storage.log.log import Log
     from broker.storage.log.stream_log import StreamLog
+    from broker.storage.state.erasures import LeftBehind
+    from broker.storage.state.stream import StreamState
 
 __all__ = ["SharedCatalogue"]
 
@@ -315,6 +317,12 @@ class SharedCatalogue(Catalogue):
         check_stays(entry)
         shard.streams -= 1
         return self._step(stream_id, shard.number, self._delete(stream_id, shard, delete))
+
+    def is_coming(self, shard: int, stream_id: int) -> bool:
+        return self._moves.is_coming(shard, stream_id)
+
+    async def left_behind(self, stream: StreamState, shard: int) -> list[LeftBehind]:
+        return await self._moves.left_behind(stream, shard)
 
     def _check_move(self, wanted: str, shard: int) -> None:
         self._moves.check(wanted)

@@ -21,7 +21,7 @@ import logging
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -38,12 +38,13 @@ from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.compaction.source import Found, Source
 from broker.storage.format.block import BlockPlace
 from broker.storage.format.errors import Corrupt
-from broker.storage.format.header import Position
+from broker.storage.format.header import ObjectKind, Position
+from broker.storage.format.staged import STAGED_EPOCH
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
 from broker.storage.log.putter import Segment
 from broker.storage.objectstore.base import StoreError
-from broker.storage.paths import ShardPaths, StreamPaths
+from broker.storage.paths import ShardPaths, StreamPaths, parse
 from broker.storage.put import key_taken_error, put_ours
 from broker.storage.state.erasures import StoredFile
 from broker.storage.state.seq_ranges import SeqRanges
@@ -207,6 +208,25 @@ class Compactor(LogListener):
                     return made
         finally:
             self._made = None
+
+    def release_orphans(self, keys: Iterable[str]) -> None:
+        """Release those of ``keys`` that are runs of streams of this shard and that no table names.
+
+        The caller holds ``working``, so none of them is about to be adopted. Staged runs are left to the inbox. An
+        owner of an earlier shard of the stream may have put such a run and been killed; its epoch says nothing here.
+        """
+        state, orphans = self._log.state, []
+        released = frozenset().union(*(one.runs for one in state.released.values()))
+        for text in keys:
+            key = parse(text)
+            if (text in released or key is None or key.kind is not ObjectKind.RUN or key.incarnation is None
+                    or key.position is None or key.position.epoch == STAGED_EPOCH):
+                continue
+            stream, run = state.streams.get(key.incarnation), (*key.position, key.object_id, key.incarnation)
+            if (stream is not None and stream.departed is None and stream.offline is None and run not in state.runs
+                    and run not in state.freed_runs):
+                orphans.append(text)
+        self._sweeper.release_runs(orphans)
 
     async def isolate(self, stream_id: int, *, hurried: bool = False) -> int:
         """Move the blocks of a stream that there are now out of objects that it shares with other streams.

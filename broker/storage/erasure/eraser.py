@@ -13,6 +13,10 @@ The marks are part of the stream's state, so they survive like messages do. Ever
 begins finds the marks and starts with the first step. A fenced owner cannot harm: its records are never persisted, and
 it deletes only what its log has released.
 
+A stream that moves to another shard leaves bytes in objects that it shared with other streams. What the shard has left
+of it is an erasure of all its messages, recorded by ``Remains``. The erasures of the stream in its new shard are done
+only once that of each earlier shard is.
+
 Owns: the order of the steps, and what is known of unfinished erasures. Does not own: the removal of messages from
 streams, the choice of messages, and the report (jetstream, and the command ``erase``).
 """
@@ -22,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from hashlib import sha256
 from typing import Protocol, TypeVar
 
@@ -32,7 +36,7 @@ from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.inventory import ObjectKey
 from broker.storage.erasure.stored_blocks import StoredBlocks
 from broker.storage.format.block import BlockPlace
-from broker.storage.format.errors import FormatError
+from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import HEADER_BYTES, ObjectKind
 from broker.storage.format.records.release import Release
 from broker.storage.format.staged import STAGED_EPOCH
@@ -40,7 +44,7 @@ from broker.storage.log.log import Log
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import ShardPaths, parse
 from broker.storage.put import until_answered
-from broker.storage.state.erasures import Erasure, StoredFile, erasures_of
+from broker.storage.state.erasures import Erasure, LeftBehind, StoredFile, erasures_of, remains_of
 from broker.storage.state.seq_ranges import SeqRanges
 from broker.storage.state.stream import StreamState
 
@@ -50,11 +54,16 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+Which = tuple[int, str, SeqRanges, int]
+"""An erasure in a pass: stream, key, sequences, and how often the stream had moved."""
+
 _RETRY_SECONDS = 60.0
 _READ_BYTES = 8 << 20
 _DIGEST_BYTES = 1 << 20
 """A checksum of so many bytes takes a millisecond or two."""
 _MINUTES_NS = 240_000_000_000
+_ELSEWHERE_NS = 60_000_000_000
+"""The longest time between two reads of what other shards have of a stream."""
 _REWRITING = "rewriting"
 _CHECKPOINT = "a checkpoint, which may quote subjects and message ids"
 _GONE = "deleted as no longer needed before its checksum was read"
@@ -82,6 +91,12 @@ class ErasingStreams(Protocol):
     def record_erasures(self, stream_id: int, erasures: Sequence[Erasure], finished: Sequence[Erasure]) -> None:
         """Record changed erasures, and forget the finished ones, unless more messages have joined them meanwhile."""
 
+    def record_remains(self, stream_id: int, erasure: Erasure) -> None:
+        """Record the erasure of a stream that has moved to another shard, unless it comes back."""
+
+    async def left_behind(self, stream: StreamState) -> Sequence[LeftBehind]:
+        """Return what the earlier shards of a stream have of it. Raises: StoreError; FormatError; CutOff."""
+
 
 class Eraser:
     """The erasures of one shard by its owner.
@@ -90,6 +105,7 @@ class Eraser:
         on_done: called when objects are gone: caches may have parts of them.
         left: the objects whose end is waited for.
         damaged: those of them that stay, because they cannot be read or emptied, with the reason.
+        waits_for: what other shards have of streams whose erasures wait for that alone, by stream.
     """
 
     def __init__(self, log: Log, paths: ShardPaths, checkpointer: Checkpointer, compactor: Compactor, clock: Clock,
@@ -100,6 +116,7 @@ class Eraser:
         self.left: set[str] = set()
         self._progress = ("waiting", 0, 0)
         self.damaged: dict[str, str] = {}
+        self.waits_for: dict[int, list[LeftBehind]] = {}
         self.blocks = StoredBlocks(log.store, paths, log.state, self._call, self._call)
         self._log = log
         self._store = log.store
@@ -110,8 +127,8 @@ class Eraser:
         self._rng = rng
         self._clock_trusted = clock_trusted
         self._streams: ErasingStreams | None = None
-        self._waiting: set[tuple[int, str, SeqRanges]] = set()
-        """Erasures whose objects will be deleted: stream, key, and sequences, because more may join."""
+        self._waiting: set[Which] = set()
+        """Erasures whose objects will be deleted: see ``_which``."""
         self._forget = False
         self._wake = asyncio.Event()
         self._working = asyncio.Lock()
@@ -198,7 +215,17 @@ class Eraser:
         return not self._to_do(stream_id, erasures())
 
     def _to_do(self, stream_id: int, erasures: Iterable[Erasure]) -> list[Erasure]:
-        return [one for one in erasures if (stream_id, one.key, one.seqs) not in self._waiting]
+        return [one for one in erasures if self._which(stream_id, one) not in self._waiting]
+
+    def _are_same(self, stream_id: int, erasures: Iterable[Erasure], keys: Set[Which]) -> bool:
+        """Return whether these erasures of a stream are those that a pass began with: ``keys``."""
+        return all(self._which(stream_id, one) in keys for one in erasures)
+
+    def _which(self, stream_id: int, one: Erasure) -> Which:
+        """Return the identity of an erasure in one pass: more sequences may join it, and its stream may have left and
+        come back with new objects since."""
+        stream = self._log.state.streams.get(stream_id)
+        return stream_id, one.key, one.seqs, -1 if stream is None else stream.moves
 
     async def forget_deleted(self) -> None:
         """Return once no replay and no kept root needs anything of streams that were deleted before.
@@ -220,7 +247,8 @@ class Eraser:
         for stream in list(self._log.state.streams.values()):
             if stream.extra and stream.offline is None:
                 try:
-                    found = [one for one in erasures_of(stream.extra) if not one.done_ns]
+                    all_ = erasures_of(stream.extra) if stream.departed is None else [remains_of(stream.extra)]
+                    found = [one for one in all_ if one is not None and not one.done_ns]
                 except (TypeError, ValueError) as error:
                     _log.warning("an erasure of stream %s/%s cannot be read: %s", stream.account, stream.name, error)
                     continue
@@ -234,10 +262,12 @@ class Eraser:
         await self._persist()
         begun, complete = {stream.stream_id for stream, _ in self._unfinished()}, True
         for stream_id in begun:
-            complete = await streams.remove_erased(stream_id) and complete
+            if not self._has_moved(stream_id):
+                complete = await streams.remove_erased(stream_id) and complete
         await self._persist()
         found = {stream.stream_id: erasures for stream, erasures in self._unfinished() if stream.stream_id in begun}
-        self._compactor.erase({stream_id: _seqs(erasures) for stream_id, erasures in found.items()})
+        self._compactor.erase({stream_id: _seqs(erasures) for stream_id, erasures in found.items()
+                               if not self._has_moved(stream_id)})
         found = {stream_id: new for stream_id, erasures in found.items()
                  if (new := self._to_do(stream_id, erasures))}
         if not found:
@@ -245,12 +275,14 @@ class Eraser:
             return complete
         if not self._clock_trusted():
             return False
+        keys = {self._which(stream_id, one) for stream_id, erasures in found.items() for one in erasures}
         erased = {stream_id: _seqs(erasures) for stream_id, erasures in found.items()}
         async with self._compactor.working:
             held = await self._find(erased)
             reported = any(one.reported for erasures in found.values() for one in erasures)
             sums = {key: await self._stored_file(key) for key in held if reported}
             made = await self._compactor.empty([one for one in map(_object_key, held) if one is not None])
+            self._compactor.release_orphans(held)
             self._progress = "writing checkpoints", 0, 0
             for key in held:
                 if _object_key(key) in self._compactor.not_emptied:
@@ -261,7 +293,7 @@ class Eraser:
         for stream_id, erasures in found.items():
             found[stream_id] = [_with(one, [sums[key] for key, quoted in held.items() if _quotes(
                 quoted, stream_id, one.seqs)], made) if one.reported else one for one in erasures]
-        await self._record(found)
+        await self._record(found, keys)
         if not await self._checkpointer.erase(erased, self._advance):
             return False
         # Older objects that are still needed have pages of other messages' subjects and ids only.
@@ -270,23 +302,31 @@ class Eraser:
         old = [key for key in old if key not in needed]
         found = {stream_id: [_with(one, [pages[key] for key in old], ()) if one.reported else one for one in erasures]
                  for stream_id, erasures in found.items()}
-        await self._record(found)
+        await self._record(found, keys)
         await log.wipe_journal()
-        keys = {(stream_id, one.key, one.seqs) for stream_id, erasures in found.items() for one in erasures}
         self._waiting |= keys
         self._progress = "waiting", 0, 0
-        task = asyncio.get_running_loop().create_task(self._finish(found, held, old), name="erasures end")
+        task = asyncio.get_running_loop().create_task(self._finish(found, held, old, keys), name="erasures end")
         self._finishing.add(task)
         task.add_done_callback(self._finishing.discard)
         return complete
 
-    async def _record(self, found: Mapping[int, Sequence[Erasure]]) -> None:
-        """Record the objects of those erasures that somebody may ask for."""
+    async def _record(self, found: Mapping[int, Sequence[Erasure]], keys: Set[Which]) -> None:
+        """Record the objects of those erasures that somebody may ask for, except of streams that have come back."""
         assert self._streams is not None
         for stream_id, erasures in found.items():
-            if stream_id in self._log.state.streams:
+            if not self._are_same(stream_id, erasures, keys):
+                continue
+            if self._has_moved(stream_id):
+                for one in erasures:
+                    self._streams.record_remains(stream_id, one)
+            elif stream_id in self._log.state.streams:
                 self._streams.record_erasures(stream_id, [one for one in erasures if one.reported], ())
         await self._persist()
+
+    def _has_moved(self, stream_id: int) -> bool:
+        stream = self._log.state.streams.get(stream_id)
+        return stream is not None and stream.departed is not None
 
     async def _advance(self) -> None:
         """Persist something, so that the next root has a position of its own."""
@@ -305,7 +345,9 @@ class Eraser:
                  if (stream := self._log.state.streams.get(stream_id)) is not None}
         held: dict[str, list[tuple[int, int, int]]] = {}
         searched = held_bytes = 0
-        async for one in self.blocks.objects(names):
+        moved = {stream_id for stream_id in names if self._has_moved(stream_id)}
+        names = {stream_id: name for stream_id, name in names.items() if stream_id not in moved}
+        async for one in self.blocks.objects(names, moved):
             found = []
             searched += one.size
             self._progress = "searching", searched, self.blocks.listed_bytes
@@ -345,10 +387,13 @@ class Eraser:
         self.damaged[key] = why
 
     async def _finish(self, found: Mapping[int, Sequence[Erasure]],
-                      held: Mapping[str, Sequence[tuple[int, int, int]]], old: Iterable[str]) -> None:
+                      held: Mapping[str, Sequence[tuple[int, int, int]]], old: Iterable[str],
+                      waiting: Set[Which]) -> None:
         """Wait until the objects of each erasure are gone, then record that: those that held its messages, and the
-        ``old`` parts of checkpoints. A damaged object stays, and with it the erasures that it may have messages of."""
+        ``old`` parts of checkpoints. A damaged object stays, and with it the erasures that it may have messages of.
+        The erasures of a stream that has moved wait for its earlier shards, too."""
         left, damaged = list(dict.fromkeys((*held, *old))), list[str]()
+        poll_ns = self.settings.poll_ns
         while True:
             while left:
                 try:
@@ -367,15 +412,42 @@ class Eraser:
                 ended: dict[int, list[Erasure]] = {}
                 stay: dict[int, list[Erasure]] = {}
                 for stream_id, erasures in found.items():
+                    elsewhere = await self._left_behind(stream_id)
+                    if not self._are_same(stream_id, erasures, waiting):
+                        continue
                     for one in erasures:
-                        stays = any(_quotes(held.get(key, ()), stream_id, one.seqs) for key in damaged)
-                        (stay if stays else ended).setdefault(stream_id, []).append(one)
+                        stays = elsewhere is None or any(
+                            _quotes(held.get(key, ()), stream_id, one.seqs) for key in damaged)
+                        (stay if stays else ended).setdefault(stream_id, []).append(
+                            _with_left_behind(one, elsewhere or ()))
                 if ended:
                     self._end(ended)
                 if not stay:
+                    self._waiting -= waiting
                     return
                 found, left, damaged = stay, damaged, []
-            await asyncio.sleep(self.settings.poll_ns / 1e9)
+                if not left:  # other shards: reading each of them costs some requests
+                    poll_ns = min(2 * poll_ns, max(poll_ns, _ELSEWHERE_NS))
+            await asyncio.sleep(poll_ns / 1e9)
+
+    async def _left_behind(self, stream_id: int) -> Sequence[LeftBehind] | None:
+        """Return the finished erasures of a stream in the shards that it has left; None if one is not done yet."""
+        stream = self._log.state.streams.get(stream_id)
+        if stream is None or stream.departed is not None or not stream.moves:
+            self.waits_for.pop(stream_id, None)
+            return []
+        assert self._streams is not None
+        try:
+            found = await self._streams.left_behind(stream)
+        except (StoreError, FormatError, CutOff) as error:
+            _log.warning("erasure cannot read what stream %s/%s has left in other shards; it tries again: %s",
+                         stream.account, stream.name, error)
+            return None
+        if waits_for := [one for one in found if not one.done]:
+            self.waits_for[stream_id] = waits_for
+            return None
+        self.waits_for.pop(stream_id, None)
+        return found
 
     def _end(self, found: Mapping[int, Sequence[Erasure]]) -> None:
         """Record that erasures are done."""
@@ -383,11 +455,14 @@ class Eraser:
         done_ns = self._clock.now_ns()
         assert self._streams is not None
         for stream_id, erasures in found.items():
-            if stream_id in self._log.state.streams:
+            if self._has_moved(stream_id):
+                for one in erasures:
+                    self._streams.record_remains(stream_id, one._replace(done_ns=done_ns))
+            elif stream_id in self._log.state.streams:
                 self._streams.record_erasures(stream_id, [one._replace(done_ns=done_ns) for one in erasures
                                                           if one.reported],
                                               [one for one in erasures if not one.reported])
-            self._waiting.difference_update((stream_id, one.key, one.seqs) for one in erasures)
+            self._waiting.difference_update(self._which(stream_id, one) for one in erasures)
 
     async def _stored_file(self, key: str, note: str = "") -> StoredFile:
         """Return an object's size and checksum; a note instead if the broker has deleted it in the meantime."""
@@ -430,6 +505,16 @@ def _with(erasure: Erasure, held: Iterable[StoredFile], made: Iterable[StoredFil
     all_held = {one.key: one for one in (*held, *erasure.held)}
     all_made = {one.key: one for one in (*made, *erasure.made)}
     return erasure._replace(held=tuple(all_held.values()), made=tuple(all_made.values()))
+
+
+def _with_left_behind(erasure: Erasure, found: Iterable[LeftBehind]) -> Erasure:
+    """Return a reported erasure with the objects that earlier shards of its stream had when it was requested."""
+    for one in found:
+        if erasure.reported and one.erasure is not None and erasure.at_ns <= one.erasure.done_ns:
+            note = f"of shard {one.shard}, which the stream has left"
+            held = [file._replace(note="; ".join(filter(None, (note, file.note)))) for file in one.erasure.held]
+            erasure = _with(erasure, held, one.erasure.made)
+    return erasure
 
 
 def _object_key(key: str) -> ObjectKey | None:

@@ -22,6 +22,7 @@ from broker.storage.format.header import HEADER_BYTES, ObjectHeader, ObjectKind,
 from broker.storage.format.index import Head, decode_index
 from broker.storage.format.records.adoption import Adoption
 from broker.storage.format.records.append import Append
+from broker.storage.format.records.arrival import Arrival
 from broker.storage.format.segment import SegmentHead, decode_head
 from broker.storage.format.staged import STAGED_EPOCH, placed
 from broker.storage.objectstore.base import NotFound, ObjectInfo, ObjectStore
@@ -38,6 +39,7 @@ Ask = Callable[[Callable[[], Awaitable[T]], str], Awaitable[T]]
 
 _HEAD_BYTES = 64 << 10
 _AT_ONCE = 16
+_SEQ_MAX = (1 << 64) - 1
 _SHARED = 0
 """The stream of blocks that belong to the shard itself."""
 
@@ -92,8 +94,13 @@ class StoredBlocks:
         self._staged: dict[tuple[int, Position, int], BlockRef] = {}
         """One block of each staged run that a table still has, by stream, position and id."""
 
-    async def objects(self, streams: Mapping[int, tuple[str, str]]) -> AsyncGenerator[BlockObject, None]:
-        """Yield the objects with blocks. ``streams`` has account and name of the wanted streams, by incarnation."""
+    async def objects(self, streams: Mapping[int, tuple[str, str]], moved: Collection[int] = ()
+                      ) -> AsyncGenerator[BlockObject, None]:
+        """Yield the objects with blocks. ``streams`` has account and name of the wanted streams, by incarnation.
+
+        Args: ``moved``: streams that are in other shards now. Each object of this shard with anything of their messages
+            quotes all of their sequences.
+        """
         self._staged, self.listed_bytes = {}, 0
         for stream_id in streams:
             await self._find_staged(self._state.streams.get(stream_id))
@@ -108,11 +115,12 @@ class StoredBlocks:
             self.listed_bytes += sum(info.size for info, _ in infos)
             for at in range(0, len(infos), _AT_ONCE):
                 some = infos[at:at + _AT_ONCE]
-                for one in await asyncio.gather(*[self._read(info, key, streams) for info, key in some]):
+                for one in await asyncio.gather(*[self._read(info, key, streams, moved) for info, key in some]):
                     if one is not None:
                         yield one
 
-    async def _read(self, info: ObjectInfo, key: Key, wanted: Collection[int]) -> BlockObject | None:
+    async def _read(self, info: ObjectInfo, key: Key, wanted: Collection[int], moved: Collection[int]
+                    ) -> BlockObject | None:
         """Read an object's head; None: it is a seal, or was deleted meanwhile."""
         assert key.position is not None
         try:
@@ -128,7 +136,7 @@ class StoredBlocks:
             place = (BlockPlace.LOG if key.kind is ObjectKind.SEGMENT else BlockPlace.STAGED if staged
                      else BlockPlace.STREAM_RUN if key.incarnation is not None else BlockPlace.RUN)
             blocks = [StoredBlock(info.key, ref) for ref in self._refs(head, place, wanted)]
-            return BlockObject(info.key, info.size, blocks, list(_quoted(info.key, head, wanted)))
+            return BlockObject(info.key, info.size, blocks, list(_quoted(info.key, head, wanted, moved)))
         except NotFound:
             return None
         except FormatError as error:
@@ -186,19 +194,35 @@ def _place_staged(refs: Sequence[BlockRef], known: BlockRef) -> Iterator[BlockRe
         seq += ref.count
 
 
-def _quoted(key: str, head: SegmentHead, wanted: Collection[int]) -> Iterator[Quoted]:
-    """Yield what records in an object quote of wanted streams. Raises: FormatError."""
+def _quoted(key: str, head: SegmentHead, wanted: Collection[int], moved: Collection[int]) -> Iterator[Quoted]:
+    """Yield what records in an object quote of wanted streams, and everything of streams that have ``moved``.
+
+    Raises: FormatError.
+    """
     for i, row in enumerate(head.rows):
         if row.stream_id == _SHARED:
             for record in head.core(i).records:
                 if record.kind == Adoption.KIND:
                     for adopted in Adoption.decode(record.body).blocks:
                         ref = BlockRef.unpack(adopted.ref)
-                        if ref.stream_id in wanted:
+                        if ref.stream_id in wanted or ref.stream_id in moved:
                             yield Quoted(key, ref.stream_id, ref.first_seq, ref.last_seq)
+        elif row.stream_id in moved:
+            if row.messages or _quotes_messages(head, i):
+                yield Quoted(key, row.stream_id, 1, _SEQ_MAX)
         elif row.stream_id in wanted:
             for record in head.core(i).records:
                 if record.kind == Append.KIND:
                     for packed in Append.decode(record.body).blocks:
                         ref = BlockRef.unpack(packed)
                         yield Quoted(key, ref.stream_id, ref.first_seq, ref.last_seq)
+                elif record.kind == Arrival.KIND:  # subjects of blocks, and message ids
+                    yield Quoted(key, row.stream_id, 1, _SEQ_MAX)
+
+
+def _quotes_messages(head: SegmentHead, row: int) -> bool:
+    """Return whether records in a row of an object may quote messages."""
+    try:
+        return any(record.kind in (Append.KIND, Arrival.KIND) for record in head.core(row).records)
+    except FormatError:
+        return True

@@ -53,16 +53,18 @@ from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release
+from broker.storage.format.records.remains import Remains
 from broker.storage.format.records.schedule import Schedule
 from broker.storage.format.records.stream_create import StreamCreate
 from broker.storage.format.records.stream_delete import StreamDelete
 from broker.storage.format.records.stream_update import StreamUpdate
 from broker.storage.state.consumer import ConsumerState
+from broker.storage.state.erasures import REMAINS
 from broker.storage.state.extra import update_extra
 from broker.storage.state.held import HeldPart, held_parts
 from broker.storage.state.ids import WINDOW, BlockIds
 from broker.storage.state.released import Released
-from broker.storage.state.stream import DEPARTED, MOVES, START, StreamState
+from broker.storage.state.stream import DEPARTED, MOVES, SOURCES, START, StreamState
 from broker.storage.state.stream_entry import DAMAGED, check_entry, unpack_entry
 from broker.storage.state.swap import dead_in, is_newer
 from broker.storage.state.table import BlockEntry, BlockTable, Kept, RunKey, TablePage, pages_of, run_keys
@@ -391,7 +393,7 @@ class ShardState:
                 due.remove(removed[0], removed[1])
         if left and counting:
             self._queue_removed(stream, pages_of(left))
-        deleted, departed = False, None
+        deleted, departed, remains = False, None, None
         with_ids: Record | None = None
         for record in core.records:
             kind = record.kind
@@ -424,6 +426,8 @@ class ShardState:
                 deleted = True
             elif kind == Departure.KIND:
                 departed = Departure.decode(record.body).to
+            elif kind == Remains.KIND:
+                remains = record
             elif kind == Ceiling.KIND:
                 stream.ceiling = Ceiling.decode(record.body).seq
             elif kind == Expiry.KIND and self.whole:
@@ -441,6 +445,8 @@ class ShardState:
         self._apply_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
         if departed is not None:
             self._depart(stream, departed)
+            if remains is not None:
+                self._clear_remains(stream, remains)
         if deleted:
             self._drop(stream)
 
@@ -454,16 +460,29 @@ class ShardState:
         while self.update_counts(_LEFT_AT_ONCE):  # the last block of a run may have left it: that run is ours to delete
             pass
         for page in stream.blocks.pages:
-            for run, _ in page.run_counts(stream.stream_id):
-                self.runs.pop(run, None)
+            self._uncount(stream, page, moved=True)
 
     def _apply_to_departed(self, stream: StreamState, core: BlockCore) -> None:
-        """Apply a block to a stream that has left: it comes back, or it is forgotten."""
+        """Apply a block to a stream that has left: its bytes are removed, it comes back, or it is forgotten."""
         kinds = [record.kind for record in core.records]
+        for record in core.records:
+            if record.kind == Remains.KIND:
+                try:
+                    self._clear_remains(stream, record)
+                except DAMAGED as error:
+                    self.set_offline(stream.stream_id, f"segment {self.position} is damaged: {error!r}")
         if StreamDelete.KIND in kinds or Arrival.KIND in kinds:
             self._drop(stream)
         if Arrival.KIND in kinds:
             self.apply_block(core, None)
+
+    def _clear_remains(self, stream: StreamState, record: Record) -> None:
+        """Keep nothing of a stream that has left except the erasure of its bytes. Raises: one of ``DAMAGED``."""
+        packed = Remains.decode(record.body).erasure
+        if REMAINS not in stream.extra:
+            stream.clear_remains()
+        stream.extra = {**stream.extra, REMAINS: packed}
+        stream.position, stream.dirty = self.position, True
 
     def _arrived(self, core: BlockCore, record: Record) -> StreamState:
         """Return the stream that arrives from another shard. Raises: one of ``DAMAGED``."""
@@ -472,6 +491,8 @@ class ShardState:
         stream, _ = unpack_entry(arrival.entry, filters=True, whole=self.whole)
         stream.extra = {**stream.extra, MOVES: stream.moves + 1}
         stream.extra.pop(DEPARTED, None)
+        stream.extra.pop(REMAINS, None)
+        stream.extra[SOURCES] = sorted({*stream.extra.get(SOURCES, ()), arrival.source})
         stream.position, stream.dirty = START, True
         if stream.stream_id != core.stream_id:
             raise ValueError(f"it is the entry of stream {stream.stream_id:016x}")
@@ -634,28 +655,37 @@ class ShardState:
     def update_counts(self, count: int) -> bool:
         """Subtract up to ``count`` of the removed blocks from the counts, or one page of them. Returns: True if more
         are left."""
-        leaving, segments = self._leaving, self.segments
-        taken = 0
+        leaving, taken = self._leaving, 0
         while leaving and (not taken or taken + len(leaving[-1][1]) <= count):
             stream, page = leaving.pop()
             taken += len(page)
-            for key in page.log_keys():
-                live = segments.get(key)
-                if live is None:
-                    continue  # a newer broker released the segment after records that could not be applied here
-                segments[key] = live - 1
-                if live == 1:
-                    self.unnamed.add(key)
-                    self.freed = self.position
-            for run, blocks in page.run_counts(stream.stream_id):
-                live = self.runs.get(run, 0)
-                if live > blocks:
-                    self.runs[run] = live - blocks
-                elif live:
-                    del self.runs[run]
-                    self.freed_runs[run] = (stream.account, stream.name)
-                    self.freed = self.position
+            self._uncount(stream, page)
         return bool(leaving)
+
+    def _uncount(self, stream: StreamState, page: TablePage | HeldPart, *, moved: bool = False) -> None:
+        """Subtract blocks from the counts, and free the objects that are not needed any more.
+
+        Args: ``moved``: the runs of the stream alone are another shard's now.
+        """
+        segments = self.segments
+        for key in page.log_keys():
+            live = segments.get(key)
+            if live is None:
+                continue  # a newer broker released the segment after records that could not be applied here
+            segments[key] = live - 1
+            if live == 1:
+                self.unnamed.add(key)
+                self.freed = self.position
+        for run, blocks in page.run_counts(stream.stream_id):
+            live = self.runs.get(run, 0)
+            if moved and run[3]:
+                self.runs.pop(run, None)
+            elif live > blocks:
+                self.runs[run] = live - blocks
+            elif live:
+                del self.runs[run]
+                self.freed_runs[run] = (stream.account, stream.name)
+                self.freed = self.position
 
 
 def _created_by(record: Record, core: BlockCore) -> StreamState:

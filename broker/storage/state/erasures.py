@@ -15,10 +15,15 @@ from typing import Any, Final, NamedTuple
 
 from broker.storage.state.seq_ranges import SeqRanges
 
-__all__ = ["ERASURE", "Erasure", "StoredFile", "erasures_of", "unfinished"]
+__all__ = ["ALL_SEQS", "ERASURE", "REMAINS", "Erasure", "LeftBehind", "StoredFile", "erasures_of", "remains_of",
+           "unfinished"]
 
 ERASURE: Final = "erase/"
 """The key of an erasure in the extra members of its stream is this and its id."""
+REMAINS: Final = "remains"
+"""The key in the extra members of a stream that has moved to another shard: the erasure of all its messages in this
+one. A shard that has such a stream without this key still has its whole state."""
+ALL_SEQS: Final = SeqRanges(((0, (1 << 64) - 1),))
 
 
 class StoredFile(NamedTuple):
@@ -65,11 +70,34 @@ class Erasure(NamedTuple):
                    tuple(StoredFile(*one) for one in held), tuple(StoredFile(*one) for one in made))
 
 
+class LeftBehind(NamedTuple):
+    """The rest of a stream in a shard that it has left: ``erasure`` is that of all its messages there, None if that has
+    not begun. ``owned``: some broker owns the shard now."""
+
+    shard: int
+    owned: bool
+    erasure: Erasure | None
+
+    @property
+    def done(self) -> bool:
+        """True if the shard has no object with such messages any more."""
+        return self.erasure is not None and bool(self.erasure.done_ns)
+
+
 def erasures_of(extra: Mapping[str, Any]) -> Iterator[Erasure]:
     """Iterate over the erasures among a stream's extra members. Raises: ValueError; TypeError."""
     for key, packed in extra.items():
         if key.startswith(ERASURE):
             yield Erasure.unpack(key, packed)
+
+
+def remains_of(extra: Mapping[str, Any]) -> Erasure | None:
+    """Return the erasure of a stream that has moved, in the shard that it has left; None: that has not begun.
+
+    Raises: ValueError; TypeError.
+    """
+    packed = extra.get(REMAINS)
+    return None if packed is None else Erasure.unpack(f"{ERASURE}{REMAINS}-{packed[0]}", packed)
 
 
 def unfinished(erasures: Iterable[Erasure]) -> SeqRanges:

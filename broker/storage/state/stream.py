@@ -13,12 +13,14 @@ from broker.storage.state.ids import StreamIds
 from broker.storage.state.subjects import SubjectPage
 from broker.storage.state.table import BlockTable, RunKey
 
-__all__ = ["DEPARTED", "MOVES", "START", "StreamState"]
+__all__ = ["DEPARTED", "MOVES", "SOURCES", "START", "StreamState"]
 
 DEPARTED = "departed"
 """A key of ``extra``: the shard to which the stream has moved. This shard keeps the state that it had then."""
 MOVES = "moves"
 """A key of ``extra``: how often the stream has moved, if it has."""
+SOURCES = "sources"
+"""A key of ``extra``: the numbers of the shards that the stream has left, in order."""
 
 START = Position(0, 0)
 """The position before every segment."""
@@ -89,6 +91,15 @@ class StreamState:
     def moves(self) -> int:
         """The number of times that the stream has arrived in a shard from another one."""
         return int(self.extra.get(MOVES, 0))
+
+    def clear_remains(self) -> None:
+        """Drop everything that a stream which has moved to another shard left behind, except that it was here."""
+        self.blocks = BlockTable()
+        self.subjects = ()
+        self.ids = StreamIds()
+        self.consumers = {}
+        self.expiries, self.schedules = Expiries(), Expiries()
+        self.extra = {key: self.extra[key] for key in (DEPARTED, MOVES, SOURCES) if key in self.extra}
 
     def __repr__(self) -> str:
         return (f"<StreamState {self.account}/{self.name} {self.stream_id:016x}: {self.msgs} messages "

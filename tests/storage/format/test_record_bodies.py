@@ -35,7 +35,8 @@ def _records(name: str) -> list[Record]:
 EVERY = {record.kind: record.body for name in ("segment-of-every-record", "segment-of-expiring-messages",
                                                "segment-of-schedules", "segment-of-an-adoption",
                                                "segment-of-staged-blocks", "run-with-commits-format-4",
-                                               "segment-of-a-catalogue-format-4", "segment-of-moves-format-4")
+                                               "segment-of-a-catalogue-format-4", "segment-of-moves-format-4",
+                                               "segment-of-remains-format-4")
          for record in _records(name)
          if (record.kind != RecordKind.CONSUMER_STATE or "re" in record.body)  # type: ignore[operator]
          and (record.kind != RecordKind.RELEASE or "done" in record.body)}  # type: ignore[operator]

@@ -29,3 +29,4 @@ class RecordKind(IntEnum):
     CATALOGUE = 17
     DEPARTURE = 18
     ARRIVAL = 19
+    REMAINS = 20

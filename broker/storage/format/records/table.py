@@ -20,6 +20,7 @@ from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release
+from broker.storage.format.records.remains import Remains
 from broker.storage.format.records.schedule import Schedule
 from broker.storage.format.records.stream_create import StreamCreate
 from broker.storage.format.records.stream_delete import StreamDelete
@@ -47,5 +48,6 @@ BODIES: Final[dict[int, type[RecordBody]]] = {body.KIND: body for body in (
     Catalogue,
     Departure,
     Arrival,
+    Remains,
 )}
 """The classes of bodies, by kind."""
