@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-__all__ = ["HoldOff"]
+__all__ = ["NEVER_NS", "HoldOff"]
+
+NEVER_NS = 1 << 62
+"""A delay that never ends: the shard is not taken at all, even if its owner is silent."""
 
 
 class HoldOff:
     """The time for which one standby leaves one shard to other brokers.
 
-    Args: ``delay_ns`` returns the time for which the shard must have been free; 0: it is taken at once.
+    Args: ``delay_ns`` returns the time for which the shard must have been free; 0: it is taken at once;
+        ``NEVER_NS``: it is not taken.
     """
 
     def __init__(self, delay_ns: Callable[[], int] = lambda: 0) -> None:

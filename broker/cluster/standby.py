@@ -35,7 +35,7 @@ from collections.abc import Callable
 from broker.base.clock import Clock
 from broker.cluster.entries import end_of_segments
 from broker.cluster.heartbeat_watch import Followed, HeartbeatWatch
-from broker.cluster.hold_off import HoldOff
+from broker.cluster.hold_off import NEVER_NS, HoldOff
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Watched, newest_checkpoint, newest_claim
 from broker.storage.format.claim import Claim, Seal
@@ -123,7 +123,9 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
                 free_since_ns = (free_since_ns or began_ns) if watch.free else None
                 if free_since_ns is not None and began_ns - free_since_ns >= hold_off.delay_ns:
                     return watch.seen(silent=False)
-                if not grew and began_ns - seen_at_ns >= silence_ns:
+                if hold_off.delay_ns >= NEVER_NS:
+                    grew = True
+                elif not grew and began_ns - seen_at_ns >= silence_ns:
                     # The awaited number may have been swept since the last poll: then there is a checkpoint beyond it.
                     # The owner may have begun to put heartbeats, or the next one was deleted.
                     if not (await watch.skip_to_checkpoint() or await watch.beats_again()):

@@ -299,7 +299,9 @@ class App:
         assert system is not None
         self._shared_store = SharedStore(
             host, jetstream, system.router, self.server.server_id, self.server.server_name, damaged=self._report_damage,
-            open_shard=self._open_shard, fail=self._fail)
+            open_shard=self._open_shard, fail=self._fail,
+            connected=lambda: self.server.leafs is None or bool(self.server.leafs.connections),
+            has_clients=lambda: bool(self.server.clients))
         self.shards = self._shared_store.shards
         self._shared_store.start()
 

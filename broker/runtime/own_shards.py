@@ -4,8 +4,9 @@ Each shard has a task of its own, so a process keeps the others when it loses on
 
                                   ┌── lost ── close ── wait T ──────────────────────────────> wait …
     wait ── take ── settle, serve ┤
-                                  └── given ── checkpoint, close, drain, seal ── the other takes it ──> wait …
-                                                                              └─ it does not: take it back
+                                  ├── given ── checkpoint, close, drain, seal ── the other takes it ──> wait …
+                                  │                                           └─ it does not: take it back
+                                  └── cut off ── the same ── wait until this process is in reach again ──> wait …
 
 ``jetblock { own }`` says how long a free shard is left to other brokers (``_delay_ns``):
 
@@ -25,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from broker.base.errors import StartError
-from broker.cluster.hold_off import HoldOff
+from broker.cluster.hold_off import NEVER_NS, HoldOff
 from broker.jetstream.owners.giving import NotTaken
 from broker.runtime.shard_owner import ShardOwner
 from broker.storage.format.errors import CutOff, FormatError
@@ -113,9 +114,15 @@ class OwnShards:
             before_claim=partial(self._before_claim, number), damaged=damaged, hold_off=part.hold_off)
             for number, part in enumerate(self._parts)]
         self._tasks: list[asyncio.Task[None]] = []
+        self._cut_off = False
+        """True while no other server is connected: this process takes no shards."""
+        self._giving_up = False
+        """True while no client is connected, either: it gives its shards up."""
 
     def _delay_ns(self, number: int, jitter_ns: int) -> int:
         """Return the time for which a free shard is left to other brokers."""
+        if self._cut_off:
+            return NEVER_NS
         if self.own != "auto":
             return 0 if number in self.own else self._host.settings.lease_ns
         more = sum(owner.shard is not None or part.claiming
@@ -199,6 +206,23 @@ class OwnShards:
             part.hold_off.begin()
             raise NotTaken(f"shard {number} could not be taken within {seconds:g} s") from None
 
+    def set_cut_off(self, cut_off: bool, *, clients: bool) -> None:
+        """Take no shards while this process is cut off from other servers, and give all up unless it has clients."""
+        giving_up = cut_off and not clients
+        if (cut_off, giving_up) == (self._cut_off, self._giving_up):
+            return
+        self._cut_off, self._giving_up = cut_off, giving_up
+        if giving_up:
+            log.warning("This broker is cut off from other servers and has no clients: giving up its shards")
+        elif cut_off:
+            log.warning("This broker is cut off from other servers: keeping its shards for its clients")
+        else:
+            log.info("This broker is connected to other servers again")
+        for part in self._parts:
+            part.hold_off.wake()
+            if giving_up:
+                part.ended.set()
+
     async def stop_taking(self) -> None:
         """Take no more shards, and keep those that this process has."""
         await asyncio.gather(*(part.gift.done for part in self._parts if part.gift is not None),
@@ -230,10 +254,15 @@ class OwnShards:
                 part.claiming = False
                 part.hold_off.begin()
                 if await self._served(owner, part, shard):
+                    if self._giving_up:
+                        part.ended.set()
                     await part.ended.wait()
                     part.serving.clear()
                     if part.gift is not None and shard.log.failure is None:
                         await self._hand_over(owner, part, part.gift)
+                        continue
+                    if self._giving_up and shard.log.failure is None:
+                        await self._seal(owner)
                         continue
                     part.end_gift(NotTaken("the shard was lost"))
                     log.warning("shard %d is lost: closing its streams, and waiting as a standby", number)
@@ -256,9 +285,7 @@ class OwnShards:
         number = owner.number
         log.info("Shard %d: handing it over to %s", number, gift.to)
         try:
-            await owner.write_checkpoint()
-            await self._services.close(number, given=True)
-            await owner.give_back(checkpoint=False)
+            await self._seal(owner)
             await gift.take()
             part.end_gift()
         except NotTaken as error:
@@ -267,6 +294,12 @@ class OwnShards:
             part.end_gift(error)
         finally:
             part.end_gift(NotTaken("this broker stops"))
+
+    async def _seal(self, owner: ShardOwner) -> None:
+        """Close a shard, and seal it: any broker may take it at once."""
+        await owner.write_checkpoint()
+        await self._services.close(owner.number, given=True)
+        await owner.give_back(checkpoint=False)
 
     async def _served(self, owner: ShardOwner, part: _OwnShard, shard: Shard) -> bool:
         """Serve a shard that was taken; return False if it cannot be served now."""

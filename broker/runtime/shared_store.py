@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
@@ -28,6 +29,9 @@ log = logging.getLogger(__name__)
 _CATALOGUE_SECONDS: Final = 1.0
 """On a directory, the interval at which the catalogue is read if another broker owns it and sends no hint."""
 
+_REACH_SECONDS: Final = 1.0
+_CUT_OFF_LEASES: Final = 2
+
 _NAMES_SHOWN: Final = 5
 
 
@@ -35,17 +39,21 @@ class SharedStore:
     """The store of ``host``, whose streams ``jetstream`` serves.
 
     Args: ``system``: the subjects of the system account; ``server_id``, ``name``: of this broker;
-        ``open_shard(owner, shard)`` opens the streams of a shard; ``fail(why)`` ends the process; ``damaged``: as for
-        ``ShardOwner``.
+        ``open_shard(owner, shard)`` opens the streams of a shard; ``connected()``: other servers are;
+        ``has_clients()``: clients are connected; ``fail(why)`` ends the process; ``damaged``: as for ``ShardOwner``.
     """
 
     def __init__(self, host: StoreHost, jetstream: JetStream, system: Router, server_id: str, name: str, *,
                  open_shard: Callable[[ShardOwner, Shard], Awaitable[object]], fail: Callable[[str], object],
+                 connected: Callable[[], bool], has_clients: Callable[[], bool],
                  damaged: Callable[[Finding], object]) -> None:
         self._host = host
         self._jetstream = jetstream
         self._open_shard = open_shard
         self._fail = fail
+        self._connected = connected
+        self._has_clients = has_clients
+        self._watching: asyncio.Task[None] | None = None
         settings, clock = host.settings, jetstream.clock
         peers = Peers(system, host.store_id.hex())
 
@@ -77,12 +85,16 @@ class SharedStore:
         """Follow the catalogue, and answer the other brokers."""
         self._catalogue.start()
         self._giving.start()
+        self._watching = asyncio.get_running_loop().create_task(self._watch_reach(), name="watch the connections")
         host = self._host
         if host.store.puts_cost:
             log.info("%s", shared_cost(host.settings.shards, host.settings.lease_ns, at_aws=host.store.at_aws))
 
     async def hand_over_all(self) -> None:
         """Give all shards to brokers that take them, before this one stops, and take no more."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         await self._giving.stop()
 
     async def serve(self, owner: ShardOwner) -> None:
@@ -100,6 +112,19 @@ class SharedStore:
     def fail(self, why: str) -> None:
         """See ``Services``."""
         self._fail(why)
+
+    async def _watch_reach(self) -> None:
+        """Give the shards up after two leases without a connection to another server, unless there are clients.
+
+        Other brokers then take them, and the clients of the cluster can use the streams again.
+        """
+        clock, limit_ns = self._jetstream.clock, _CUT_OFF_LEASES * self._host.settings.lease_ns
+        reached_ns = clock.monotonic_ns()
+        while True:
+            if self._connected():
+                reached_ns = clock.monotonic_ns()
+            self.shards.set_cut_off(clock.monotonic_ns() - reached_ns >= limit_ns, clients=self._has_clients())
+            await asyncio.sleep(_REACH_SECONDS)
 
     def _why_fixed(self, number: int) -> str:
         """Return why a shard cannot be given to another broker now, or ""."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,11 @@ QUIET = os.getloadavg()[0] <= (os.cpu_count() or 1) and "PYTEST_XDIST_WORKER" no
 """True on a machine with nothing else to do: bounds of time hold."""
 
 
-def hub_config(port: int) -> str:
-    """Return the configuration of a nats-server for clients and brokers."""
+def hub_config(port: int, advertised: int) -> str:
+    """Return the configuration of a nats-server for clients and brokers, which are told the port ``advertised``."""
     return f"""
         server_name: hub
-        leafnodes {{ listen: "127.0.0.1:{port}" }}
+        leafnodes {{ listen: "127.0.0.1:{port}", advertise: "127.0.0.1:{advertised}" }}
         accounts {{
           APP {{ users: [ {{ user: app, password: a }} ] }}
           SYS {{ users: [ {{ user: sys, password: s }} ] }} }}
@@ -103,17 +103,21 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(tmp_path: Path, store: Store, *, shards: int = 3, **owns: str) -> AsyncIterator[Cluster]:
-    """Start a nats-server, and a broker for each of ``owns``, which says its shards."""
+async def cluster(tmp_path: Path, store: Store, *, shards: int = 3, leaf_port: int = 0,
+                  through: Mapping[str, int] | None = None, **owns: str) -> AsyncIterator[Cluster]:
+    """Start a nats-server, and a broker for each of ``owns``, which says its shards.
+
+    Args: ``leaf_port``: the nats-server's port for brokers; ``through``: the ports that some of these use instead.
+    """
     config = tmp_path / "hub.conf"
     brokers: dict[str, BrokerProcess] = {}
-    leaf_port = free_port()
-    config.write_text(hub_config(leaf_port))
+    leaf_port = leaf_port or free_port()
+    config.write_text(hub_config(leaf_port, next(iter((through or {}).values()), leaf_port)))
     async with NatsServerProcess("-c", str(config), monitor=False) as hub:
         try:
             for name, own in owns.items():
                 path = tmp_path / f"{name}.conf"
-                path.write_text(broker_config(name, own, leaf_port, store, shards))
+                path.write_text(broker_config(name, own, (through or {}).get(name, leaf_port), store, shards))
                 brokers[name] = BrokerProcess("-c", str(path), environ={
                     key: value for key, value in store.environ.items() if key != "JETBLOCK_SERVER_NAME"})
             await asyncio.gather(*(broker.start() for broker in brokers.values()))

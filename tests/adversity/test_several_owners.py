@@ -19,6 +19,8 @@ from tests.adversity.clients import until
 from tests.adversity.lives import Life, again
 from tests.adversity.owners import QUIET, Cluster, T, add_all, cluster, messages
 from tests.adversity.test_moves import until_moved
+from tests.harness import free_port
+from tests.real.proxy import TcpProxy
 from tests.stores import make_store
 
 pytestmark = pytest.mark.shows("cluster.several_owners")
@@ -55,6 +57,30 @@ async def test_the_shard_of_a_dead_broker_is_taken_over(
         assert await one.until_published("S0") < T + TAKING
         await until(lambda: lists(one, [3, 1, 3]), 60)
         assert sum(broker.running for broker in one.brokers.values()) == 2
+
+
+async def test_a_broker_that_is_cut_off_gives_its_shards_up(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Nobody can reach a broker, though it runs and its store answers: after two leases it seals its shard, and another
+    broker serves it. A broker with a client of its own keeps its shard. When they are back, each has its own again.
+    """
+    async with TcpProxy("127.0.0.1", free_port()) as proxy, cluster(
+            tmp_path, make_store("directory", tmp_path, request), leaf_port=proxy.target_port,
+            through={"b": proxy.port, "c": proxy.port}, a="0", b="1", c="2") as one:
+        await add_all(one)
+        client = await nats.connect(one.brokers["c"].url, user="app", password="a")
+        proxy.refuse()
+        assert await one.until_published("S1") < 3 * T + 1 + TAKING
+        assert (await client.jetstream(domain="jb").publish("s2", b"from a client of its own")).seq == 2
+        assert not await one.publishes("S2")
+        proxy.resume()
+        await client.close()
+
+        async def is_back() -> bool:
+            return await one.shards() == {"a": [0], "b": [1], "c": [2]}
+
+        await until(is_back, 60)
+        await until(lambda: lists(one, [1, 2, 2]), 30)
+        assert one.brokers["b"].running
 
 
 async def test_streams_of_other_brokers(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -28,6 +28,7 @@ class TcpProxy:
 
     def __init__(self, host: str, port: int) -> None:
         self._target = host, port
+        self.target_port = port
         self._server: asyncio.Server | None = None
         self._open = asyncio.Event()
         self._open.set()
