@@ -28,7 +28,7 @@ QUIET = os.getloadavg()[0] <= (os.cpu_count() or 1) and "PYTEST_XDIST_WORKER" no
 
 
 def hub_config(port: int, advertised: int) -> str:
-    """Return the configuration of a nats-server for clients and brokers, which are told the port ``advertised``."""
+    """Return the configuration of a nats-server for clients and brokers; it advertises the port ``advertised``."""
     return f"""
         server_name: hub
         leafnodes {{ listen: "127.0.0.1:{port}", advertise: "127.0.0.1:{advertised}" }}
