@@ -151,8 +151,8 @@ async def heartbeats_after(store: ObjectStore, run_id: bytes, number: int, retry
     return [at for info in found if (at := paths.number_of(info.key))]
 
 
-async def delete_heartbeats(store: ObjectStore, run_id: bytes, retry: StoreRetry) -> None:
-    """Delete the heartbeats of a run that has ended."""
+async def delete_heartbeats(store: ObjectStore, run_id: bytes, newest: int, retry: StoreRetry) -> None:
+    """Delete the heartbeats of a silent run up to number ``newest``. If it wakes up, standbys must find later ones."""
     paths = HeartbeatPaths(run_id)
-    numbers = await heartbeats_after(store, run_id, 0, retry)
+    numbers = [number for number in await heartbeats_after(store, run_id, 0, retry) if number <= newest]
     await asyncio.gather(*(store.delete(paths.heartbeat(number)) for number in numbers))

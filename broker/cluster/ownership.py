@@ -117,7 +117,7 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
     over = watched is None or await _leases_over(store, paths, ends, me, retry, watched)
     if over and watched is not None and watched.silent and watched.heartbeat:
         with suppress(StoreError):  # they are only garbage, and the shard is ours
-            await delete_heartbeats(store, watched.run_id, retry)
+            await delete_heartbeats(store, watched.run_id, watched.heartbeat, retry)
     return Taken(epoch, ends, began_ns, 0 if over else sealed_ns + lease_ns)
 
 

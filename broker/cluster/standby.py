@@ -127,8 +127,9 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
                     grew = True
                 elif not grew and began_ns - seen_at_ns >= silence_ns:
                     # The awaited number may have been swept since the last poll: then there is a checkpoint beyond it.
-                    # The owner may have begun to put heartbeats, or the next one was deleted.
-                    if not (await watch.skip_to_checkpoint() or await watch.beats_again()):
+                    # The owner may have begun to put heartbeats, or the next one was deleted, or found just now.
+                    if not (await watch.skip_to_checkpoint() or await watch.beats_again()
+                            or watch.heartbeat_ns > seen_at_ns):
                         _log.info("standby: %s has put nothing for %.1f s: taking %s%s", watch.owner or
                                   "another broker", (clock.monotonic_ns() - seen_at_ns) / 1e9, store.url,
                                   f"/{paths.prefix}")

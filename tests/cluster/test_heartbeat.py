@@ -354,3 +354,50 @@ def test_a_heartbeat_counts_from_the_answer_that_shows_it() -> None:
         await asyncio.gather(watch_task, return_exceptions=True)
 
     in_virtual_time(main)
+
+
+@pytest.mark.parametrize("moment", ["last look", "deletion"])
+def test_a_process_that_is_heard_of_again_during_a_take_over(moment: str) -> None:
+    """It puts one heartbeat, which renews the leases of the shards that are not claimed yet: while a standby looks for
+    the last time before it takes a shard; or when the taker of shard 0 deletes what the silent process left."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)
+        await first.shards.acquire()
+        taking = asyncio.create_task(second.shards.acquire())
+        await asyncio.sleep(60)
+        connected, beaten, heard = False, False, asyncio.Event()
+        lists = 0
+
+        async def cut_off(operation: str, key: str) -> None:
+            nonlocal beaten
+            if not connected or "/log/" in key or (beaten and operation == "put"):
+                raise Transient("no answer")
+            beaten = beaten or operation == "put"
+
+        async def delay(operation: str, key: str) -> None:
+            nonlocal connected, lists
+            if moment == "last look":
+                now = operation == "list" and key.endswith("/checkpoint/")
+            else:  # the second list of heartbeats after the opening of shard 0
+                now = (operation == "list" and key.startswith(HEARTBEATS)
+                       and "v1/shards/0/log/00000002-000000000000" in shared.objects)
+                lists += now
+                now = now and lists == 2
+            if now and not connected:
+                connected = True
+                await asyncio.sleep(T / 3 + T / 6 + 0.5)
+                heard.set()
+            elif now:
+                await heard.wait()
+
+        first.store.before, second.store.before = cut_off, delay
+        for _ in range(500):
+            await asyncio.sleep(0.1)
+            assert not two_answer(first, second)
+        assert beaten
+        await taking
+        assert second.answers == SHARDS
+        await first.shards.abandon()
+
+    in_virtual_time(main)
