@@ -35,7 +35,7 @@ __all__ = ["Mover", "Reader"]
 
 T = TypeVar("T")
 
-ANSWER_SECONDS = 180.0
+ANSWER_SECONDS = 300.0
 """The longest time until a request that is repeated is answered, while parts fail one after the other."""
 CERTAIN_SECONDS = 30.0
 """A delivery that is on its way while a connection is stalled arrives within this time."""

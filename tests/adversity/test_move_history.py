@@ -16,7 +16,7 @@ from broker.inspect.verify import verify
 from broker.storage.objectstore import open_store
 from tests.adversity.clients import connect, raise_ended
 from tests.adversity.moving_streams import Mover, Reader
-from tests.adversity.network import SHARDS, network
+from tests.adversity.network import SHARDS, T, network
 from tests.stores import make_store
 
 SECONDS = float(os.environ.get("JETBLOCK_TEST_HISTORY_SECONDS", "1800"))
@@ -58,7 +58,7 @@ async def test_streams_move_while_everything_fails(
         ends = time.monotonic() + (SECONDS if kind == "minio" else SECONDS / 5)
         try:
             while time.monotonic() < ends:
-                await asyncio.sleep(rng.uniform(1, 6))
+                await asyncio.sleep(rng.uniform(1, 3 * T))
                 await net.break_something(rng)
                 raise_ended(tasks)
             ended.set()

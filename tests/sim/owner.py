@@ -29,7 +29,7 @@ class SimStream:
         self.stream_id = stream_id
         self.first_seq, self.last_seq = (1, 0) if state is None else (state.first_seq, state.last_seq)
         self.last_time_ns, self.bytes = (0, 0) if state is None else (state.last_time_ns, state.bytes)
-        self.live: set[int] = set() if state is None else set(owner.oracle.live(state))
+        self.live: set[int] = set() if state is None else set(owner.oracle.live(state, owner.broker.paths))
         self.size = message_size(b"s", 0, bytes(12))
         self.delivered = self.floor = 0
         if state is not None:
@@ -153,7 +153,11 @@ class Owner:
             for _ in range(rng.randint(1, 4)):
                 if log.room():
                     self._do_random_operation(rng)
+            await self.between(rng)
             await asyncio.sleep(rng.choice((0.0, 0.003, 0.02, 0.1, 0.6)))
+
+    async def between(self, rng: random.Random) -> None:
+        """Do what takes several turns of the loop, between the operations."""
 
     def _do_random_operation(self, rng: random.Random) -> None:
         if not self.streams or (len(self.streams) < 4 and rng.random() < 0.03):

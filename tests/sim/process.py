@@ -17,24 +17,24 @@ from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard
 from tests.sim.oracle import Lost
-from tests.sim.owner import Owner
 from tests.storage.objectstore.faulty import FaultyStore
 
 if TYPE_CHECKING:
+    from tests.sim.owner import Owner
     from tests.sim.world import World
 
 __all__ = ["Broker"]
 
-PATHS = ShardPaths(0)
 SECOND = 1_000_000_000
 
 
 class Broker:
-    """Process runs, one after another, under one name."""
+    """Process runs, one after another, under one name. Each owns the same shard."""
 
-    def __init__(self, world: World, name: str) -> None:
+    def __init__(self, world: World, name: str, shard: int = 0) -> None:
         self.world = world
         self.name = name
+        self.paths = ShardPaths(shard)
         self.dead = True
         self.owner: Owner | None = None
         self.store: FaultyStore | None = None
@@ -106,18 +106,19 @@ class Broker:
             shard: Shard | None = None
             try:
                 if rng.random() < 0.5:
-                    await wait_for_lease(store, PATHS, me, self.clock, run_rng, world.lease_ns)
-                taken = await take_shard(store, PATHS, me, self.clock, run_rng)
-                shard = await Shard.open(store, PATHS, taken.epoch, me.nonce, self.clock, run_rng, world.settings(),
-                                         began_ns=taken.began_ns, clock_trusted=self._clock_trusted)
+                    await wait_for_lease(store, self.paths, me, self.clock, run_rng, world.lease_ns)
+                taken = await take_shard(store, self.paths, me, self.clock, run_rng)
+                shard = await Shard.open(
+                    store, self.paths, taken.epoch, me.nonce, self.clock, run_rng, world.settings(),
+                    began_ns=taken.began_ns, clock_trusted=self._clock_trusted)
                 world.opened(self, taken.epoch, shard.state)
-                self.owner = Owner(self, shard)
+                self.owner = world.make_owner(self, shard)
                 await self.owner.work(world.clock.monotonic_ns() + rng.randint(2, 60) * SECOND)
                 if shard.log.failure is not None:
                     raise shard.log.failure
                 world.note("clean stop", self.name)
                 end = await shard.close(checkpoint=rng.random() < 0.7)
-                await seal_at(store, PATHS, end, taken.epoch, me, self.clock, run_rng)
+                await seal_at(store, self.paths, end, taken.epoch, me, self.clock, run_rng)
             except (Fenced, StoreError, CutOff) as error:
                 world.note("ended", self.name, type(error).__name__)
             finally:

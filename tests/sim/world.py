@@ -26,12 +26,13 @@ from typing import Any
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.shard import ShardSettings
+from broker.storage.shard import Shard, ShardSettings
 from broker.storage.state.applied import ShardState
 from tests.manual_clock import ManualClock
 from tests.sim.clocks import Clocks
 from tests.sim.loop import SimLoop
 from tests.sim.oracle import Lost, Oracle
+from tests.sim.owner import Owner
 from tests.sim.process import Broker
 from tests.sim.settings import eager_compaction
 from tests.sim.storms import Storms
@@ -45,22 +46,25 @@ SECOND = 1_000_000_000
 class World:
     """A run of one seed."""
 
+    shards = 1
+
     def __init__(self, seed: int, *, brokers: int = 3, seconds: int = 90, fault_factor: float | None = None) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
         self.clock = ManualClock()
         self.loop = SimLoop(self.clock)
         self.shared = MemoryStore()
-        self.oracle = Oracle(self.shared)
+        self.oracle = Oracle(self.shared, self.shards)
         factor = self.rng.choice((0.0, 0.3, 1.0, 2.0)) if fault_factor is None else fault_factor
         self.faults = Faults(slow=0.10, slow_ns_max=2 * SECOND, refused=0.02, unanswered=0.02, lost=0.01, late=0.02,
                              late_ns_max=20 * SECOND, latency_ns=self.rng.choice((0, 2_000_000, 20_000_000)),
                              timeout_ns=3 * SECOND).scaled(factor)
         self.lease_ns = self.rng.choice((3, 6)) * SECOND
         self.seconds = seconds
-        self.brokers = [Broker(self, f"b{i}") for i in range(brokers)]
+        self.brokers = [Broker(self, f"b{i}", i % self.shards) for i in range(brokers)]
         self.streams = 0
-        self.epochs: dict[int, str] = {}
+        self.epochs: dict[tuple[int, int], str] = {}
+        """The broker of each epoch, by shard and epoch."""
         self.deleted = 0
         """Number of swept objects."""
         self.counts: Counter[str] = Counter()
@@ -105,16 +109,20 @@ class World:
 
     def opened(self, broker: Broker, epoch: int, state: ShardState) -> None:
         """Record that a broker recovered, and compare the state that it will serve."""
-        if epoch in self.epochs:
-            raise Lost(f"epoch {epoch} was opened by {self.epochs[epoch]} and by {broker.name}")
-        self.epochs[epoch] = broker.name
+        which = broker.paths.shard, epoch
+        if which in self.epochs:
+            raise Lost(f"epoch {epoch} was opened by {self.epochs[which]} and by {broker.name}")
+        self.epochs[which] = broker.name
         self.note("opened", broker.name, epoch)
         end = state.position
-        newest = max(self.epochs)
-        if newest == epoch:
+        if self.shards == 1 and which == max(self.epochs):
             # No later epoch was opened, so the state must contain everything acknowledged until now.
             self.oracle.compare(state)
         assert end.epoch == epoch
+
+    def make_owner(self, broker: Broker, shard: Shard) -> Owner:
+        """Return the owner of a shard that a broker has taken."""
+        return Owner(broker, shard)
 
     def payloads(self, count: int) -> list[bytes]:
         self._payload += count
