@@ -31,7 +31,7 @@ from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES
 from broker.storage.format.heartbeat import Heartbeat
 from broker.storage.objectstore.base import NotFound, ObjectStore, PreconditionFailed, StoreError
-from broker.storage.paths import HeartbeatPaths, ShardPaths
+from broker.storage.paths import HEARTBEATS, HeartbeatPaths, ShardPaths
 from broker.storage.put import StoreRetry
 
 __all__ = ["Heartbeats", "Leased", "delete_heartbeats", "heartbeats_after"]
@@ -40,6 +40,10 @@ _log = logging.getLogger(__name__)
 
 _KEPT: Final = 8
 """The number of heartbeats that are kept, the newest ones: a standby asks for one after the other."""
+
+_DELETES_AFTER: Final = 7
+"""The heartbeat of a run, two leases after its first one, after which it deletes those of runs that have ended. By then
+each standby of such a run has found that it ended."""
 
 
 class Leased(Protocol):
@@ -75,6 +79,7 @@ class Heartbeats:
         """The number of the newest heartbeat."""
         self._oldest = 1
         """The number of the oldest heartbeat that is not deleted."""
+        self._ended_deleted = False
         self._shards: dict[Leased, ShardPaths] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -115,6 +120,9 @@ class Heartbeats:
         while self._oldest <= self._number - _KEPT:
             await self._store.delete(self._paths.heartbeat(self._oldest))
             self._oldest += 1
+        if not self._ended_deleted and self._number >= _DELETES_AFTER:
+            await self._delete_ended()
+            self._ended_deleted = True
 
     async def _put(self, *, last: bool = False) -> None:
         """Put the next heartbeat. After an error it is tried again under its number.
@@ -133,6 +141,20 @@ class Heartbeats:
         beat = Heartbeat(self._me.nonce, number, self._me.name, self._clock.now_ns(), last)
         await self._store.put(self._paths.heartbeat(number), [beat.encode()])
         self._number = number
+
+    async def _delete_ended(self) -> None:
+        """Delete the heartbeats of other runs whose newest one says that it is the last, or has our name: no other live
+        process may have that. A run that goes on all the same has later ones, which are not deleted.
+        """
+        runs: dict[str, list[str]] = {}
+        for info in await self._retry.call(lambda: self._store.list(HEARTBEATS), f"list {HEARTBEATS}"):
+            runs.setdefault(info.key.rpartition("-")[0], []).append(info.key)
+        runs.pop(self._paths.prefix.removesuffix("-"), None)
+        for keys in runs.values():
+            with suppress(NotFound):
+                newest = Heartbeat.decode(await self._store.get(keys[-1]), int(keys[-1].rpartition("-")[2], 16))
+                if newest.last or newest.owner == self._me.name:
+                    await asyncio.gather(*map(self._store.delete, keys))
 
     async def _renew(self, log: Leased, paths: ShardPaths, began_ns: int) -> None:
         """Renew a shard's lease, unless its log does so by its puts, or another broker has claimed the shard."""

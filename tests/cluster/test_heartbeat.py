@@ -146,6 +146,30 @@ def test_a_clean_stop_frees_all_shards_soon() -> None:
     in_virtual_time(main)
 
 
+@pytest.mark.parametrize("ends", ["stopped", "killed, and started again under its name"])
+def test_heartbeats_of_ended_processes_are_deleted(ends: str) -> None:
+    """Each process that ends leaves its newest heartbeats. One that lives for two leases deletes them all."""
+    async def main(clock: TrustedClock) -> None:
+        shared = MemoryStore()
+        for seed in range(1, 4):
+            process = Process("a", shared, clock, seed)
+            await process.shards.acquire()
+            await asyncio.sleep(20)
+            if ends == "stopped":
+                await process.shards.give_back()
+            else:
+                process.store.halt()
+                await process.shards.abandon()
+        assert heartbeats(shared) > 10
+        last = Process("a", shared, clock, 4)
+        await last.shards.acquire()
+        await asyncio.sleep(2 * T + T / 2)
+        assert heartbeats(shared) < 10
+        assert last.answers == SHARDS
+
+    in_virtual_time(main)
+
+
 @pytest.mark.parametrize("paused_s", [10.0, 14.8, 15.3, 16.0, 17.0, 40.0])
 def test_a_process_that_was_paused_never_answers_beside_its_successor(paused_s: float) -> None:
     """The store answers nothing that an owner asks for a while. Whenever it wakes up, no shard has two that answer."""
