@@ -119,7 +119,7 @@ async def test_a_stream_comes_back_while_it_is_forgotten(
     async with cluster(tmp_path, store, a="0", b="1", shards=2) as one:
         await add_all(one, 2)
         codes: set[int] = set()
-        config = {"name": "S0", "subjects": ["s0"], "metadata": {"jetblock.shard": "0"}}
+        config = {"name": "S0", "subjects": ["s0"], "allow_direct": True, "metadata": {"jetblock.shard": "0"}}
 
         async def keep_asking(name: str, body: bytes) -> None:
             while True:
