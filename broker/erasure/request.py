@@ -131,6 +131,7 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
     damaged: dict[str, str] = {}
     unowned: dict[tuple[str, int], None] = {}
     for number, erasure_id in enumerate(ids):
+        unowned_at = time.monotonic()
         while True:
             answer = await _state(connection, stream, {"erasure": erasure_id})
             slowest = min(answer["streams"], key=_order)
@@ -140,7 +141,9 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
                 behind = {"doing": f"waiting for shard {numbers}, which the stream has left", "bytes": 0, "of": 0}
             show(behind["doing"] + (f" ({number + 1} of {len(ids)})" if len(ids) > 1 else ""), behind["bytes"],
                  behind["of"])
-            if all(map(_ended, answer["streams"])):
+            if not any(one.get("shards") for one in answer["streams"]):
+                unowned_at = time.monotonic()
+            if all(_ended(one, time.monotonic() - unowned_at) for one in answer["streams"]):
                 break
             await asyncio.sleep(_POLL_SECONDS)
         offset = 0
@@ -189,11 +192,11 @@ async def shred(connection: Connection, stream: str) -> Mapping[str, Any]:
     return await connection.api(f"JETBLOCK.SHRED.{stream}", {}, seconds=_SECONDS)
 
 
-def _ended(one: dict[str, Any]) -> bool:
+def _ended(one: dict[str, Any], seconds: float) -> bool:
     """Return whether an erasure is done in a stream, as far as it can be: damaged objects stay, and so do those of
-    shards without a broker."""
+    shards without a broker. ``seconds``: for how long other shards have been waited for."""
     if shards := one.get("shards"):
-        return not any(shard["owned"] for shard in shards)
+        return seconds > _UNAVAILABLE_SECONDS and not any(shard["owned"] for shard in shards)
     if one["state"] != "deleting":
         return bool(one["state"] == "done")
     return 0 < int(one.get("left", 0)) == len(one.get("damaged", ()))

@@ -164,6 +164,9 @@ class Catalogue:
         return [one for number, state in states.items() if number != shard
                 and (one := left_behind(number, state, owned=True)) is not None]
 
+    def remains_removed(self) -> None:
+        """Forget a stream that had moved, if it is deleted: a shard of this broker has nothing of it any more."""
+
     def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
         """Call ``delete``, which adds the delete record of a stream to its ``log``, or returns False if it cannot.
 

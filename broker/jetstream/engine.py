@@ -190,7 +190,7 @@ class JetStream:
 
     def share(self, peers: Peers, count: int, read: Callable[[int], Shard], *, idle_seconds: float,
               read_stream: Callable[[int, str, str], StoredStream], keep_seconds: float,
-              why_fixed: str = "") -> SharedCatalogue:
+              ) -> SharedCatalogue:
         """Own some of the ``count`` shards of a store, beside other brokers. Call it before accounts are added.
 
         For the arguments, see ``SharedCatalogue``.
@@ -212,7 +212,7 @@ class JetStream:
         self.catalogue = self.shared = SharedCatalogue(
             self.shards, self.accounts, peers, StreamRequests(self.apis), count, read, self.rng,
             idle_seconds=idle_seconds, flushed=flushed, show=show, read_stream=read_stream, clock=self.clock,
-            keep_seconds=keep_seconds, why_fixed=why_fixed)
+            keep_seconds=keep_seconds)
         return self.shared
 
     def _first_shard(self) -> ShardStreams:

@@ -80,14 +80,15 @@ async def _arrive(logs: Mapping[int, Log], source: int, to: int, state: StreamSt
     log = logs[to]
     for part in [part for part in state.ids.parts() if part.place is not None]:
         await load_ids(state, part, log.store, ShardPaths(source))
+    log.settings.codec.adopt(state.stream_id)
     log.block(UnusedStream(state)).add(Arrival(source, pack_whole(state)))
     log.urgent()
     await log.persisted()
 
 
-def clear(state: StreamState, log: Log, now_ns: int) -> bool:
+def clear(state: StreamState, log: Log, now_ns: int, *, deleted: bool = False) -> bool:
     """Empty the state of a stream that another shard has, so that the eraser removes its bytes from this shard's
-    objects; a day after that is done, forget the stream.
+    objects; a day after that is done, or at once if the stream was deleted, forget it.
 
     Returns: True if something was recorded.
     """
@@ -97,7 +98,7 @@ def clear(state: StreamState, log: Log, now_ns: int) -> bool:
             log.block(unused).add(Departure(0))
         log.block(unused).add(Remains(Erasure(REMAINS, now_ns, ALL_SEQS, reported=True).pack()))
         return True
-    if erasure.done_ns and now_ns - erasure.done_ns > _REPORTED_NS:
+    if erasure.done_ns and (deleted or now_ns - erasure.done_ns > _REPORTED_NS):
         unused.delete(log)
         return True
     return False

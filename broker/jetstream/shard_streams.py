@@ -44,6 +44,9 @@ class MovedStreams(Protocol):
     async def left_behind(self, stream: StreamState, shard: int) -> Sequence[LeftBehind]:
         """Return what the other shards have of a stream that has moved, and is in ``shard`` now."""
 
+    def remains_removed(self) -> None:
+        """Forget a stream that had moved, if it is deleted: a shard of this broker has nothing of it any more."""
+
 
 class Broker(Protocol):
     """The parts of JetStream that a shard uses."""
@@ -148,6 +151,8 @@ class ShardStreams(LogListener):
             return
         if (known := remains_of(state.extra)) is not None and known.key == erasure.key:
             self.log.block(UnusedStream(state)).add(Remains(erasure.pack()))
+            if erasure.done_ns:
+                self.log.wait(self._broker.catalogue.remains_removed)
 
     async def left_behind(self, stream: StreamState) -> Sequence[LeftBehind]:
         """See ``ErasingStreams``."""

@@ -236,14 +236,17 @@ class ShardOwner(LogListener):
             if (held_ns := taken.serve_from_ns - clock.monotonic_ns()) > 0:
                 log.info("The last owner of %s may answer for up to %.1f s yet; serving after that", store.url,
                          held_ns / 1e9)
+            deleted = None if keys is None else KeysOfDeletedStreams(keys, host.retrying, clock)
             shard = self.shard = await Shard.open(
                 store if keys is None else KeyedStore(store, keys), paths, taken.epoch, host.identity.nonce, clock, rng,
                 settings, began_ns=taken.began_ns, serve_from_ns=taken.serve_from_ns, executor=host.encoders,
                 clock_trusted=lambda: clock.trusted,
                 journal=journal_place(directory, paths) if directory is not None and self._settings.journal else None,
-                after_round=None if keys is None else KeysOfDeletedStreams(keys, host.retrying, clock).after_round)
+                after_round=None if deleted is None else deleted.after_round)
             if host.disk_cache is not None:
                 shard.eraser.on_done = host.disk_cache.clear
+            if deleted is not None:
+                shard.eraser.until_key_gone = deleted.until_gone
             if keys is not None:
                 await keys.begin(taken.epoch, list(shard.state.streams.values()), host.retrying)
                 if keys.streams - shard.state.streams.keys():

@@ -71,9 +71,7 @@ class SharedStore:
             idle_seconds = min(idle_seconds, _CATALOGUE_SECONDS)
         self._catalogue = jetstream.share(
             peers, settings.shards, read, idle_seconds=idle_seconds, read_stream=read_stream,
-            keep_seconds=settings.reader_grace_ns / 1e9,
-            why_fixed="" if host.masters is None else "streams of an encrypted store cannot move yet: their keys are "
-            "those of their shard")
+            keep_seconds=settings.reader_grace_ns / 1e9)
         self.shards = OwnShards(host, self, damaged=damaged)
         self._giving = Giving(self.shards, peers, Line(server_id, name, self.shards.own, {}), clock,
                               store={"store": host.store_id.hex(), "url": host.store.url},

@@ -13,6 +13,11 @@ from typing import Any
 import pytest
 
 from broker.erasure.cli import main as erase
+from broker.storage.format.keyring import KEY_VARIABLE
+from broker.storage.format.wrapped_keys import WrappedKeys
+from broker.storage.keys.opening import decode_all
+from broker.storage.keys.reading import use_keys_of_url
+from broker.storage.paths import KEYS as PREFIX
 from tests.adversity import owners
 from tests.adversity.clients import until
 from tests.adversity.lives import again
@@ -26,12 +31,18 @@ pytestmark = [pytest.mark.shows("cluster.moves"), pytest.mark.shows("auth.erasur
 SOON = "put_timeout: 1s, reader_grace: 0s, erase_delay: 10ms"
 
 
+KEY = "the master key of these tests"
+
+
 @asynccontextmanager
 async def erasing(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, *, more: str = SOON,
-                  **owns: str) -> AsyncIterator[tuple[Cluster, str, Path]]:
-    """Start brokers that erase at once; yield them, the store's URL, and its directory."""
+                  key: str = "", **owns: str) -> AsyncIterator[tuple[Cluster, str, Path]]:
+    """Start brokers that erase at once, perhaps with a master key; yield them, the store's URL, and its directory."""
     plain = owners.broker_config
-    monkeypatch.setattr(owners, "broker_config", lambda *args: plain(*args).replace("put_timeout: 1s", more))
+    monkeypatch.setattr(owners, "broker_config", lambda *args: plain(*args).replace("put_timeout: 1s", more).replace(
+        "domain: jb", f'domain: jb, key: "{key}"' if key else "domain: jb"))
+    if key:
+        monkeypatch.setenv(KEY_VARIABLE, key)  # for readers without a broker
     store = make_store("directory", tmp_path, request)
     async with cluster(tmp_path, store, shards=len(owns), **owns) as one:
         yield one, store.url, Path(store.url.removeprefix("file://"))
@@ -106,3 +117,145 @@ async def test_erased_messages_leave_all_shards(
         check_logs(one)
     await is_sound(url, "S1", 2, 13)
     assert await asyncio.to_thread(erase, [url, "--verify", str(report)]) == 0
+
+
+@pytest.mark.timeout(240)
+async def test_an_earlier_shard_loses_its_owner(
+        tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker of the earlier shard is killed before it has removed the bytes: the erasure waits for the broker that
+    takes the shard, and lists the objects that this one deletes."""
+    more = SOON.replace("reader_grace: 0s", "reader_grace: 2s")
+    async with erasing(tmp_path, request, monkeypatch, more=more, a="0", b="1") as (one, url, directory):
+        await add_all(one, 2)
+        seqs = await publish(one, ["alice", "bob"])
+        await until_moved(one, "S1", 0)
+        await one.brokers["b"].kill()
+        report = tmp_path / "erased.json"
+        login = ("--server", one.hub.url.replace("nats://", "nats://app:a@"), "--domain", "jb")
+        chosen = ",".join(map(str, seqs["S1 alice"]))
+        assert await asyncio.to_thread(erase, [*login, "S1", "--seq", chosen, "--report", str(report)]) == 0
+        deleted = json.loads(report.read_text())["deleted"]
+        assert [one["key"] for one in deleted if one.get("note", "").startswith("of shard 1")]
+        assert not files_with(directory, [b"alice-S1"])
+        assert await asyncio.to_thread(erase, [url, "--verify", str(report)]) == 0
+        check_logs(one)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_brokers_are_killed_while_an_earlier_shard_is_emptied(
+        tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both brokers are killed again and again while a stream moves and messages of it are erased."""
+    async with erasing(tmp_path, request, monkeypatch, a="0", b="1") as (one, url, directory):
+        await add_all(one, 2)
+        left = 1 + 1
+        for turn, to in enumerate((0, 1, 0, 1, 0, 1)):
+            seqs = await publish(one, [f"alice{turn}", f"bob{turn}"])
+            left += 6
+            await until_moved(one, "S1", to)
+            for name in ("S0", "S1"):
+                for seq in seqs[f"{name} alice{turn}"]:
+                    await api(one, f"STREAM.MSG.DELETE.{name}", {"seq": seq})
+            for number in range(3):
+                await asyncio.sleep(0.1 + 0.2 * (turn + number) % 0.9)
+                broker = one.brokers["ba"[number % 2]]
+                await broker.kill()
+                await broker.restart()
+            await until_clean(directory, [b"alice"], 180)
+        info = await again(lambda: one.js.stream_info("S1"))
+        assert info.state.messages == left - 1  # type: ignore[union-attr]
+        check_logs(one)
+    await is_sound(url, "S1", 1, left - 1)
+
+
+@pytest.mark.timeout(300)
+async def test_streams_of_an_encrypted_store_move(
+        tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file has a user's text, before and after moves; messages from before are read, erased, and shredded with the
+    stream's key, which no shard has then. A stream keeps its key, and the shards that it has left drop it."""
+    async with erasing(tmp_path, request, monkeypatch, key=KEY, a="0", b="1") as (one, url, directory):
+        await add_all(one, 2)
+        seqs = await publish(one, ["alice", "bob"])
+        before = keys_of(directory)
+        for to in (0, 1, 0):
+            await until_moved(one, "S1", to)
+            ack = await again(lambda: one.js.publish("s1", b"alice-more", stream="S1"))
+        for seq in (1, *seqs["S1 bob"], ack.seq):  # type: ignore[union-attr]
+            assert (await again(lambda seq=seq: one.js.get_msg("S1", seq))).seq == seq  # type: ignore[union-attr]
+        assert not files_with(directory, [b"alice", b"bob", b"payload"])
+        stream_id, ids = next((owner, ids) for owner, ids in keys_of(directory).items() if owner in before and len(
+            shards_with(directory, owner)) > 1)
+        assert ids == before[stream_id]
+        login = ("--server", one.hub.url.replace("nats://", "nats://app:a@"), "--domain", "jb")
+        report = tmp_path / "erased.json"
+        chosen = ",".join(map(str, seqs["S1 bob"]))
+        assert await asyncio.to_thread(erase, [*login, "S1", "--seq", chosen, "--report", str(report)]) == 0
+        assert await asyncio.to_thread(erase, [url, "--verify", str(report)]) == 0
+        for name in ("a", "b"):
+            await one.brokers[name].kill()
+            await one.brokers[name].restart()
+        info = await again(lambda: one.js.stream_info("S1"))
+        assert info.state.messages == 1 + 6 + 3  # type: ignore[union-attr]
+        use_keys_of_url(url)
+        await is_sound(url, "S1", 0, 10)
+        assert await asyncio.to_thread(erase, [*login, "S1", "--shred", "--report", str(report)]) == 0
+        assert json.loads(report.read_text())["key"] in {key.hex() for key in ids}
+        assert not shards_with(directory, stream_id)
+        assert not files_with(directory, [b"alice", b"bob", b"payload"])
+        check_logs(one)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+async def test_a_stream_that_has_moved_is_encrypted_afterwards(
+        tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream moves, and comes back, in a plain store that then gets a master key: all of its messages are read, it
+    moves again, and no file has a user's text in the end."""
+    async with erasing(tmp_path, request, monkeypatch, a="0", b="1") as (one, _, directory):
+        await add_all(one, 2)
+        seqs = await publish(one, ["alice"])
+        for to in (0, 1):
+            await until_moved(one, "S1", to)
+            ack = await again(lambda: one.js.publish("s1", b"alice-more"))
+            seqs["S1 alice"].append(ack.seq)  # type: ignore[union-attr]
+        for name, broker in one.brokers.items():
+            await broker.stop()
+            path = tmp_path / f"{name}.conf"
+            path.write_text(path.read_text().replace("domain: jb", f'domain: jb, key: "{KEY}"', 1))
+        for broker in one.brokers.values():
+            await broker.restart()
+        for to in (0, 1):
+            for seq in seqs["S1 alice"]:
+                found = await again(lambda seq=seq: one.js.get_msg("S1", seq))
+                assert b"alice" in found.data  # type: ignore[union-attr]
+            await until_moved(one, "S1", to)
+
+        async def is_clean() -> bool:
+            await again(lambda: one.js.publish("s0", b"more"))
+            await again(lambda: one.js.publish("s1", b"more"))
+            with suppress(FileNotFoundError):  # an object was deleted meanwhile
+                return not files_with(directory, [b"alice"])
+            return False
+
+        await until(is_clean, 120)
+        check_logs(one)
+
+
+def keys_of(directory: Path) -> dict[int, set[bytes]]:
+    """Return the ids of the data keys in the store, by stream."""
+    found: dict[int, set[bytes]] = {}
+    for one in _wrapped(directory):
+        for key in one.keys:
+            if key.owner:
+                found.setdefault(key.owner, set()).add(key.key_id)
+    return found
+
+
+def shards_with(directory: Path, stream_id: int) -> set[int]:
+    """Return the shards that have a key of a stream."""
+    return {one.shard for one in _wrapped(directory) for key in one.keys if key.owner == stream_id}
+
+
+def _wrapped(directory: Path) -> list[WrappedKeys]:
+    paths = [path for path in (directory / PREFIX).iterdir() if path.is_file()]
+    return decode_all([(f"{PREFIX}{path.name}", path.read_bytes()) for path in paths])

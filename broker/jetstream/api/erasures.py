@@ -147,8 +147,10 @@ async def shred(request: Request) -> dict[str, Any]:
     await request.account.changes.delete(stream)
     request.about = None
     await eraser.forget_deleted()
-    if key is not None and KEYS.of_stream(stream.stream_id) is not None:
-        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err="its key is not destroyed yet")
+    if key is not None and (shards := await eraser.until_key_gone(key.key_id)):
+        raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=(
+            f"its key is not destroyed yet: shard {', '.join(map(str, shards))}, which it had left, still has it; the "
+            f"shard's broker destroys it"))
     return {"success": True, "key": "" if key is None else key.key_id.hex()}
 
 

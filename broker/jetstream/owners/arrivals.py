@@ -28,7 +28,7 @@ from broker.jetstream.owners.requests import HeldRequests, Requests
 from broker.jetstream.owners.stream_tasks import StreamTasks
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
-from broker.storage.format.errors import CutOff, FormatError
+from broker.storage.format.errors import CutOff, FormatError, KeyMissing
 from broker.storage.format.records.arrival import Arrival
 from broker.storage.objectstore.base import StoreError
 from broker.storage.put import Fenced
@@ -135,7 +135,7 @@ class Arrivals:
                     with self._changing(entry.stream_id):
                         await self._arrive(entry, shard, state)
                     return
-            except (ApiError, StoreError, FormatError, CutOff, ValueError) as error:
+            except (ApiError, StoreError, FormatError, CutOff, KeyMissing, ValueError) as error:
                 _log.warning("stream %s > %s cannot come into shard %d yet: %s", entry.account, entry.name, entry.to,
                              error)
             except Fenced:
@@ -166,6 +166,7 @@ class Arrivals:
 
     async def _store_and_serve(self, entry: CatalogueEntry, shard: ShardStreams, state: StreamState, account: Account,
                                requests: HeldRequests) -> None:
+        shard.log.settings.codec.adopt(state.stream_id)
         shard.log.block(UnusedStream(state)).add(Arrival(entry.shard, pack_whole(state)))
         shard.log.barrier()
         shard.log.urgent()

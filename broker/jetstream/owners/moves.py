@@ -54,14 +54,14 @@ class Moves:
     """Moves streams between ``shards``, this broker's, and other shards.
 
     Args: ``keep_seconds``: how long a shard keeps the state of a stream that has moved, for readers that read the
-        shards one after the other; ``why_fixed``: why no stream can move, or ""; ``read``, ``applied``: see
+        shards one after the other; ``read``, ``applied``: see
         ``Arrivals``; the others: see ``Departures``.
     """
 
     def __init__(self, shards: Mapping[int, ShardStreams], serving: Container[int], accounts: Mapping[str, Account],
                  peers: Peers, requests: Requests, persisted: PersistedShards, follower: Follower, writer: Writer, *,
                  flushed: Callable[[str], Coroutine[Any, Any, None]], read: Callable[[int, str, str], StoredStream],
-                 applied: Callable[[int], object], clock: Clock, keep_seconds: float, why_fixed: str) -> None:
+                 applied: Callable[[int], object], clock: Clock, keep_seconds: float) -> None:
         self._shards = shards
         self._accounts = accounts
         self._peers = peers
@@ -71,7 +71,6 @@ class Moves:
         self._applied = applied
         self._clock = clock
         self._keep_ns = int(keep_seconds * 1e9)
-        self._why_fixed = why_fixed
         self._moved_ns: dict[tuple[int, int], int] = {}
         """When this broker saw that a stream has moved, by shard and stream."""
         self._entries: Mapping[int, CatalogueEntry] = {}
@@ -161,9 +160,12 @@ class Moves:
                     asyncio.get_running_loop().call_later(left_ns / 1e9, self._follower.wake)
                     continue
             self._moved_ns.pop(which, None)
-            if shard.log.failure is None and clear(state, shard.log, self._clock.now_ns()):
+            deleted = entry is None or entry.deleting
+            if shard.log.failure is None and clear(state, shard.log, self._clock.now_ns(), deleted=deleted):
                 shard.log.urgent()
                 shard.log.wait(shard.erasure_marked)
+                if deleted and shard.log.settings.codec.sealing and shard.eraser is not None:
+                    shard.log.wait(shard.eraser.forget_soon)  # somebody may wait until no shard has its key
 
     def _moves(self, entry: CatalogueEntry) -> bool:
         """Return whether the catalogue, as last read, has the entry of a move unchanged."""
@@ -190,8 +192,6 @@ class Moves:
         if found is None:
             raise invalid_config(f"there is no shard {wanted}: the store has the shards "
                                  f"{', '.join(map(str, range(self._persisted.count)))}")
-        if self._why_fixed:
-            raise invalid_config(self._why_fixed)
         if found not in self._shards and not self._peers.is_owned(found):
             raise ApiError.of(ApiErrors.CLUSTER_NOT_AVAIL, f"shard {found} has no owner now")
         return found

@@ -86,7 +86,7 @@ class SharedCatalogue(Catalogue):
                  idle_seconds: float, flushed: Callable[[str], Coroutine[Any, Any, None]],
                  show: Callable[[Account, Stream], Coroutine[Any, Any, dict[str, Any]]],
                  read_stream: Callable[[int, str, str], StoredStream], clock: Clock, keep_seconds: float,
-                 why_fixed: str = "") -> None:
+                 ) -> None:
         super().__init__(shards)
         self.peers = peers
         self.count = count
@@ -106,7 +106,7 @@ class SharedCatalogue(Catalogue):
                                   move=lambda entries, serving: self._moves.follow(entries, serving))
         self._moves = Moves(shards, self._serving, accounts, peers, requests, self._persisted, self._follower,
                             self._writer, flushed=flushed, read=read_stream, applied=self._applied,
-                            clock=clock, keep_seconds=keep_seconds, why_fixed=why_fixed)
+                            clock=clock, keep_seconds=keep_seconds)
         self._answers = Answers(shards, accounts, self._follower, self._writer, self._moves, flushed=flushed,
                                 show=show)
 
@@ -320,6 +320,9 @@ class SharedCatalogue(Catalogue):
 
     def is_coming(self, shard: int, stream_id: int) -> bool:
         return self._moves.is_coming(shard, stream_id)
+
+    def remains_removed(self) -> None:
+        self._follower.wake()
 
     async def left_behind(self, stream: StreamState, shard: int) -> list[LeftBehind]:
         return await self._moves.left_behind(stream, shard)

@@ -36,7 +36,6 @@ from broker.storage.checkpoint.subject_pages import SubjectPager, SubjectSetting
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.errors import FormatError
 from broker.storage.format.header import Position
-from broker.storage.format.keyring import KEYS
 from broker.storage.format.page import Page, PageRef, encode_pages, object_size
 from broker.storage.format.records.catalogue import Catalogue
 from broker.storage.log.listener import LogListener
@@ -537,9 +536,10 @@ class Checkpointer(LogListener):
         before that are rewritten, too.
         """
         moved = await self._moving_old()
-        if not self._log.settings.codec.sealing:
+        codec = self._log.settings.codec
+        if not codec.sealing:
             return moved
-        return lambda ref: ref.position.epoch < KEYS.plain_before(ref.key) or moved(ref)
+        return lambda ref: ref.position.epoch < codec.plain_before(ref.key) or moved(ref)
 
     async def _moving_old(self) -> Callable[[PageRef], bool]:
         objects = self.roots[-1].objects if self.roots else frozenset()

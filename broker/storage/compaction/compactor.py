@@ -25,6 +25,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterable, Itera
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from hashlib import sha256
+from typing import Any
 
 from broker.base.clock import Clock
 from broker.storage.checkpoint.checkpointer import Checkpointer
@@ -91,6 +92,8 @@ class Compactor(LogListener):
         self._made: list[StoredFile] | None = None
         self._hurried = False
         self.not_emptied: set[ObjectKey] = set()
+        self._sealed: set[tuple[int, int, int]] = set()
+        """Runs that this process has sealed although their epochs are those of plain ones: see ``ShardKeys.begin``."""
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -189,7 +192,7 @@ class Compactor(LogListener):
         self._made = made
         try:
             while True:
-                objects = await make_inventory(self._log.state, self.settings, self._source.damaged, only=keys)
+                objects = await self._inventory(self._source.damaged, only=keys)
                 moved = False
                 for group in cut(objects, self.settings.merge_bytes):
                     while not self._may_work():
@@ -203,7 +206,7 @@ class Compactor(LogListener):
                         moved = True
                         _log.warning("erasure cannot move a damaged block: %s", error)
                 if not moved:
-                    left = await make_inventory(self._log.state, self.settings, (), only=keys)
+                    left = await self._inventory((), only=keys)
                     self.not_emptied = {one.key for one in left}
                     return made
         finally:
@@ -237,14 +240,14 @@ class Compactor(LogListener):
         moved_bytes, moved = 0, True
         self._hurried = hurried
         try:
-            objects = await make_inventory(self._log.state, self.settings, shared_of=stream_id)
+            objects = await self._inventory(shared_of=stream_id)
             for group in cut(objects, self.settings.merge_bytes):
                 if self._log.failure is not None:
                     raise self._log.failure
                 moved = await self._merge(group, forced=True, alone=True)
                 moved_bytes += sum(one.live_bytes for one in group)
             if not moved:  # all messages were removed while they were read, or they cannot be read
-                for one in await make_inventory(self._log.state, self.settings, shared_of=stream_id):
+                for one in await self._inventory(shared_of=stream_id):
                     if one.key in {before.key for before in objects}:
                         raise Corrupt(f"stream {stream_id:016x}", "blocks", 0,
                                       f"those of object {one.key} cannot be read")
@@ -265,16 +268,14 @@ class Compactor(LogListener):
         began_ns = self._clock.monotonic_ns()
         source = self._source
         stored_bytes: dict[int, int] = {}
-        objects = await make_inventory(self._log.state, self.settings, source.damaged, self._adopter.excluded(),
-                                       stored_bytes)
+        objects = await self._inventory(source.damaged, self._adopter.excluded(), stored_bytes)
         emptiable = source.keep_emptiable(objects)
         found = groups(objects, self.settings, quiet)
         if quiet and not found:
             # Measuring costs requests. These objects will not change, so each is measured only once.
             await source.measure([one for one in emptiable if one.live_bytes < self.settings.object_bytes])
-            found = groups(objects, self.settings, quiet) or cut(await make_inventory(
-                self._log.state, self.settings, source.damaged, self._adopter.excluded(), mixed=True),
-                self.settings.merge_bytes)
+            found = groups(objects, self.settings, quiet) or cut(await self._inventory(
+                source.damaged, self._adopter.excluded(), mixed=True), self.settings.merge_bytes)
         self.stored_bytes = stored_bytes or self.stored_bytes
         await self._pause(self._clock.monotonic_ns() - began_ns)
         merged = False
@@ -288,6 +289,10 @@ class Compactor(LogListener):
                 merged = True  # the next round tries the other blocks of this group again, without the damaged one
                 _log.warning("compaction leaves a damaged block where it is: %s", error)
         return merged
+
+    async def _inventory(self, *args: Any, **more: Any) -> list[StoredObject]:
+        return await make_inventory(self._log.state, self.settings, *args, **more, sealed=self._sealed,
+                                    plain_before=self._log.settings.codec.plain_before)
 
     def _may_work(self) -> bool:
         """Return False once the lease has expired or the log has failed, and while the clock is not trusted."""
@@ -367,6 +372,8 @@ class Compactor(LogListener):
         if run is not None:
             await self._put(key, run.data)
             self.written_bytes += run.size
+            if any(self._log.settings.codec.plain_before(one.stream_id) > position.epoch for one in pieces):
+                self._sealed.add((*position, run_id))
             if self._made is not None:
                 self._made.append(StoredFile(key, run.size, _sha256(run.data)))
             # Live streams read from old and from new objects until the last record. Between two records the run may

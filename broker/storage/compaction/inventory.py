@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from broker.storage.compaction.settings import CompactionSettings
@@ -95,8 +95,9 @@ class StoredObject:
 
 async def make_inventory(state: ShardState, settings: CompactionSettings, leave: Collection[tuple[int, int]] = (),
                          kept: Collection[tuple[int, int]] = (), stored_bytes: dict[int, int] | None = None, *,
-                         mixed: bool = False, only: Collection[ObjectKey] | None = None, shared_of: int = 0
-                         ) -> list[StoredObject]:
+                         mixed: bool = False, only: Collection[ObjectKey] | None = None, shared_of: int = 0,
+                         plain_before: Callable[[int], int] = KEYS.plain_before,
+                         sealed: Collection[tuple[int, int, int]] = ()) -> list[StoredObject]:
     """Find the objects with blocks that may be moved, the oldest messages first.
 
     The walk gives the loop a turn after each thousand blocks or so. If there are very many objects, it ends early:
@@ -107,7 +108,8 @@ async def make_inventory(state: ShardState, settings: CompactionSettings, leave:
         empty if the walk ended early. ``mixed``: find large blocks instead whose messages a merge would group by
         subject (``log.writer.seal_block``); a merge makes runs, which are not found again. ``only``: find all blocks of
             these objects instead, whatever their size. ``shared_of``: find all blocks of this stream in objects that it
-        shares with others.
+        shares with others, or that are plain. ``plain_before`` returns the epoch before which blocks of a stream may be
+        plain in an encrypted store, except in the runs ``sealed``: epochs, numbers and ids.
     """
     sizes = {} if stored_bytes is None else stored_bytes
     objects: dict[ObjectKey, StoredObject] = {}
@@ -127,7 +129,8 @@ async def make_inventory(state: ShardState, settings: CompactionSettings, leave:
                 sizes[stream_id] += sum(_stored(packed) for packed, _ in _facts(entries))
             else:
                 sizes[stream_id] += _count(objects, stream_id, entries, settings, leave, kept, mixed, only,
-                                           shared_of=bool(shared_of))
+                                           shared_of=bool(shared_of), plain_before=plain_before(stream_id),
+                                           sealed=sealed)
             if len(objects) > _OBJECTS_MAX:
                 objects = {key: one for key, one in objects.items() if one.live_bytes < settings.object_bytes}
                 if len(objects) > _OBJECTS_MAX // 2:
@@ -146,20 +149,20 @@ def _in_order(objects: dict[ObjectKey, StoredObject]) -> list[StoredObject]:
 
 def _count(objects: dict[ObjectKey, StoredObject], stream_id: int, entries: Sequence[Kept],
            settings: CompactionSettings, leave: Collection[tuple[int, int]], kept: Collection[tuple[int, int]],
-           mixed: bool, only: Collection[ObjectKey] | None, *, shared_of: bool) -> int:
+           mixed: bool, only: Collection[ObjectKey] | None, *, shared_of: bool, plain_before: int,
+           sealed: Collection[tuple[int, int, int]]) -> int:
     """Add the blocks that may be moved to ``objects``; return the stored bytes of all ``entries``."""
     large, share = settings.large_bytes, settings.dead_share
-    plain_before = KEYS.plain_before(stream_id)
     stored_bytes = 0
     for packed, dead_bytes in _facts(entries):
         size = _stored(packed)
         stored_bytes += size
         live_bytes = packed[BYTES] - dead_bytes
-        plain = packed[_EPOCH] < plain_before
+        plain = packed[_EPOCH] < plain_before and (packed[1], packed[2], packed[3]) not in sealed
         rewritten = live_bytes >= large
         key = (packed[0], packed[1], packed[2], packed[3], stream_id if packed[0] >= _STREAM_RUN else 0)
         if shared_of:
-            if packed[0] >= _STREAM_RUN:
+            if packed[0] >= _STREAM_RUN and not plain:
                 continue
         elif only is not None:
             if key not in only:

@@ -127,7 +127,8 @@ class KeyRing:
         for key in keys:
             self._keys[key.key_id] = key
             if key.owner:
-                self._since[key.owner] = key.since
+                # Two shards may have the key of a stream that moves. What it leaves in the first one may be plain.
+                self._since[key.owner] = max(self._since.get(key.owner, 0), key.since)
                 self._of_stream[key.owner] = key
 
     def add_shard(self, cipher: Cipher, keys: Iterable[DataKey]) -> None:

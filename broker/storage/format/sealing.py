@@ -42,16 +42,18 @@ class SealingCodec(SectionCodec):
     """Seals sections by a cipher, and opens all. Several threads may use it.
 
     Args: ``key_of`` returns the key of an owner (a stream's incarnation, or 0), in any thread. ``randbytes`` must never
-        return the same bytes in two processes.
+        return the same bytes in two processes. ``adopt``: see ``SectionCodec``.
     """
 
-    __slots__ = ("_cipher", "_key_of", "_randbytes", "_sessions")
+    __slots__ = ("_adopt", "_cipher", "_key_of", "_randbytes", "_sessions")
 
     sealing = True
 
     def __init__(self, cipher: Cipher, key_of: Callable[[int], DataKey], compression: Compression = Compression.ZSTD,
-                 randbytes: Callable[[int], bytes] = os.urandom) -> None:
+                 randbytes: Callable[[int], bytes] = os.urandom, *,
+                 adopt: Callable[[int], object] = lambda _: None) -> None:
         super().__init__(compression)
+        self._adopt = adopt
         self._cipher = cipher
         self._key_of = key_of
         self._randbytes = randbytes
@@ -59,6 +61,12 @@ class SealingCodec(SectionCodec):
 
     def expect(self, owner: int) -> None:
         self._key_of(owner)
+
+    def adopt(self, owner: int) -> None:
+        self._adopt(owner)
+
+    def plain_before(self, owner: int) -> int:
+        return self._key_of(owner).since
 
     def seal(self, section: Compressed, at: SectionPosition, fixed: bytes = b"", crc: int | None = None
              ) -> tuple[SectionHeader, bytes]:

@@ -180,6 +180,17 @@ class SectionCodec:
     def expect(self, owner: int) -> None:
         """Refuse plain sections of a new stream from now on, if this codec encrypts."""
 
+    def adopt(self, owner: int) -> None:
+        """Seal the sections of a stream that comes from another shard under the key that it has there.
+
+        Raises: KeyMissing: this process does not know that key.
+        """
+
+    def plain_before(self, owner: int) -> int:
+        """Return the epoch before which parts of a stream in this shard may be plain although this codec encrypts; 0:
+        none are."""
+        return 0
+
     def compress(self, raw: bytes, *, dense: bool = False) -> Compressed:
         """Compress ``raw``, if that saves at least a sixteenth. ``dense``: it takes longer and saves more."""
         packed = compress(raw, dense=dense)

@@ -2,17 +2,22 @@
 
 A replay begins at a kept root, and reads what was sealed under the keys of streams that were deleted after it. So a key
 is destroyed when its stream was missing in as many successive checkpoints as roots are kept, and one more: a deletion
-may be applied while a round is on its way.
+may be applied while a round is on its way. The key of a stream that has moved is then dropped, and not destroyed: the
+stream's new shard has it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Final
 
 from broker.base.clock import Clock
-from broker.storage.keys.shard_keys import ShardKeys
+from broker.storage.format.errors import FormatError
+from broker.storage.keys.opening import decode_all
+from broker.storage.keys.shard_keys import ShardKeys, read_objects
 from broker.storage.objectstore.base import ObjectStore, StoreError
+from broker.storage.paths import KEYS
 from broker.storage.state.applied import ShardState
 
 __all__ = ["KeysOfDeletedStreams"]
@@ -20,6 +25,8 @@ __all__ = ["KeysOfDeletedStreams"]
 _log = logging.getLogger(__name__)
 
 _ROUNDS: Final = 4
+_POLLS: Final = 60
+_POLL_SECONDS: Final = 1.0
 
 
 class KeysOfDeletedStreams:
@@ -39,6 +46,23 @@ class KeysOfDeletedStreams:
         self._missing = {stream: self._missing.get(stream, 0) + 1 for stream in missing}
         gone = [stream for stream, rounds in self._missing.items() if rounds >= _ROUNDS]
         try:
-            await self._keys.destroy(gone, self._clock.now_ns(), self._store)
-        except StoreError as error:
+            moved = await self._keys.elsewhere(gone, self._store) if gone else set()
+            await self._keys.release(moved, self._store)
+            await self._keys.destroy([one for one in gone if one not in moved], self._clock.now_ns(), self._store)
+        except (StoreError, FormatError) as error:
             _log.warning("the keys of %d deleted streams are still in the store: %s", len(gone), error)
+
+    async def until_gone(self, key_id: bytes) -> list[int]:
+        """Wait until no shard has a key, for about a minute; return the shards that still have it.
+
+        Raises: StoreError; FormatError.
+        """
+        shards: list[int] = []
+        for poll in range(_POLLS):
+            if poll:
+                await asyncio.sleep(_POLL_SECONDS)
+            found = decode_all(await read_objects(self._store, KEYS))
+            shards = sorted({one.shard for one in found for key in one.keys if key.key_id == key_id})
+            if not shards:
+                break
+        return shards

@@ -27,11 +27,12 @@ from broker.storage.keys.master import BadKey, Masters
 from broker.storage.keys.opening import Opened, decode_all, missing_key, open_all
 from broker.storage.objectstore.base import Buffers, NotFound, ObjectStore, Transient
 from broker.storage.objectstore.wrapper import Wrapper
+from broker.storage.paths import KEYS as PREFIX
 from broker.storage.paths import ShardPaths
 from broker.storage.state.ids import decode_ids
 from broker.storage.state.stream import StreamState
 
-__all__ = ["KeyedStore", "ShardKeys", "keys_for_repair", "read_wrapped"]
+__all__ = ["KeyedStore", "ShardKeys", "keys_for_repair", "read_objects", "read_wrapped"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class ShardKeys:
     def __init__(self, paths: ShardPaths, masters: Masters, cipher: Cipher, nonce: bytes, compression: Compression,
                  randbytes: Callable[[int], bytes] = os.urandom) -> None:
         """Args: ``nonce``: the writer's. ``randbytes`` must never return the same bytes in two processes."""
-        self.codec = SealingCodec(cipher, self.key_of, compression, randbytes)
+        self.codec = SealingCodec(cipher, self.key_of, compression, randbytes, adopt=self.adopt)
         self._paths = paths
         self._masters = masters
         self._cipher = cipher
@@ -105,11 +106,15 @@ class ShardKeys:
         """
         self._since = epoch
         for stream in streams:
-            since = self.key_of(stream.stream_id).since
+            if stream.moves:  # runs from another shard's log, of higher epochs, may be plain, too
+                foreign = max((run[0] for page in stream.blocks.pages for run, _ in page.run_counts(stream.stream_id)),
+                              default=0)
+                self._since = max(epoch, foreign + 1)
+            since, self._since = self.key_of(stream.stream_id).since, epoch
             if any(page.place.position.epoch < since for page in stream.subjects):
                 stream.subjects = ()  # only written once; a broker makes new ones
                 stream.dirty = True
-            stream.dirty = stream.dirty or since == epoch
+            stream.dirty = stream.dirty or since >= epoch
             if any(place.position.epoch < since for place in stream.ids.places):
                 await self._load_ids(stream, since, store)
         self._since = 0
@@ -138,6 +143,23 @@ class ShardKeys:
                     KEYS.add((key,))
                     self._keys[key.key_id] = self._unsaved[key.key_id] = self._by_owner[owner] = key
         return key
+
+    def adopt(self, owner: int) -> None:
+        """Take the key of a stream that comes from another shard, where everything of it that it keeps is sealed.
+
+        Its key stays with the stream: no nonce repeats, because this owner draws a salt of its own.
+        Raises: KeyMissing: this process has not read the key.
+        """
+        key = KEYS.of_stream(owner)
+        if key is None:
+            raise KeyMissing(b"", f"the key of stream {owner:016x} is in no shard that this broker has read")
+        with self._drawing:
+            known = self._by_owner.get(owner)
+            if known is None or known.key_id != key.key_id:
+                key = key._replace(since=0)
+                self._keys[key.key_id] = self._unsaved[key.key_id] = self._by_owner[owner] = key
+                self._destroyed.pop(key.key_id, None)
+        self.codec.forget(owner)
 
     @property
     def must_merge(self) -> bool:
@@ -202,6 +224,26 @@ class ShardKeys:
         if gone or self._undestroyed():
             await self.merge(store)
 
+    async def release(self, streams: Collection[int], store: ObjectStore) -> None:
+        """Drop the keys of streams that other shards have, with their keys. Raises: StoreError; then some are left."""
+        with self._drawing:
+            gone = [key for key in self._keys.values() if key.owner in streams]
+            for key in gone:
+                del self._keys[key.key_id]
+                self._unsaved.pop(key.key_id, None)
+                self._by_owner.pop(key.owner, None)
+        for key in gone:
+            self.codec.forget(key.owner)
+        if gone:
+            await self.merge(store)
+
+    async def elsewhere(self, streams: Collection[int], store: ObjectStore) -> set[int]:
+        """Return those of the streams whose keys other shards have. Raises: StoreError; FormatError."""
+        ids = {key.key_id: key.owner for key in self._keys.values() if key.owner in streams}
+        others = [one for one in decode_all(await read_objects(store, PREFIX)) if one.shard != self._paths.shard]
+        dead = {key.key_id for one in others for key in one.destroyed}
+        return {ids[key.key_id] for one in others for key in one.keys if key.key_id in ids and key.key_id not in dead}
+
     def _undestroyed(self) -> bool:
         return any(key.key_id in self._destroyed for one in self._objects.values() for key in one.keys)
 
@@ -224,12 +266,17 @@ class ShardKeys:
 
 async def read_wrapped(store: ObjectStore, paths: ShardPaths) -> list[tuple[str, bytes]]:
     """Return the objects with the keys of a shard, each with its own key in the store. Raises: StoreError."""
+    return await read_objects(store, paths.keys)
+
+
+async def read_objects(store: ObjectStore, prefix: str) -> list[tuple[str, bytes]]:
+    """Do the same for all shards whose objects have this prefix."""
     for _ in range(_TRIES):
         try:
-            return [(info.key, await store.get(info.key)) for info in await store.list(paths.keys)]
+            return [(info.key, await store.get(info.key)) for info in await store.list(prefix)]
         except NotFound:  # merged by an owner
             continue
-    raise Transient(f"{store.url}: {paths.keys}: its objects change all the time")
+    raise Transient(f"{store.url}: {prefix}: its objects change all the time")
 
 
 async def keys_for_repair(store: ObjectStore, paths: ShardPaths, nonce: bytes) -> ShardKeys | None:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from broker.base.clock import Clock
 from broker.storage.format.errors import CutOff, FormatError, KeyMissing
+from broker.storage.format.keyring import KEYS
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import StoreRetry
@@ -75,6 +76,7 @@ class FollowedStream:
                  read_keys: Callable[[ShardPaths], Awaitable[None]] | None = None) -> None:
         self._store = store
         self._paths = ShardPaths(number)
+        self._read_keys = read_keys
         self._shard = FollowedShard(store, number, clock, rng, lambda *names: names == (account, name), whole=True,
                                     read_keys=read_keys)
 
@@ -84,6 +86,8 @@ class FollowedStream:
         found = (await self._shard.read()).streams.values()
         stream = max(found, key=lambda one: one.departed is None, default=None)
         if stream is not None and stream.departed is not None:
+            if self._read_keys is not None and KEYS.of_stream(stream.stream_id) is None:
+                await self._read_keys(self._paths)  # its new shard takes its key, too
             for part in [part for part in stream.ids.parts() if part.place is not None]:
                 await load_ids(stream, part, self._store, self._paths)
         return stream
