@@ -134,7 +134,7 @@ async def _replay(directory: FileStore, paths: ShardPaths, rng: random.Random) -
     keys = await keys_for_repair(directory, paths, rng.randbytes(NONCE_BYTES))
     if keys is None or directory.put_sync is None:
         return replay_journal(directory, paths)
-    return replay_journal(directory, paths, keys.codec, partial(keys.flush_sync, directory.put_sync))
+    return replay_journal(directory, paths, keys.codec, partial(keys.flush_sync, directory.put_sync), keys.replay)
 
 
 async def _check(store: ObjectStore, clock: Clock, rng: random.Random, progress: _Progress, *, repair: bool) -> Checked:

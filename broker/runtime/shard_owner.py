@@ -222,7 +222,7 @@ class ShardOwner(LogListener):
                 log_tail(await asyncio.to_thread(repair_tail, directory, paths), store.url)
                 replay = partial(replay_journal, directory, paths)
                 if keys is not None and directory.put_sync is not None:
-                    replay = partial(replay, keys.codec, partial(keys.flush_sync, directory.put_sync))
+                    replay = partial(replay, keys.codec, partial(keys.flush_sync, directory.put_sync), keys.replay)
                 log_replayed(await asyncio.to_thread(replay), store.url)
             taken = await take_shard(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns,
                                      reader_version=await self._reader_version())

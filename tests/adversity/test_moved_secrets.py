@@ -219,7 +219,7 @@ async def test_a_stream_that_has_moved_is_encrypted_afterwards(
             ack = await again(lambda: one.js.publish("s1", b"alice-more"))
             seqs["S1 alice"].append(ack.seq)  # type: ignore[union-attr]
         for name, broker in one.brokers.items():
-            await broker.stop()
+            await broker.kill()
             path = tmp_path / f"{name}.conf"
             path.write_text(path.read_text().replace("domain: jb", f'domain: jb, key: "{KEY}"', 1))
         for broker in one.brokers.values():

@@ -127,6 +127,22 @@ async def test_nothing_is_readable_after_a_kill(tmp_path: Path) -> None:
         expect_secret(store)
 
 
+async def test_a_store_gets_a_key_after_a_kill(tmp_path: Path) -> None:
+    """The broker of a plain store is killed, and the next one has a key: it seals what only the journal has, and reads
+    the plain objects of the same epoch, also after another kill."""
+    store = tmp_path / "store"
+    environ = {"JETBLOCK_JOURNAL": "true"}
+    async with BrokerProcess("-js", "--store", f"file://{store}", environ=environ) as broker:
+        await fill(broker)
+        await broker.kill()
+    environ["JETBLOCK_KEY"] = "the master key of these tests"
+    async with BrokerProcess("-js", "--store", f"file://{store}", environ=environ) as broker:
+        await expect_all(broker)
+        await broker.kill()
+        await broker.restart()
+        await expect_all(broker)
+
+
 async def test_a_store_is_encrypted_by_switching_the_option_on(tmp_path: Path, other_process: Any) -> None:
     """Shows a store with plain and sealed objects, which works; that compaction and checkpoints leave nothing plain
     behind; and the command that reports what is plain."""

@@ -98,6 +98,11 @@ class ShardKeys:
         local = all(master is None or master.local for master in self._masters)
         return call() if local else await asyncio.to_thread(call)
 
+    def replay(self, epoch: int) -> None:
+        """Draw the keys of streams that have none, while the journal of a killed owner is stored, for what follows its
+        ``epoch``: other segments of that epoch are plain."""
+        self._since = epoch + 1
+
     async def begin(self, epoch: int, streams: Iterable[StreamState], store: ObjectStore) -> None:
         """Draw keys for the streams that have none: their sections are sealed from ``epoch`` on.
 
