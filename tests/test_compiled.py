@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 
 TESTS = ("tests/protocol/test_parser.py", "tests/protocol/test_parser_fuzz.py", "tests/protocol/test_encoder.py",
          "tests/protocol/test_subject.py", "tests/protocol/leaf", "tests/server/routing",
-         "tests/server/connection/test_read_pacing.py", "tests/storage/log/test_open_block.py")
+         "tests/storage/log/test_open_block.py")
 """The tests of the modules that are compiled."""
 
 needs_build = pytest.mark.skipif(

@@ -29,8 +29,7 @@ MODULES: Final = (
     "protocol.subject",
     "server.routing.sublist", "server.routing.subscription", "server.routing.ack_subjects",
     "server.routing.queue_group", "server.routing.routes", "server.routing.router", "server.connection.subscribing",
-    "server.connection.read_pacing", "server.connection.outbound", "server.connection.publishing",
-    "server.connection.trace", "storage.log.open_block", "streaming.wire.encoding")
+    "storage.log.open_block", "streaming.wire.encoding")
 """The modules of a build, by name relative to the package: the code that runs once for each message or subscription.
 Classes with weak references cannot be compiled, so ``server.routing.route`` is not among them."""
 

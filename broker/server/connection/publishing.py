@@ -55,7 +55,6 @@ class Publishing:
 
     __slots__ = ("_begun", "_checked", "_client", "_must_check", "_parser", "_pedantic", "_rest", "_rules", "_verbose",
                  "replies")
-    __deletable__ = ("_client",)
 
     def __init__(self, client: Publisher) -> None:
         self._client = client
