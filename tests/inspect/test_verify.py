@@ -73,7 +73,8 @@ async def test_a_sound_store_has_no_problems(objects: Objects) -> None:
     assert verified.objects == len(objects)
     assert verified.bytes == sum(map(len, objects.values()))
     assert len(verified.roots) == 3
-    assert set(kinds(objects).values()) == set(ObjectKind) - {ObjectKind.RUN, ObjectKind.INBOX, ObjectKind.KEYS}
+    assert set(kinds(objects).values()) == set(ObjectKind) - {ObjectKind.RUN, ObjectKind.INBOX, ObjectKind.KEYS,
+                                                             ObjectKind.HEARTBEAT}
     [shard] = survey.shards
     assert [epoch.claim.owner for epoch in shard.epochs if epoch.claim] == ["broker-a", "broker-a", "broker-b"]
     assert [epoch.end for epoch in shard.epochs] == [8, 3, None]

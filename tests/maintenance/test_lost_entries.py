@@ -168,6 +168,7 @@ def test_a_standby_without_the_newest_claim(whole: Objects) -> None:
         store = await without(whole, PATHS.epoch(LAST_EPOCH))
         me, rng = Identity("later", bytes(range(16))), random.Random(1)
         watched = await wait_for_lease(store, PATHS, me, clock, rng, 6 * SECOND)
-        assert watched == (LAST_EPOCH, ENTRIES, True)
+        assert watched is not None
+        assert (watched.epoch, watched.number, watched.silent) == (LAST_EPOCH, ENTRIES, True)
         assert (await take_shard(store, PATHS, me, clock, rng, watched, 6 * SECOND)).epoch == LAST_EPOCH + 1
     in_virtual_time(main)
