@@ -102,6 +102,7 @@ async def test_reads_while_streams_move(passes: int, tmp_path: Path, request: py
         check_logs(one)
 
 
+@pytest.mark.soak
 async def test_as_of_a_moved_stream(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """A sequence means the same after a move. A position is one of the log of the stream's shard, and one from before
     the stream came there is refused."""
