@@ -111,8 +111,8 @@ def test_idle_shards_cost_one_heartbeat(shards: int) -> None:
 
 @pytest.mark.parametrize("killed_after_s", [60.0, 61.3, 62.7, 64.1])
 def test_a_dead_process_is_replaced_within_a_second_after_t(killed_after_s: float) -> None:
-    """All of its shards are taken T after its last heartbeat at the earliest, and a second later at most; what it left
-    is deleted."""
+    """A standby takes all shards of the dead process, not before T after its last heartbeat and within a second of
+    that. It deletes the heartbeats that the dead process left."""
     async def main(clock: TrustedClock) -> None:
         shared = MemoryStore()
         first, second = Process("a", shared, clock, 1), Process("b", shared, clock, 2)

@@ -209,17 +209,23 @@ class ShardKeys:
         with self._drawing:
             return {owner for owner in self._by_owner if owner}
 
+    def _drop(self, streams: Collection[int]) -> list[DataKey]:
+        """Drop the keys of streams from memory, with ``_drawing`` held. Returns: these keys."""
+        gone = [key for key in self._keys.values() if key.owner in streams]
+        for key in gone:
+            del self._keys[key.key_id]
+            self._unsaved.pop(key.key_id, None)
+            self._by_owner.pop(key.owner, None)
+        return gone
+
     async def destroy(self, streams: Collection[int], at_ns: int, store: ObjectStore) -> None:
         """Destroy the keys of deleted streams, of which nothing is needed any more; ``at_ns`` is the time.
 
         Raises: StoreError; then they are destroyed for this process, and the next call does the rest.
         """
         with self._drawing:
-            gone = [key for key in self._keys.values() if key.owner in streams]
+            gone = self._drop(streams)
             for key in gone:
-                del self._keys[key.key_id]
-                self._unsaved.pop(key.key_id, None)
-                self._by_owner.pop(key.owner, None)
                 self._destroyed[key.key_id] = Destroyed(key.key_id, key.owner, at_ns)
             for old in [old for old in self._destroyed.values() if old.at_ns < at_ns - _DESTROYED_NS]:
                 del self._destroyed[old.key_id]
@@ -232,11 +238,7 @@ class ShardKeys:
     async def release(self, streams: Collection[int], store: ObjectStore) -> None:
         """Drop the keys of streams that other shards have, with their keys. Raises: StoreError; then some are left."""
         with self._drawing:
-            gone = [key for key in self._keys.values() if key.owner in streams]
-            for key in gone:
-                del self._keys[key.key_id]
-                self._unsaved.pop(key.key_id, None)
-                self._by_owner.pop(key.owner, None)
+            gone = self._drop(streams)
         for key in gone:
             self.codec.forget(key.owner)
         if gone:
