@@ -66,11 +66,11 @@ def is_clustered(settings: Settings) -> bool:
 
 
 def front_lines(settings: Settings, links: Collection[Link], accounts: Collection[str], *, pages_port: int,
-                pages_path: str, port: int) -> list[tuple[str, str]]:
+                pages_path: str, port: int, ports_folder: str = "") -> list[tuple[str, str]]:
     """Return the lines of the nats-server's configuration file, each with its place in the operator's files or "".
 
     Args: ``accounts``: those with leaf connections; ``port``: that of clients; ``pages_port``, ``pages_path``: the
-        place of its monitoring pages, whose path is a secret.
+        place of its monitoring pages, whose path is a secret; ``ports_folder``: the folder of its ports file.
     """
     top = {key: value for key, value in (settings.front.blocks or {}).items() if key.lower() not in _OURS}
     if "tls" in settings.front.overrides:
@@ -91,6 +91,8 @@ def front_lines(settings: Settings, links: Collection[Link], accounts: Collectio
         "server_name": settings.server_name, "host": settings.clients.host, "port": port,
         "http": f"{_LOOPBACK}:{pages_port}", "http_base_path": pages_path,
         "debug": settings.logging.debug, "trace": settings.logging.trace, "logtime": False}
+    if ports_folder:
+        top["ports_file_dir"] = ports_folder
     remotes = [{"url": f"nats-leaf://{number}:{link.secret}@{_LOOPBACK}:{link.leaf_port}", "account": name,
                 "hub": True, "compression": "off"}
                for link in links for number, name in enumerate(accounts)]

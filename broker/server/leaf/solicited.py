@@ -304,7 +304,8 @@ class Remote:
                     server_hostname=url.host if first else None)
             async with asyncio.timeout(settings.first_info_timeout_ns / 1e9):
                 info = await greeting.info()
-            if not info.get("client_id") or "leafnode_urls" not in info:
+            # With no_advertise, nats-server sends no leafnode_urls. Only leaf ports answer CONNECT with another INFO.
+            if not info.get("client_id") or not ("leafnode_urls" in info or info.get("info_on_connect")):
                 raise RemoteFailed("attempted to connect to wrong port")
             if not first and (info.get("tls_required") or context is not None):
                 async with asyncio.timeout((tls or LeafTls()).timeout_ns / 1e9):
