@@ -46,7 +46,7 @@ async def adopt(settings: Settings) -> list[Carried]:
         if not lost.done():
             lost.set_result(error)
 
-    host = StoreHost(settings.storage, settings.server_name, clock)
+    host = StoreHost(settings.storage, settings.server_name, clock, lambda: settings.clients.max_payload)
     owners = ShardSet(host, report_loss)
     js = JetStream(clock, rng, settings.jetstream)
     accounts = {one.name: one for one in wanted_accounts(settings.accounts).values()}

@@ -258,7 +258,8 @@ class App:
         if settings.storage.url.startswith("file://"):
             prepare_directory(directory := settings.storage.url.removeprefix("file://"))
             refuse_nats_server(directory)
-        self.store_host = StoreHost(settings.storage, settings.server_name, self.clock)
+        self.store_host = StoreHost(settings.storage, settings.server_name, self.clock,
+                                    lambda: self.settings.clients.max_payload)
         if not settings.storage.is_shared:
             self.shards = ShardSet(self.store_host, self._lost, waits=self._begin_to_wait,
                                    before_claim=self._bind_for_clients, damaged=self._report_damage)

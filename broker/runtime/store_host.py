@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import random
+from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 
@@ -56,6 +57,8 @@ _CLOCK_SECONDS = 60.0
 compares them itself."""
 _SHARE_SECONDS = 1.0
 """The interval at which the puts of the shards are counted."""
+_READ_BYTES = 256 * 1024
+"""Bytes of small messages that one read of a connection brings at most."""
 _UNPACKING_THREADS = 2
 """Threads that decompress blocks read ahead."""
 
@@ -68,9 +71,14 @@ class StoreHost:
         in the background.
     """
 
-    def __init__(self, settings: StorageSettings, server_name: str, clock: GuardedClock) -> None:
-        """Open the store. Args: ``server_name`` names the owner of shards; "": a name is made up. Raises:
-        StartError."""
+    def __init__(self, settings: StorageSettings, server_name: str, clock: GuardedClock,
+                 max_payload: Callable[[], int]) -> None:
+        """Open the store.
+
+        Args: ``server_name`` names the owner of shards; "": a name is made up. ``max_payload()`` returns the most bytes
+            of a message.
+        Raises: StartError.
+        """
         self.settings = settings
         self.clock = clock
         # Nonces and epochs must differ between runs, whatever the seed of the rest of the broker.
@@ -86,7 +94,8 @@ class StoreHost:
                               sync_interval_ns=settings.sync_interval_ns)
         except (ValueError, StoreError) as error:
             raise StartError(str(error)) from None
-        self.room = ReservingStore(bare, settings.reserve_bytes, reserve_left_by, clock)
+        self.room = ReservingStore(bare, settings.reserve_bytes, reserve_left_by, clock,
+                                   burst=lambda: max_payload() + _READ_BYTES)
         self.store = InstrumentedStore(self.room, clock=clock)
         self.cache = Cache(settings.cache_bytes)
         self.retrying = RetryingStore(self.store, clock=clock, rng=self.rng,

@@ -151,7 +151,7 @@ def log_replayed(replayed: Replayed | None, url: str) -> None:
 def _put(store: FileStore, key: str, data: list[bytes]) -> None:
     """Put a segment, which may be there already, perhaps from an earlier replay; use the reserve if necessary."""
     assert store.put_sync is not None
-    reserve = None if store.reserve is None else store.reserve(0)
+    reserve = None if store.reserve is None else store.reserve(0, lambda: 0)
     while True:
         try:
             store.put_sync(key, data)

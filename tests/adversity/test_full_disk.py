@@ -115,16 +115,19 @@ async def test_another_program_fills_the_disk(small_disk: Path, tmp_path: Path) 
         await check_full_store(broker, lambda: fill(small_disk), (small_disk / "filler").unlink)
 
 
-async def test_a_purge_makes_room_on_a_full_disk(small_disk: Path) -> None:
+@pytest.mark.parametrize("size", [100_000, 1_000_000])
+async def test_a_purge_makes_room_on_a_full_disk(small_disk: Path, size: int) -> None:
     """Messages fill the disk until publishes are refused. A purge is carried out, and publishes are accepted again
-    without help from outside and without the grace for readers (10 minutes). Deleting the stream does the same."""
+    without help from outside and without the grace for readers (10 minutes). Deleting the stream does the same.
+
+    The larger messages are larger than the reserve, and several of them arrive at once."""
     (small_disk / "ballast").unlink()
     environ = {**ENVIRON, "JETBLOCK_RESERVE": "512kb"}
     async with BrokerProcess("--store", f"file://{small_disk / 'store'}", environ=environ) as broker:
         nc = await connect(broker.url)
         for subject in ("$JS.API.STREAM.PURGE.S", "$JS.API.STREAM.DELETE.S"):
             await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
-            async with Writer("s.x", broker.url, window=10, size=100_000, timeout=60) as writer:
+            async with Writer("s.x", broker.url, window=10, size=size, timeout=60) as writer:
                 await writer.refused(1, seconds=60)
                 await writer.abort()
             assert {(error.code, error.err_code) for error in writer.errors} == {(503, 10023)}
@@ -189,8 +192,9 @@ async def test_a_disk_that_is_full_when_blocks_are_merged(small_disk: Path) -> N
     """There is room for small segments and none for the run into which compaction merges them: compaction waits and
     logs the reason, and nothing else waits. With room it continues by itself, and every byte of the store is sound."""
     store = small_disk / "store"
+    environ = {**ENVIRON, "JETBLOCK_RESERVE": "64kb", "JETBLOCK_MAX_PAYLOAD": "16kb"}
     async with BrokerProcess("--store", f"file://{store}",
-                             environ={**ENVIRON, "JETBLOCK_COMPACTION": "false"}) as broker:
+                             environ={**environ, "JETBLOCK_COMPACTION": "false"}) as broker:
         nc = await connect(broker.url)
         await nc.jetstream().add_stream(StreamConfig(name="S", subjects=["s.>"]))
         async with Writer("s.x", broker.url, window=2, size=8 * 1024) as writer:
@@ -198,8 +202,8 @@ async def test_a_disk_that_is_full_when_blocks_are_merged(small_disk: Path) -> N
         await nc.close()
     disk = os.statvfs(small_disk)
     (small_disk / "filler").write_bytes(bytes(disk.f_bavail * disk.f_frsize - (600 << 10)))
-    environ = {**ENVIRON, "JETBLOCK_RESERVE": "64kb", **compaction(segments=100, quiet_ns=200_000_000),
-               "JETBLOCK_COMPACTION_CPU": "100", "JETBLOCK_READER_GRACE": "1s"}
+    environ |= {**compaction(segments=100, quiet_ns=200_000_000), "JETBLOCK_COMPACTION_CPU": "100",
+                "JETBLOCK_READER_GRACE": "1s"}
     async with EagerBrokerProcess("--store", f"file://{store}", environ=environ) as broker:
         async def merged() -> bool:
             return bool((await broker.monitor("/varz"))["jetblock"]["log"]["compaction"]["merges"])

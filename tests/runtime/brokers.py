@@ -74,7 +74,7 @@ class Broker:
         self.store = Costly(shared, latency_ns, page_ns, seed)
         with patch("broker.runtime.store_host.open_store", lambda *_, **__: self.store):
             storage = StorageSettings(url="s3://x/y", scrub_interval_ns=0, **settings)
-            self.store_host = StoreHost(storage, name or "", clock)  # type: ignore[arg-type]
+            self.store_host = StoreHost(storage, name or "", clock, lambda: 1 << 20)  # type: ignore[arg-type]
         self.store_host.encoders = Inline()
         self.shard_owner = ShardOwner(self.store_host, 0, self._lost,
                                       **({"before_claim": before_claim} if before_claim is not None else {}))

@@ -27,7 +27,7 @@ async def test_a_wrong_clock_is_logged(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(store_host, "_CLOCK_SECONDS", 0.01)
     boot_ns, off_ns = time.monotonic_ns(), 0
     clock = GuardedClock(lambda: HOUR * 10**6 + boot_ns + off_ns, lambda: boot_ns)
-    host = StoreHost(StorageSettings(url=f"file://{tmp_path}"), "", clock)
+    host = StoreHost(StorageSettings(url=f"file://{tmp_path}"), "", clock, lambda: 1 << 20)
     try:
         await host.check()
         for times in (1, 2):

@@ -23,7 +23,7 @@ class Process:
         self.store = Costly(shared, 30 * MS, 0, seed)
         with patch("broker.runtime.store_host.open_store", lambda *_, **__: self.store):
             host = StoreHost(StorageSettings(url="s3://x/y", scrub_interval_ns=0, shards=SHARDS), name,
-                             clock)  # type: ignore[arg-type]
+                             clock, lambda: 1 << 20)  # type: ignore[arg-type]
         host.encoders = Inline()
         self.losses: list[BaseException] = []
         self.shards = ShardSet(host, self.losses.append)

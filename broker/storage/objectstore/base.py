@@ -145,8 +145,9 @@ class ObjectStore(ABC):
     this kind of store has no locks.
     """
 
-    reserve: Callable[[int], Reserve] | None = None
-    """``reserve(size)`` makes a reserve of ``size`` bytes. None if this kind of store cannot be full."""
+    reserve: Callable[[int, Callable[[], int]], Reserve] | None = None
+    """``reserve(size, burst)`` makes a reserve of ``size`` bytes. ``burst()`` returns the most bytes that are accepted
+    between two measurements of the free room. None if this kind of store cannot be full."""
 
     @abstractmethod
     async def put(self, key: str, data: Buffers) -> None:

@@ -1,7 +1,8 @@
 """The reserve of a directory: a file that takes room on the disk, and is shortened to make room on a full disk.
 
 The file is shortened by the size of each put, and never removed at once: other programs that fill the disk would
-take all of its room. The file gets its full length again once the disk has room for it, and as much beside it.
+take all of its room. The file gets its full length again once the disk has room for it, and as much
+beside it, and for a burst of messages.
 """
 
 from __future__ import annotations
@@ -30,13 +31,15 @@ _PIECE: Final = 1 << 20
 class DiskReserve:
     """The reserve of a directory; its contract is ``base.Reserve``."""
 
-    def __init__(self, directory: str, size: int, in_thread: Callable[..., Coroutine[Any, Any, bool]]) -> None:
+    def __init__(self, directory: str, size: int, burst: Callable[[], int],
+                 in_thread: Callable[..., Coroutine[Any, Any, bool]]) -> None:
         """Make a reserve of ``size`` bytes; 0: ``fill`` removes an existing file.
 
-        Args: ``in_thread(call, *args)`` runs a blocking call in a worker thread.
+        Args: ``burst``: see ``ObjectStore.reserve``. ``in_thread(call, *args)`` runs a blocking call in a thread.
         """
         self._directory = directory
         self._path = os.path.join(directory, RESERVE)
+        self._burst = burst
         self._in_thread = in_thread
         self._lock = threading.Lock()
         disk = os.statvfs(directory)
@@ -69,7 +72,7 @@ class DiskReserve:
         return disk.f_bavail * disk.f_frsize + self._held
 
     def is_low(self, bytes_free: int) -> bool:
-        return bytes_free < 2 * self.size
+        return bool(self.size) and bytes_free < 2 * self.size + self._burst()
 
     def _length(self) -> int:
         try:

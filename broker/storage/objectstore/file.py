@@ -191,8 +191,8 @@ class FileStore(ObjectStore):
             await asyncio.to_thread(self.unsynced.abandon)
             self._temp.remove()
 
-    def _make_reserve(self, size: int) -> Reserve:
-        return DiskReserve(self._root, size, self._in_thread)
+    def _make_reserve(self, size: int, burst: Callable[[], int]) -> Reserve:
+        return DiskReserve(self._root, size, burst, self._in_thread)
 
     def lock_path(self, folder: str) -> Path:
         """Return the path of the file that ``try_lock(folder)`` locks."""

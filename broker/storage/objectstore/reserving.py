@@ -8,8 +8,8 @@
 While ``full`` is set, callers store nothing that can wait: publishes are refused. Purges, deletes, acks and checkpoints
 use the reserve, so that an operator can make room through the broker.
 
-On a directory ``full`` begins before the disk is full, as soon as less than the size of the reserve is free beside it.
-So there is room for the log's tail, which was sequenced before.
+On a directory ``full`` begins before the disk is full, as soon as less than the size of the reserve and of one burst of
+messages is free beside it. So there is room for the log's tail, which was sequenced before.
 
 A bucket's quota may lag: MinIO uses the result of its last scan. So it refuses puts for some time after the reserve was
 deleted, and accepts puts for some time although there is no room. The lag is measured as the time from a release of the
@@ -64,26 +64,27 @@ class ReservingStore(Wrapper):
     """A store with a reserve.
 
     Attributes: ``full`` is the error that gives the reason why only essential objects may be stored; None while all may
-    be. ``bytes_free`` is the room that is left, half of the reserve included.
+    be. ``bytes_free`` is the room that is left, half of the reserve included, less one burst.
 
-    The log's tail may grow to ``bytes_free``. The other half of the reserve is left for requests that make room, and
-    for a start after a kill.
+    The log accepts a burst of messages while its tail is below ``bytes_free``, so there is room for one more burst.
+    Half of the reserve is left for requests that make room, and for a start after a kill.
     """
 
     def __init__(self, inner: ObjectStore, size: int, leave: Callable[[str], float], clock: Clock, *,
-                 retry_seconds: float | None = None) -> None:
+                 burst: Callable[[], int] = lambda: 0, retry_seconds: float | None = None) -> None:
         """Wrap ``inner``.
 
         Args: ``size`` is the size of the reserve in bytes. ``leave(key)`` is the share of the reserve (0 to 1) that a
-            put of this key must leave; 1 means that it may not use the reserve. ``retry_seconds`` is the pause between
-            two tests whether a full store has room again.
+            put of this key must leave; 1 means that it may not use the reserve. ``burst``: see ``ObjectStore.reserve``.
+            ``retry_seconds`` is the pause between two tests whether a full store has room again.
         """
         super().__init__(inner)
         self.full: StoreFull | None = None
         self.bytes_free = _UNKNOWN
         self._observers: list[Callable[[], object]] = []
-        self._reserve: Reserve | None = inner.reserve(size) if inner.reserve is not None else None
+        self._reserve: Reserve | None = inner.reserve(size, burst) if inner.reserve is not None else None
         self._leave = leave
+        self._burst = burst
         self._clock = clock
         self._retry_s = retry_seconds if retry_seconds is not None else 5.0 if inner.puts_cost else 1.0
         self._failed_ns: int | None = None
@@ -181,7 +182,8 @@ class ReservingStore(Wrapper):
         """Update ``bytes_free`` after a put, and set ``full`` if too little room is left."""
         if self._reserve is None or (free := self._reserve.bytes_free()) is None:
             return
-        self.bytes_free = free - self._reserve.size // 2
+        size = self._reserve.size
+        self.bytes_free = free - size // 2 - self._burst() if size else free
         if self.full is None and self._reserve.is_low(free):
             self._set_full(StoreFull(f"{self.url}: the disk is almost full ({free >> 10} KiB are left, the reserve "
                                      f"among them); free some room, and the broker continues"))

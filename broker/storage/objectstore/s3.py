@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
@@ -264,7 +264,7 @@ class S3Store(ObjectStore):
         async with self._call("delete a version of", check_key(key), self._put_timeout_s) as client:
             await client.delete_object(Bucket=self._bucket, Key=self._base + key, VersionId=version)
 
-    def _make_reserve(self, size: int) -> Reserve:
+    def _make_reserve(self, size: int, _burst: Callable[[], int]) -> Reserve:
         return S3Reserve(self, size)
 
     async def has_quota(self) -> bool:

@@ -37,7 +37,7 @@ class SmallStore(MemoryStore):
         self.fails = False
         self.reserve = self._make_reserve
 
-    def _make_reserve(self, size: int) -> SmallStore:
+    def _make_reserve(self, size: int, burst: Callable[[], int]) -> SmallStore:
         self.size = size
         return self
 
@@ -239,7 +239,7 @@ async def here(call: Callable[..., bool], *args: object) -> bool:
 async def test_the_file_of_a_directory(tmp_path: Path) -> None:
     """The file takes blocks of the disk, not only a length. It is shortened by the need of each put, and lengthened
     again."""
-    reserve = DiskReserve(str(tmp_path), 1 << 20, here)
+    reserve = DiskReserve(str(tmp_path), 1 << 20, lambda: 0, here)
     file = tmp_path / RESERVE
     assert await reserve.fill()
     assert os.stat(file).st_size == 1 << 20
@@ -250,16 +250,16 @@ async def test_the_file_of_a_directory(tmp_path: Path) -> None:
     assert os.stat(file).st_size == 1 << 19
     assert not reserve.release(1, 0.5)
     # The next process continues with the remaining file.
-    reserve = DiskReserve(str(tmp_path), 1 << 20, here)
+    reserve = DiskReserve(str(tmp_path), 1 << 20, lambda: 0, here)
     assert reserve.release(1 << 20, 0.0)
     assert not reserve.release(1, 0.0)
     assert os.stat(file).st_size == 0
     assert await reserve.fill()
     assert os.stat(file).st_size == 1 << 20
     # Other settings: a smaller reserve, and none.
-    assert await DiskReserve(str(tmp_path), 1 << 19, here).fill()
+    assert await DiskReserve(str(tmp_path), 1 << 19, lambda: 0, here).fill()
     assert os.stat(file).st_size == 1 << 19
-    assert await DiskReserve(str(tmp_path), 0, here).fill()
+    assert await DiskReserve(str(tmp_path), 0, lambda: 0, here).fill()
     assert not file.exists()
 
 
@@ -279,11 +279,11 @@ async def test_the_file_on_a_small_disk(tmp_path: Path, monkeypatch: pytest.Monk
     free = 3 << 20
     monkeypatch.setattr(os, "statvfs", lambda _: Disk(free))
     file = tmp_path / RESERVE
-    assert await DiskReserve(str(tmp_path), 64 << 20, here).fill()
+    assert await DiskReserve(str(tmp_path), 64 << 20, lambda: 0, here).fill()
     assert os.stat(file).st_size == 1 << 20
     os.truncate(file, 1000)
     free = (2 << 20) - 1001
-    assert not await DiskReserve(str(tmp_path), 64 << 20, here).fill()
+    assert not await DiskReserve(str(tmp_path), 64 << 20, lambda: 0, here).fill()
     assert os.stat(file).st_size == 1000
     free = 3 << 20
 
@@ -292,7 +292,7 @@ async def test_the_file_on_a_small_disk(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", fail)
-    assert not await DiskReserve(str(tmp_path), 64 << 20, here).fill()
+    assert not await DiskReserve(str(tmp_path), 64 << 20, lambda: 0, here).fill()
     assert os.stat(file).st_size == 1000
 
 
@@ -303,7 +303,7 @@ async def test_a_file_system_without_fallocate(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(os, "posix_fallocate", lacks)
     monkeypatch.setattr(disk_reserve, "_PIECE", 1000)
-    assert await DiskReserve(str(tmp_path), 10_500, here).fill()
+    assert await DiskReserve(str(tmp_path), 10_500, lambda: 0, here).fill()
     assert os.stat(tmp_path / RESERVE).st_size == 10_500
     assert os.stat(tmp_path / RESERVE).st_blocks * 512 >= 10_500
 
