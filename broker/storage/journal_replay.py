@@ -66,19 +66,19 @@ def journal_place(store: FileStore, paths: ShardPaths) -> JournalPlace | None:
 
 def replay_journal(store: FileStore, paths: ShardPaths, codec: SectionCodec = SECTIONS,
                    before_put: Callable[[], object] = lambda: None,
-                   begin: Callable[[int], object] = lambda _: None) -> Replayed | None:
+                   begin: Callable[[], object] = lambda: None) -> Replayed | None:
     """Store the commits of the shard's journal that are not in the log, and remove the journal.
 
     Call this under the shard's lock, after ``repair_tail`` and before an epoch is claimed.
-    Args: ``codec`` seals the segments; ``before_put`` is called before each of them is put; ``begin`` is called with
-        their epoch before anything is sealed.
+    Args: ``codec`` seals the segments; ``before_put`` is called before each of them is put; ``begin`` is called
+        before anything is sealed.
     Returns: what was stored; None if there was nothing to do. Raises: StoreError; FormatError.
     """
     found = find_journaled(store, paths)
     path = journal_path(store, paths)
     messages = 0
     if found is not None:
-        begin(found.epoch)
+        begin()
     for segment in found.segments if found is not None else ():
         assert found is not None
         position = Position(found.epoch, segment.number)

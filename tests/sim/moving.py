@@ -154,6 +154,7 @@ class MovingOwner(Owner):
                                      random.Random(1)).read()
         if state is None or state.stream_id != entry.stream_id or state.departed != self.number:
             return
+        log.settings.codec.adopt(state.stream_id)
         log.block(UnusedStream(state)).add(Arrival(entry.shard, pack_whole(state)))
         await self._commit()
         here = self._state(entry.stream_id)

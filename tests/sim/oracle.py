@@ -148,8 +148,8 @@ class Oracle:
         for key, data in self.store.objects.items():
             parsed = parse(key)
             assert parsed is not None
-            assert parsed.position is not None
             if parsed.kind == ObjectKind.CLAIM:
+                assert parsed.position is not None
                 assert parsed.shard is not None
                 claims[parsed.shard, parsed.position.epoch] = Claim.decode(data, parsed.position.epoch).run_id
         for key, data in self.store.objects.items():

@@ -11,8 +11,13 @@ from broker.base.clock import Clock, GuardedClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take_shard
 from broker.cluster.standby import wait_for_lease
+from broker.storage.format.codec import Compression
 from broker.storage.format.errors import CutOff
-from broker.storage.objectstore.base import StoreError
+from broker.storage.format.keyring import Cipher
+from broker.storage.keys.deleted import KeysOfDeletedStreams
+from broker.storage.keys.shard_keys import KeyedStore, ShardKeys
+from broker.storage.objectstore.base import ObjectStore, StoreError
+from broker.storage.objectstore.retrying import RetryingStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard
@@ -108,9 +113,19 @@ class Broker:
                 if rng.random() < 0.5:
                     await wait_for_lease(store, self.paths, me, self.clock, run_rng, world.lease_ns)
                 taken = await take_shard(store, self.paths, me, self.clock, run_rng)
+                settings, keys = world.settings(), None
+                opened: ObjectStore = store
+                if world.masters is not None:
+                    keys = ShardKeys(self.paths, world.masters, Cipher.AES, me.nonce, Compression.ZSTD)
+                    retrying = RetryingStore(store, clock=self.clock, rng=run_rng, give_up_ns=15 * SECOND)
+                    await keys.load(retrying)
+                    settings.log.codec, opened = keys.codec, KeyedStore(store, keys)
                 shard = await Shard.open(
-                    store, self.paths, taken.epoch, me.nonce, self.clock, run_rng, world.settings(),
-                    began_ns=taken.began_ns, clock_trusted=self._clock_trusted)
+                    opened, self.paths, taken.epoch, me.nonce, self.clock, run_rng, settings,
+                    began_ns=taken.began_ns, clock_trusted=self._clock_trusted,
+                    after_round=None if keys is None else KeysOfDeletedStreams(keys, retrying, self.clock).after_round)
+                if keys is not None:
+                    await keys.begin(taken.epoch, list(shard.state.streams.values()), retrying)
                 world.opened(self, taken.epoch, shard.state)
                 self.owner = world.make_owner(self, shard)
                 await self.owner.work(world.clock.monotonic_ns() + rng.randint(2, 60) * SECOND)

@@ -24,6 +24,7 @@ from collections import Counter
 from typing import Any
 
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.keys.master import Masters
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.shard import Shard, ShardSettings
@@ -76,6 +77,8 @@ class World:
         if seed % 3 == 1:
             self.storms = Storms(self.loop, random.Random(seed), self.counts,
                                  lambda: [broker.store for broker in self.brokers if broker.store is not None])
+        self.masters: Masters | None = None
+        """The master keys, in worlds with encryption."""
         self.verdict: Lost | None = None
         """The first broken promise that was detected during the run."""
         self.injected: set[str] = set()

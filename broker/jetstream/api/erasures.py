@@ -147,7 +147,7 @@ async def shred(request: Request) -> dict[str, Any]:
     await request.account.changes.delete(stream)
     request.about = None
     await eraser.forget_deleted()
-    if key is not None and (shards := await eraser.until_key_gone(key.key_id)):
+    if key is not None and (shards := await eraser.until_key_gone(stream.stream_id)):
         raise ApiError(ApiErrors.STREAM_MSG_DELETE_FAILED, err=(
             f"its key is not destroyed yet: shard {', '.join(map(str, shards))}, which it had left, still has it; the "
             f"shard's broker destroys it"))

@@ -103,8 +103,8 @@ class Eraser:
 
     Attributes:
         on_done: called when objects are gone: caches may have parts of them.
-        until_key_gone: waits for a while until no shard has a key, and returns the shards that still have it. It
-            raises StoreError and FormatError.
+        until_key_gone: waits for a while until no shard has a key of a stream, and returns the shards that still have
+            one. It raises StoreError and FormatError.
         left: the objects whose end is waited for.
         damaged: those of them that stay, because they cannot be read or emptied, with the reason.
         waits_for: what other shards have of streams whose erasures wait for that alone, by stream.
@@ -115,7 +115,7 @@ class Eraser:
                  ) -> None:
         self.settings = settings
         self.on_done: Callable[[], object] = lambda: None
-        self.until_key_gone: Callable[[bytes], Awaitable[Sequence[int]]] = _nowhere
+        self.until_key_gone: Callable[[int], Awaitable[Sequence[int]]] = _nowhere
         self.left: set[str] = set()
         self._progress = ("waiting", 0, 0)
         self.damaged: dict[str, str] = {}
@@ -532,5 +532,5 @@ def _object_key(key: str) -> ObjectKey | None:
     return int(place), *parsed.position, parsed.object_id, parsed.incarnation or 0
 
 
-async def _nowhere(_: bytes) -> Sequence[int]:
+async def _nowhere(_: int) -> Sequence[int]:
     return ()

@@ -29,8 +29,9 @@ from typing import Any, Final, NamedTuple
 from broker.storage.format.codec import Stored, Undecodable
 from broker.storage.format.errors import KeyMissing
 
-__all__ = ["KEYS", "KEY_BYTES", "KEY_ID_BYTES", "KEY_VARIABLE", "NONCE_BYTES", "OVERHEAD", "PREFIX_BYTES", "SALT_BYTES",
-           "SECTIONS_MAX", "Cipher", "DataKey", "KeyRing", "aead_of", "associated_data", "cipher_of"]
+__all__ = ["KEYS", "KEY_BYTES", "KEY_ID_BYTES", "KEY_VARIABLE", "NONCE_BYTES", "NOT_SETTLED", "OVERHEAD",
+           "PREFIX_BYTES", "SALT_BYTES", "SECTIONS_MAX", "Cipher", "DataKey", "KeyRing", "aead_of", "associated_data",
+           "cipher_of"]
 
 KEY_VARIABLE: Final = "JETBLOCK_KEY"
 """The environment variable with the master key, for programs that have no configuration."""
@@ -46,6 +47,8 @@ OVERHEAD: Final = PREFIX_BYTES + NONCE_BYTES + _TAG_BYTES
 """The bytes that a cipher adds to a section."""
 SECTIONS_MAX: Final = 1 << 24
 """The most sections under one salt."""
+NOT_SETTLED: Final = 1 << 32
+"""The ``since`` of a key that was drawn before the state of its stream was known. No epoch is so high."""
 
 _DATA_AT: Final = PREFIX_BYTES + NONCE_BYTES
 _AEADS_MAX: Final = 16_384
@@ -72,7 +75,7 @@ class DataKey(NamedTuple):
     """A key of one owner: a stream's incarnation, or 0 for a shard.
 
     ``since`` is the first epoch in which everything of the stream was sealed; 0: all epochs. A plain section of that
-    epoch or a later one is refused.
+    epoch or a later one is refused. ``NOT_SETTLED``: the next owner of the shard says which epoch that is.
     """
 
     key_id: bytes
@@ -118,8 +121,11 @@ class KeyRing:
         self._keys: dict[bytes, DataKey] = {}
         self._destroyed: set[bytes] = set()
         self._since: dict[int, int] = {}
-        self._of_stream: dict[int, DataKey] = {}
-        self._shards: dict[int, tuple[Cipher, DataKey]] = {}
+        self._of_stream: dict[int, tuple[DataKey, ...]] = {}
+        """A stream has several keys if two shards had its blocks when its store became encrypted."""
+        self._shards: dict[int, dict[int, tuple[Cipher, DataKey]]] = {}
+        """The ciphers and keys of the shards that have a key of a stream, by stream and number of the shard: a ring may
+        have keys of several stores."""
         self._aeads: dict[bytes, Any] = {}
 
     def add(self, keys: Iterable[DataKey]) -> None:
@@ -129,25 +135,41 @@ class KeyRing:
             if key.owner:
                 # Two shards may have the key of a stream that moves. What it leaves in the first one may be plain.
                 self._since[key.owner] = max(self._since.get(key.owner, 0), key.since)
-                self._of_stream[key.owner] = key
+                self._of_stream[key.owner] = (*self._others(key), key)
 
-    def add_shard(self, cipher: Cipher, keys: Iterable[DataKey]) -> None:
-        """Note which streams belong to a shard, and the cipher of its writers; ``keys`` are those of the shard."""
+    def settle(self, key: DataKey) -> None:
+        """Replace a key whose ``since`` was not settled."""
+        self._keys[key.key_id] = key
+        self._of_stream[key.owner] = (*self._others(key), key)
+        self._since[key.owner] = max(one.since for one in self._of_stream[key.owner])
+
+    def _others(self, key: DataKey) -> list[DataKey]:
+        return [one for one in self._of_stream.get(key.owner, ()) if one.key_id != key.key_id]
+
+    def add_shard(self, number: int, cipher: Cipher, keys: Iterable[DataKey]) -> None:
+        """Note which streams have keys in a shard, and the cipher of its writers; ``keys`` are those of the shard."""
         keys = list(keys)
         for shard in [key for key in keys if not key.owner]:
-            self._shards.update((key.owner, (cipher, shard)) for key in keys if key.owner)
+            for key in keys:
+                if key.owner:
+                    self._shards[key.owner] = self._shards.get(key.owner, {}) | {number: (cipher, shard)}
 
-    def shard_of(self, stream_id: int) -> tuple[Cipher, DataKey] | None:
-        """Return the cipher and the key of the shard that has a stream; None if its key is not known."""
-        return self._shards.get(stream_id) if stream_id in self._of_stream else None
+    def shard_of(self, stream_id: int, number: int | None = None) -> tuple[Cipher, DataKey] | None:
+        """Return the cipher and the key of a shard, or of any shard, that has a key of a stream; None: none is known.
+        """
+        shards = self._shards.get(stream_id, {}) if stream_id in self._of_stream else {}
+        return next(iter(shards.values()), None) if number is None else shards.get(number)
 
     def destroy(self, key_ids: Iterable[bytes]) -> None:
         """Forget keys that were destroyed: their sections count as damaged."""
         for key_id in key_ids:
             self._destroyed.add(key_id)
             if (key := self._keys.pop(key_id, None)) is not None:
-                self._since.pop(key.owner, None)
-                self._of_stream.pop(key.owner, None)
+                if others := self._others(key):
+                    self._of_stream[key.owner] = tuple(others)
+                else:
+                    self._since.pop(key.owner, None)
+                    self._of_stream.pop(key.owner, None)
             for prefix in [prefix for prefix in self._aeads.copy() if prefix.startswith(key_id)]:
                 self._aeads.pop(prefix, None)
 
@@ -156,8 +178,13 @@ class KeyRing:
         return self._keys.get(key_id)
 
     def of_stream(self, stream_id: int) -> DataKey | None:
-        """Return the key of a stream, if it is known."""
-        return self._of_stream.get(stream_id)
+        """Return the key of a stream, or one of them, if it is known."""
+        keys = self._of_stream.get(stream_id)
+        return None if keys is None else keys[-1]
+
+    def all_of_stream(self, stream_id: int) -> tuple[DataKey, ...]:
+        """Return all known keys of a stream."""
+        return self._of_stream.get(stream_id, ())
 
     def plain_before(self, owner: int) -> int:
         """Return the epoch before which parts of a stream may be plain, 0: none are, because all were sealed or the

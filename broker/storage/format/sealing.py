@@ -120,20 +120,20 @@ def _known_key(stream_id: int) -> DataKey:
     return key
 
 
-def staging_codec(stream_id: int) -> SectionCodec:
-    """Return the codec for messages that are staged for a stream, and for requests to the owner of its shard.
+def staging_codec(stream_id: int, number: int | None = None) -> SectionCodec:
+    """Return the codec for messages that are staged for a stream; ``number``: for requests to the owner of this shard.
 
     It encrypts if this process has opened the stream's store and the store is encrypted. A process that has a master
     key, and has opened no store, cannot know that. Raises: KeyMissing.
     """
-    found = KEYS.shard_of(stream_id)
+    found = KEYS.shard_of(stream_id, number)
     if found is None and KEY_VARIABLE in os.environ:
         if not KEYS.loaders:
             raise KeyMissing(b"", f"this process has {KEY_VARIABLE}, and has not read the keys of the stream's store: "
                                   f"open the store in this process, by jetblock.store, or pass codec=PLAIN if the "
                                   f"store is not encrypted")
         missing = KEYS.load()
-        found = KEYS.shard_of(stream_id)
+        found = KEYS.shard_of(stream_id, number)
         if found is None and missing is not None:
             raise missing
     if found is None:

@@ -2,8 +2,10 @@
 
 A replay begins at a kept root, and reads what was sealed under the keys of streams that were deleted after it. So a key
 is destroyed when its stream was missing in as many successive checkpoints as roots are kept, and one more: a deletion
-may be applied while a round is on its way. The key of a stream that has moved is then dropped, and not destroyed: the
-stream's new shard has it.
+may be applied while a round is on its way.
+
+The key of a stream that has moved is then dropped, and not destroyed: the stream's new shard has it. If the new shard
+has only other keys of the stream, the key stays until that shard has none: staged messages may be sealed under it.
 """
 
 from __future__ import annotations
@@ -42,18 +44,19 @@ class KeysOfDeletedStreams:
     async def after_round(self, state: ShardState) -> None:
         """Count the streams that are missing in ``state``, and destroy the keys of those that were missing long
         enough."""
-        missing = self._keys.streams - state.streams.keys()
+        # A stream that comes is in no state before its arrival is stored.
+        missing = self._keys.streams - state.streams.keys() - self._keys.take_adopted()
         self._missing = {stream: self._missing.get(stream, 0) + 1 for stream in missing}
-        gone = [stream for stream, rounds in self._missing.items() if rounds >= _ROUNDS]
+        gone = {stream for stream, rounds in self._missing.items() if rounds >= _ROUNDS}
         try:
-            moved = await self._keys.elsewhere(gone, self._store) if gone else set()
+            moved, kept = await self._keys.elsewhere(gone, self._store) if gone else (set[int](), set[int]())
             await self._keys.release(moved, self._store)
-            await self._keys.destroy([one for one in gone if one not in moved], self._clock.now_ns(), self._store)
+            await self._keys.destroy(gone - moved - kept, self._clock.now_ns(), self._store)
         except (StoreError, FormatError) as error:
             _log.warning("the keys of %d deleted streams are still in the store: %s", len(gone), error)
 
-    async def until_gone(self, key_id: bytes) -> list[int]:
-        """Wait until no shard has a key, for about a minute; return the shards that still have it.
+    async def until_gone(self, stream_id: int) -> list[int]:
+        """Wait until no shard has a key of a stream, for about a minute; return the shards that still have one.
 
         Raises: StoreError; FormatError.
         """
@@ -62,7 +65,7 @@ class KeysOfDeletedStreams:
             if poll:
                 await asyncio.sleep(_POLL_SECONDS)
             found = decode_all(await read_objects(self._store, KEYS))
-            shards = sorted({one.shard for one in found for key in one.keys if key.key_id == key_id})
+            shards = sorted({one.shard for one in found for key in one.keys if key.owner == stream_id})
             if not shards:
                 break
         return shards

@@ -65,8 +65,8 @@ def open_all(objects: Sequence[WrappedKeys], masters: Masters, url: str) -> Open
     KEYS.add(opened.keys.values())
     for shard in {one.shard for one in objects}:
         of_shard = [one for one in objects if one.shard == shard]
-        KEYS.add_shard(of_shard[-1].cipher, [key for one in of_shard for row in one.keys
-                                             if (key := opened.keys.get(row.key_id)) is not None])
+        KEYS.add_shard(shard, of_shard[-1].cipher, [key for one in of_shard for row in one.keys
+                                                    if (key := opened.keys.get(row.key_id)) is not None])
     return opened
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from broker.storage.format.codec import Compression
 from broker.storage.format.errors import FormatError, KeyMissing
-from broker.storage.format.keyring import KEY_BYTES, KEY_ID_BYTES, KEYS, Cipher, DataKey
+from broker.storage.format.keyring import KEY_BYTES, KEY_ID_BYTES, KEYS, NOT_SETTLED, Cipher, DataKey
 from broker.storage.format.sealing import SealingCodec
 from broker.storage.format.wrapped_keys import Destroyed, WrappedKeys
 from broker.storage.keys.master import BadKey, Masters
@@ -66,6 +66,8 @@ class ShardKeys:
         """Destroyed keys: an object that was not merged may still have them."""
         self._objects: dict[str, WrappedKeys] = {}
         """The objects with keys in the store, as far as this process knows."""
+        self._adopted: set[int] = set()
+        """Streams that have come since the last call of ``take_adopted``: their keys stay."""
         self._drawing = Lock()
         self._since = 1
         """The ``since`` of keys that are drawn now."""
@@ -98,10 +100,10 @@ class ShardKeys:
         local = all(master is None or master.local for master in self._masters)
         return call() if local else await asyncio.to_thread(call)
 
-    def replay(self, epoch: int) -> None:
-        """Draw the keys of streams that have none, while the journal of a killed owner is stored, for what follows its
-        ``epoch``: other segments of that epoch are plain."""
-        self._since = epoch + 1
+    def replay(self) -> None:
+        """Draw the keys of streams that have none, while the journal of a killed owner is stored. Nobody has read the
+        states of the streams yet, so ``begin`` says from which epoch on all of them is sealed."""
+        self._since = NOT_SETTLED
 
     async def begin(self, epoch: int, streams: Iterable[StreamState], store: ObjectStore) -> None:
         """Draw keys for the streams that have none: their sections are sealed from ``epoch`` on.
@@ -109,13 +111,15 @@ class ShardKeys:
         Call it once the shard is recovered; all sections of later streams are sealed. Streams with plain pages are
         marked, so that the next checkpoint writes them. Raises: StoreError.
         """
-        self._since = epoch
+        self._since, settled = epoch, False
         for stream in streams:
             if stream.moves:  # runs from another shard's log, of higher epochs, may be plain, too
                 foreign = max((run[0] for page in stream.blocks.pages for run, _ in page.run_counts(stream.stream_id)),
                               default=0)
                 self._since = max(epoch, foreign + 1)
-            since, self._since = self.key_of(stream.stream_id).since, epoch
+            if (key := self.key_of(stream.stream_id)).since == NOT_SETTLED:
+                key, settled = self._settle(key), True
+            since, self._since = key.since, epoch
             if any(page.place.position.epoch < since for page in stream.subjects):
                 stream.subjects = ()  # only written once; a broker makes new ones
                 stream.dirty = True
@@ -123,6 +127,15 @@ class ShardKeys:
             if any(place.position.epoch < since for place in stream.ids.places):
                 await self._load_ids(stream, since, store)
         self._since = 0
+        if settled:
+            await self.merge(store)
+
+    def _settle(self, key: DataKey) -> DataKey:
+        key = key._replace(since=self._since)
+        with self._drawing:
+            self._keys[key.key_id] = self._by_owner[key.owner] = key
+        KEYS.settle(key)
+        return key
 
     async def _load_ids(self, stream: StreamState, since: int, store: ObjectStore) -> None:
         """Load the message ids of plain pages, so that the next checkpoint writes them; it leaves whole pages alone."""
@@ -150,21 +163,28 @@ class ShardKeys:
         return key
 
     def adopt(self, owner: int) -> None:
-        """Take the key of a stream that comes from another shard, where everything of it that it keeps is sealed.
+        """Take the keys of a stream that comes from another shard, where everything of it that it keeps is sealed.
 
-        Its key stays with the stream: no nonce repeats, because this owner draws a salt of its own.
+        Its keys stay with the stream: no nonce repeats, because this owner draws a salt of its own.
         Raises: KeyMissing: this process has not read the key.
         """
-        key = KEYS.of_stream(owner)
-        if key is None:
+        keys = KEYS.all_of_stream(owner)
+        if not keys:
             raise KeyMissing(b"", f"the key of stream {owner:016x} is in no shard that this broker has read")
         with self._drawing:
-            known = self._by_owner.get(owner)
-            if known is None or known.key_id != key.key_id:
-                key = key._replace(since=0)
-                self._keys[key.key_id] = self._unsaved[key.key_id] = self._by_owner[owner] = key
-                self._destroyed.pop(key.key_id, None)
+            self._adopted.add(owner)
+            for key in keys:
+                if key.key_id not in self._keys:
+                    key = key._replace(since=0)
+                    self._keys[key.key_id] = self._unsaved[key.key_id] = self._by_owner[owner] = key
+                    self._destroyed.pop(key.key_id, None)
         self.codec.forget(owner)
+
+    def take_adopted(self) -> set[int]:
+        """Return the streams that have come since the last call."""
+        with self._drawing:
+            adopted, self._adopted = self._adopted, set()
+        return adopted
 
     @property
     def must_merge(self) -> bool:
@@ -210,8 +230,11 @@ class ShardKeys:
             return {owner for owner in self._by_owner if owner}
 
     def _drop(self, streams: Collection[int]) -> list[DataKey]:
-        """Drop the keys of streams from memory, with ``_drawing`` held. Returns: these keys."""
-        gone = [key for key in self._keys.values() if key.owner in streams]
+        """Drop the keys of streams from memory, with ``_drawing`` held; those that have come meanwhile keep their keys.
+
+        Returns: the keys that were dropped.
+        """
+        gone = [key for key in self._keys.values() if key.owner in streams and key.owner not in self._adopted]
         for key in gone:
             del self._keys[key.key_id]
             self._unsaved.pop(key.key_id, None)
@@ -229,30 +252,32 @@ class ShardKeys:
                 self._destroyed[key.key_id] = Destroyed(key.key_id, key.owner, at_ns)
             for old in [old for old in self._destroyed.values() if old.at_ns < at_ns - _DESTROYED_NS]:
                 del self._destroyed[old.key_id]
-        for key in gone:
-            self.codec.forget(key.owner)
         KEYS.destroy([key.key_id for key in gone])
-        if gone or self._undestroyed():
-            await self.merge(store)
+        await self._remove(gone, store)
 
     async def release(self, streams: Collection[int], store: ObjectStore) -> None:
         """Drop the keys of streams that other shards have, with their keys. Raises: StoreError; then some are left."""
         with self._drawing:
             gone = self._drop(streams)
+        await self._remove(gone, store)
+
+    async def _remove(self, gone: Iterable[DataKey], store: ObjectStore) -> None:
+        """Remove keys that were dropped from the store, also those that an earlier call has left there."""
         for key in gone:
             self.codec.forget(key.owner)
-        if gone:
+        if any(key.key_id not in self._keys for one in self._objects.values() for key in one.keys):
             await self.merge(store)
 
-    async def elsewhere(self, streams: Collection[int], store: ObjectStore) -> set[int]:
-        """Return those of the streams whose keys other shards have. Raises: StoreError; FormatError."""
-        ids = {key.key_id: key.owner for key in self._keys.values() if key.owner in streams}
+    async def elsewhere(self, streams: Collection[int], store: ObjectStore) -> tuple[set[int], set[int]]:
+        """Return those of the streams that other shards have keys of: first those with all of this shard's keys, then
+        the others. Raises: StoreError; FormatError."""
         others = [one for one in decode_all(await read_objects(store, PREFIX)) if one.shard != self._paths.shard]
         dead = {key.key_id for one in others for key in one.destroyed}
-        return {ids[key.key_id] for one in others for key in one.keys if key.key_id in ids and key.key_id not in dead}
-
-    def _undestroyed(self) -> bool:
-        return any(key.key_id in self._destroyed for one in self._objects.values() for key in one.keys)
+        found = {key.key_id: key.owner for one in others for key in one.keys
+                 if key.owner in streams and key.key_id not in dead}
+        partly = {key.owner for key in list(self._keys.values())
+                  if key.owner in streams and key.key_id not in found}
+        return set(found.values()) - partly, set(found.values()) & partly
 
     async def merge(self, store: ObjectStore) -> None:
         """Put one object with all keys, and delete the others. Raises: StoreError; then all keys are still there."""

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable
 
 from broker.base.clock import Clock
 from broker.storage.format.errors import CutOff, FormatError, KeyMissing
-from broker.storage.format.keyring import KEYS
 from broker.storage.objectstore.base import ObjectStore
 from broker.storage.paths import ShardPaths
 from broker.storage.put import StoreRetry
@@ -77,6 +76,7 @@ class FollowedStream:
         self._store = store
         self._paths = ShardPaths(number)
         self._read_keys = read_keys
+        self._knows_keys = False
         self._shard = FollowedShard(store, number, clock, rng, lambda *names: names == (account, name), whole=True,
                                     read_keys=read_keys)
 
@@ -86,8 +86,9 @@ class FollowedStream:
         found = (await self._shard.read()).streams.values()
         stream = max(found, key=lambda one: one.departed is None, default=None)
         if stream is not None and stream.departed is not None:
-            if self._read_keys is not None and KEYS.of_stream(stream.stream_id) is None:
-                await self._read_keys(self._paths)  # its new shard takes its key, too
+            if self._read_keys is not None and not self._knows_keys:
+                await self._read_keys(self._paths)  # its new shard takes its keys, too
+                self._knows_keys = True
             for part in [part for part in stream.ids.parts() if part.place is not None]:
                 await load_ids(stream, part, self._store, self._paths)
         return stream

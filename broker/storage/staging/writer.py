@@ -286,7 +286,7 @@ def request_object(account: str, stream: str, stream_id: int, identity: int | Ve
         raise ValueError(why)
     request = Request(identity, account, stream, stream_id, entries, nonce or os.urandom(NONCE_BYTES), version,
                       Times(times), Acting(acting))
-    return ToPut(ShardPaths(shard).inbox(identity), [request.encode(codec or staging_codec(stream_id))], None)
+    return ToPut(ShardPaths(shard).inbox(identity), [request.encode(codec or staging_codec(stream_id, shard))], None)
 
 
 def _with_id(headers: bytes, msg_id: bytes | None, acting: bool) -> tuple[bytes, bytes]:
