@@ -72,6 +72,7 @@ class Child:
         self._failed: asyncio.Future[str] | None = None
         self._reloaded: asyncio.Future[str] | None = None
         self._last_error = ""
+        self._fatal: list[str] = []
         self._level = logging.INFO
 
     @property
@@ -156,7 +157,7 @@ class Child:
                 status = await self._run()
             except OSError as error:
                 status, self._last_error = -1, f"cannot start {self._command()[0]}: {(error.strerror or str(error))}"
-            was_ready, why = self.ready.is_set(), self._last_error
+            was_ready, why = self.ready.is_set(), "\n".join(self._fatal) or self._last_error
             self.ready.clear()
             self._process = None
             self._on_line("")
@@ -177,6 +178,7 @@ class Child:
         """Run the process once, and return its status."""
         self.starts += 1
         self._last_error = ""
+        self._fatal.clear()
         process = await asyncio.create_subprocess_exec(
             *self._command(), env=self._environ, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE, limit=_LINE_BYTES_MAX, preexec_fn=_prepare, pass_fds=self._files)
@@ -199,7 +201,9 @@ class Child:
         text = found[2] if found else line
         if found:
             self._level = _LEVELS[found[1]]
-        if text != _READY:  # programs wait for this line, which the supervisor logs when all is ready
+        if self._level == logging.CRITICAL and self.starts == 1 and not self.ready.is_set():
+            self._fatal.append(text)  # the text of ChildFailed, which the supervisor logs
+        elif text != _READY:  # programs wait for this line, which the supervisor logs when all is ready
             log.log(self._level, "[%s] %s", self.name, text)
         if self._level >= logging.ERROR and found:
             self._last_error = text

@@ -88,7 +88,7 @@ class Supervisor:
         """The parts of this process that apply new settings."""
 
         self._read = read
-        self._folder = Path(tempfile.mkdtemp(prefix="jetblock-"))
+        self._folder: Path | None = None
         self._ports = _Ports()
         self._port = settings.clients.port
         self._pages_path = f"/{secrets.token_urlsafe(16)}"
@@ -125,6 +125,7 @@ class Supervisor:
 
     @property
     def _front_file(self) -> Path:
+        assert self._folder is not None
         return self._folder / "nats-server.conf"
 
     async def start(self) -> None:
@@ -143,10 +144,10 @@ class Supervisor:
             await self._pages.bind()
             # Health checks must find a long start alive; a short one has no pages before its end.
             self._early_pages = asyncio.create_task(self._show_early(self._pages), name="pages of a start")
-        self._write(settings)
-        if errors := await nats_server.check(self._program, str(self._front_file), self._places):
-            raise StartError(f"nats-server refuses the configuration: {errors}")
         try:
+            self._write(settings)
+            if errors := await nats_server.check(self._program, str(self._front_file), self._places):
+                raise StartError(f"nats-server refuses the configuration: {errors}")
             if is_clustered(settings):
                 await self._front.start()
             await asyncio.gather(*(worker.start() for worker in self._workers))
@@ -154,7 +155,7 @@ class Supervisor:
         except ChildFailed as error:
             raise StartError(str(error)) from None
         await self._linked()
-        if settings.process.ports_file_dir:
+        if settings.process.ports_file_dir and self._folder is not None:
             self._front_ports = await nats_server.take_ports(self._folder, self._front.pid)
         if self._pages is not None:
             await self._pages.start()
@@ -174,7 +175,8 @@ class Supervisor:
         if self._pages is not None:
             await self._pages.close()
         self._ports.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
         for file in self._worker_files:
             os.close(file)
 
@@ -220,19 +222,19 @@ class Supervisor:
                      if old[path] != new[path]]:
             raise ConfigError("\n".join(wrong))
         ready = [prepare(new) for prepare in self.parts.values()]
-        before = self._front_file.read_text(), self._accounts
+        before = self._accounts
         self._accounts = accounts
-        self._write(new)
         try:
+            self._write(new)
             if errors := await nats_server.check(self._program, str(self._front_file), self._places):
                 raise ChildFailed(errors)
             # The workers first: what nats-server adds needs them.
-            if accounts == before[1]:
+            if accounts == before:
                 for worker in self._workers:
                     await worker.reload()
                 await self._front.reload()
         except ChildFailed:
-            self._accounts = before[1]
+            self._accounts = before
             self._write(old)
             for worker in self._workers:
                 if worker.ready.is_set():
@@ -242,7 +244,7 @@ class Supervisor:
         for apply in ready:
             apply()
         self.settings = new
-        if accounts != before[1]:
+        if accounts != before:
             log.info("Other accounts have JetStream now: starting nats-server and the workers again")
             await self._start_again()
         log.info("Reloaded server configuration (%s)", new.digest)
@@ -280,14 +282,19 @@ class Supervisor:
         await pages.start()
 
     def _write(self, settings: Settings) -> None:
-        """Write the configurations; the folder is this user's alone."""
-        lines = front_lines(settings, self._links, self._accounts, pages_port=self._pages_port,
-                            pages_path=self._pages_path, port=self._port,
-                            ports_folder=str(self._folder) if settings.process.ports_file_dir else "")
-        self._places = _write_lines(self._front_file, lines)
-        for number, (link, file) in enumerate(zip(self._links, self._worker_files, strict=True)):
-            data = pickle.dumps(worker_settings(settings, link, self._accounts, number))
-            os.ftruncate(file, os.pwrite(file, data, 0))
+        """Write the configurations; the folder is this user's alone. Raises: ChildFailed: the disk refuses them."""
+        try:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="jetblock-"))
+            lines = front_lines(settings, self._links, self._accounts, pages_port=self._pages_port,
+                                pages_path=self._pages_path, port=self._port,
+                                ports_folder=str(self._folder) if settings.process.ports_file_dir else "")
+            self._places = _write_lines(self._front_file, lines)
+            for number, (link, file) in enumerate(zip(self._links, self._worker_files, strict=True)):
+                data = pickle.dumps(worker_settings(settings, link, self._accounts, number))
+                os.ftruncate(file, os.pwrite(file, data, 0))
+        except OSError as error:
+            raise ChildFailed(f"cannot write the configuration of nats-server: {error}") from None
 
     # ---- the children
 

@@ -15,8 +15,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, Final, NamedTuple
+from urllib.parse import urlencode
 
 import aiohttp
 from aiohttp import web
@@ -25,17 +27,22 @@ from broker.base.gojson.encoding import marshal
 from broker.front.addresses import Addresses
 from broker.front.configuration import Link
 from broker.monitor.access import Access
-from broker.monitor.web import Pages, http_protocol_of
+from broker.monitor.web import Pages, http_protocol_of, json_response
 
 __all__ = ["http_protocol"]
 
 log = logging.getLogger(__name__)
 
 _SECONDS: Final = 10.0
-_BYTES_MAX: Final = 256 << 20
-_KEPT: Final = frozenset({"now", "server_id", "server_name", "id", "version", "api_level", "domain", "sync_interval",
-                          "sync_always", "level"})
-"""Members of /jsz that are not added."""
+_KEPT: Final = frozenset({"now", "server_id", "server_name", "id", "version", "api_level", "domain", "level", "config",
+                          "limits"})
+"""Members of /jsz that are not added: each worker has the same, or the first one's are shown."""
+_GREATEST: Final = frozenset({"accounts", "total", "reserved_memory", "reserved_storage"})
+"""Members of which the greatest is shown: all workers have the same accounts, and the owner of shard 0 counts what all
+streams reserve. In a row of an account, what is reserved is the account's limit."""
+
+_PAGE: Final = re.compile(r"/[a-z]+(/[a-z]+)*")
+"""The paths of nats-server's pages."""
 
 _FRONT: Final = {
     "jetblock_connections": "connections", "jetblock_max_connections": "max_connections",
@@ -71,12 +78,16 @@ class _FrontPages(Pages):
         if path != self._base and not path.startswith(self._base + "/"):
             return web.Response(status=404, text="404 page not found\n")
         path = path[len(self._base):] or "/"
-        query = request.query_string
+        # Only this process knows who may see the pages, so the others never see a callback.
+        query = urlencode([(key, value) for key, value in request.query.items() if key != "callback"])
         try:
-            return await self._made(path, query, request.headers.get("Accept", ""))
+            made = await self._made(path, query, request.headers.get("Accept", ""))
         except _Unreachable as error:
-            body = marshal({"status": "unavailable", "error": str(error)})
-            return web.Response(status=503, body=body, content_type="application/json")
+            made = json_response(marshal({"status": "unavailable", "error": str(error)}), "", 503)
+        callback = request.query.get("callback", "")
+        if callback and made.content_type == "application/json" and isinstance(made.body, bytes):
+            return json_response(made.body, callback, made.status)
+        return made
 
     async def _made(self, path: str, query: str, accept: str) -> web.Response:
         """Raises: _Unreachable."""
@@ -93,13 +104,15 @@ class _FrontPages(Pages):
                 answers = await self._ask_workers(path, query)
                 if (failed := next((one for one in answers if one.status != 200), None)) is not None:
                     return _relayed(failed)
-                added = _added([json.loads(answer.body) for answer in answers])
                 front = json.loads((await self._ask_front("/varz", "")).body)
-                return _json({**added, "server_id": front["server_id"]})
+                return await asyncio.to_thread(lambda: _json({
+                    **_added([json.loads(answer.body) for answer in answers]), "server_id": front["server_id"]}))
             case "/leafz" | "/connz":
                 return await self._connections(path, query)
         if path.startswith("/streaming"):
             return _relayed((await self._ask_workers(path, query))[0])
+        if not _PAGE.fullmatch(path):
+            return web.Response(status=404, text="404 page not found\n")
         answer = await self._ask_front(path, query)
         # Links between nats-server's pages would show the secret path.
         return _relayed(answer._replace(body=answer.body.replace(self._secret.encode(), self._base.encode())))
@@ -109,10 +122,11 @@ class _FrontPages(Pages):
         return "/" + self._addresses.front.rpartition("/")[2]
 
     async def _varz(self) -> dict[str, Any]:
-        front, *workers = await asyncio.gather(self._ask_front("/varz", ""), *(
-            self._ask(self._worker_url(worker) + "/varz", worker) for worker in self._addresses.workers))
+        front = await self._ask_front("/varz", "")
         page: dict[str, Any] = json.loads(front.body)
-        pages = [json.loads(worker.body) for worker in workers if worker.status == 200]
+        # A worker that is being started again must not hide nats-server's clients.
+        workers = await asyncio.gather(*self._asking_workers("/varz", ""), return_exceptions=True)
+        pages = [json.loads(one.body) for one in workers if isinstance(one, _Answer) and one.status == 200]
         page |= self._addresses.address()
         page["http_base_path"] = self._base or "/"
         page["leafnodes"] = page.get("leafnodes", 0) - self._addresses.links()
@@ -132,9 +146,12 @@ class _FrontPages(Pages):
     async def _connections(self, path: str, query: str) -> web.Response:
         """Return a list of connections without those to the workers."""
         answer = await self._ask_front(path, query)
-        if answer.status != 200 or "callback=" in query:
+        if answer.status != 200:
             return _relayed(answer)
-        page = json.loads(answer.body)
+        return await asyncio.to_thread(self._without_own, path, answer.body)
+
+    def _without_own(self, path: str, body: bytes) -> web.Response:
+        page = json.loads(body)
         key, *counts = ("leafs", "leafnodes") if path == "/leafz" else ("connections", "num_connections", "total")
         ends = {("Leafnode", "127.0.0.1", worker.leaf_port) for worker in self._addresses.workers}
         rows = page.get(key) or []
@@ -147,7 +164,11 @@ class _FrontPages(Pages):
     async def _health(self, query: str) -> web.Response:
         front, *workers = await asyncio.gather(self._ask_front("/healthz", "js-server-only=true"),
                                                *self._asking_workers("/healthz", query))
-        return _relayed(next((one for one in (front, *workers) if one.status != 200), workers[0]))
+        answers = [front, *workers]
+        if any(one.status == 200 for one in workers):
+            # The request may name a stream, which one of the workers has.
+            answers = [one for one in answers if one.status != 404]
+        return _relayed(next((one for one in answers if one.status != 200), answers[-1]))
 
     async def _metrics(self, accept: str) -> web.Response:
         from broker.front.metrics import metrics_of  # this import takes 70 ms, and few supervisors need it
@@ -201,7 +222,7 @@ def _json(page: Any) -> web.Response:
                         headers={"Content-Type": "application/json", "Access-Control-Allow-Origin": "*"})
 
 
-def _added(pages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+def _added(pages: Iterable[Mapping[str, Any]], greatest: frozenset[str] = _GREATEST) -> dict[str, Any]:
     """Add up pages member by member: numbers are added, maps and rows of one name too, other lists are joined."""
     total: dict[str, Any] = {}
     for page in pages:
@@ -212,12 +233,14 @@ def _added(pages: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             elif key in _KEPT or isinstance(value, str | bool):
                 continue
             elif isinstance(value, Mapping):
-                total[key] = _added((known, value))
+                # Requests to the API have a total, too, which is no count of accounts.
+                total[key] = _added((known, value), frozenset() if key == "api" else greatest)
             elif isinstance(value, list):
                 total[key] = _joined(known, value)
             elif isinstance(value, int | float):
                 # -1 stands for no limit.
-                total[key] = -1 if -1 in (known, value) else known + value
+                total[key] = (-1 if -1 in (known, value) else max(known, value) if key in greatest
+                              else known + value)
     return total
 
 

@@ -25,7 +25,7 @@ from broker.monitor.options import BadOption, from_query
 from broker.monitor.stacks import stacks
 from broker.monitor.views import Sample, Views
 
-__all__ = ["Pages", "http_protocol", "http_protocol_of"]
+__all__ = ["Pages", "http_protocol", "http_protocol_of", "json_response"]
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +216,7 @@ def _response_in_steps(endpoint: Endpoint, views: Views, options: Any,
     else:
         page = endpoint.build(views, options)
         yield
-    return _response((yield from _encoded_in_steps(page)), callback)
+    return json_response((yield from _encoded_in_steps(page)), callback)
 
 
 def _further_response_in_steps(made: Generator[None, None, tuple[int, Any]],
@@ -226,7 +226,7 @@ def _further_response_in_steps(made: Generator[None, None, tuple[int, Any]],
     if isinstance(page, str):
         kind = _HTML if page.startswith("<!doctype html>") else _TEXT
         return web.Response(status=status, body=f"{page}\n".encode(), headers={"Content-Type": kind})
-    return _response((yield from _encoded_in_steps(page)), callback, status)
+    return json_response((yield from _encoded_in_steps(page)), callback, status)
 
 
 def _encoded_in_steps(page: dict[str, Any]) -> Generator[None, None, bytes]:
@@ -244,10 +244,10 @@ def _probe_response(page: dict[str, Any], callback: str) -> web.Response:
     """Return the response with /healthz. Raises: BadOption."""
     status = page.pop("status_code")
     # Like nats-server, write this page without spaces: probes compare it as text.
-    return _response(marshal(page), callback, status)
+    return json_response(marshal(page), callback, status)
 
 
-def _response(body: bytes, callback: str, status: int = 200) -> web.Response:
+def json_response(body: bytes, callback: str, status: int = 200) -> web.Response:
     """Return a response with JSON, or with JSONP if there is a callback. Raises: BadOption.
 
     A callback must be a dotted name; otherwise a link could run any script.

@@ -13,13 +13,11 @@ import nats
 import pytest
 from nats.aio.client import Client
 
-from broker.base.nkeys import ACCOUNT
 from tests import tokens
 from tests.certificates import Authority
 from tests.front.fronted import FrontedProcess
 from tests.harness import NatsServerProcess, ServerProcess
-from tests.keys import key
-from tests.server.operator.clients import connected, directory
+from tests.server.operator.clients import ask, connected, directory
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.shows("cluster.workers_configuration")]
 
@@ -180,15 +178,31 @@ async def test_operator_mode(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 async def test_a_new_account_of_an_operator(tmp_path: Path) -> None:
-    """After a reload the worker serves an account whose token has come to the resolver's directory."""
+    """Tokens that are pushed to nats-server's resolver let users in at once. After a reload all workers serve a new
+    account, and have the new limits of one that they knew."""
     limits = {"mem_storage": -1, "disk_storage": -1, "streams": 1, "consumer": -1}
     config = tmp_path / "c.conf"
-    config.write_text(directory(tmp_path, A=tokens.account("A", limits=limits)))
-    async with FrontedProcess("-c", str(config), "-js", "-sd", str(tmp_path / "js")) as process:
-        name = key(ACCOUNT, "B").public
-        (tmp_path / "jwts" / f"{name}.jwt").write_text(tokens.account("B", limits=limits))
+    config.write_text(directory(tmp_path, A=tokens.account("A", limits=limits, iat=1)))
+
+    async def add(name: str, of: str, shard: int) -> Any:
+        async with connected(process, tokens.user("u", of=of)) as client:
+            info = await client.jetstream(timeout=10).add_stream(
+                name=name, subjects=[name], metadata={"jetblock.shard": str(shard)})
+            return info.config.name
+
+    async with FrontedProcess("-c", str(config), "-js", "-sd", str(tmp_path / "js"), workers=2) as process:
+        assert await add("ONE", "A", 0) == "ONE"
+        with pytest.raises(nats.js.errors.Error, match="maximum number of streams"):
+            await add("TWO", "A", 1)
+        async with connected(process, tokens.user("admin", "SYS"), "admin") as admin:
+            for token in (tokens.account("A", limits={**limits, "streams": 2}), tokens.account("B", limits=limits)):
+                assert (await ask(admin, "$SYS.REQ.CLAIMS.UPDATE", token))["data"]["code"] == 200
+        async with connected(process, tokens.user("u", of="B")) as client:
+            await client.flush()
         process.stderr.clear()
         process.send_signal(signal.SIGHUP)
         await process.wait_line(r"^\[\d+\] \S+ \S+ \[INF\] Reloaded server configuration")
-        async with connected(process, tokens.user("u", of="B")) as client:
-            assert await stream(client, "B", "b") == ("B", 0)
+        assert await add("TWO", "A", 1) == "TWO"
+        with pytest.raises(nats.js.errors.Error, match="maximum number of streams"):
+            await add("THREE", "A", 0)
+        assert await add("B", "B", 1) == "B"

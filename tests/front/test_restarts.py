@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import stat
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import nats
 import pytest
 from nats.aio.client import Client
 
+from tests.certificates import Authority
 from tests.front.fronted import FrontedProcess, until
 from tests.harness import ROOT, BrokerProcess, ServerFailed, fetch
 
@@ -174,6 +176,20 @@ async def test_starts_that_fail(tmp_path: Path, flags: tuple[str, ...], error: s
 
 
 @pytest.mark.soak
+async def test_a_port_in_use(tmp_path: Path) -> None:
+    """A port that another process has ends the start with one line of the log that names it."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        process = FrontedProcess("-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(tmp_path), listen=False)
+        with pytest.raises(ServerFailed):
+            await process.start()
+        assert process.returncode == 1
+        [line] = [line for line in process.stderr if "address already in use" in line]
+        assert f"[FTL] Error listening on port: 127.0.0.1:{port}" in line
+        await process.close()
+
+
+@pytest.mark.soak
 async def test_the_check_of_a_configuration(tmp_path: Path) -> None:
     """``-t`` lets nats-server check the blocks that are its own."""
     config = tmp_path / "c.conf"
@@ -190,42 +206,75 @@ async def test_the_check_of_a_configuration(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 async def test_reloads(tmp_path: Path) -> None:
-    """SIGHUP changes users at nats-server and limits at the worker; a file that nats-server refuses has no effect."""
+    """SIGHUP, and ``--signal reload``, change users, permissions and certificates at nats-server, and limits at all
+    workers; a file that nats-server refuses has no effect; accounts with JetStream may be added."""
+    authority = Authority(tmp_path)
+    files = authority.server()
     config = tmp_path / "c.conf"
-    text = ('accounts {{ A {{ jetstream {{ max_streams: {streams} }}, users: [ {{ user: a, password: {password} }} ] '
-            '}}\n{more} }}\n{end}')
-    config.write_text(text.format(streams=1, password="old", more="", end=""))
+    text = ('accounts {{ A {{ jetstream {{ max_streams: {streams} }}, users: [ {{ user: a, password: {password} }}, '
+            '{{ user: p, password: p, permissions {{ publish: "{allowed}" }} }} ] }}\n{more} }}\n'
+            'tls {{ cert_file: "{cert}", key_file: "{key}" }}\n{end}')
 
-    async def reload(process: FrontedProcess, pattern: str) -> None:
+    def write(streams: int = 2, password: str = "new", allowed: str = "new", more: str = "", end: str = "") -> None:
+        config.write_text(text.format(streams=streams, password=password, allowed=allowed, more=more, end=end,
+                                      cert=files.cert, key=files.key))
+
+    async def reload(pattern: str) -> None:
         process.stderr.clear()
         process.send_signal(signal.SIGHUP)
         await process.wait_line(pattern)
 
-    async def login(process: FrontedProcess, user: str, password: str) -> Client:
-        return await nats.connect(process.url, user=user, password=password, allow_reconnect=False,
-                                  max_reconnect_attempts=1)
+    async def login(user: str, password: str) -> Client:
+        return await nats.connect(process.url.replace("nats://", "tls://"), user=user, password=password,
+                                  tls=authority.trust(), allow_reconnect=False, max_reconnect_attempts=1)
 
-    done = r"\[INF\] Reloaded server configuration"
-    async with FrontedProcess("-c", str(config), "-js", "-sd", str(tmp_path / "js")) as process:
-        client = await login(process, "a", "old")
-        await client.jetstream().add_stream(name="ONE", subjects=["one"])
+    async def add(client: Client, name: str, shard: int) -> None:
+        await client.jetstream(timeout=10).add_stream(name=name, subjects=[name],
+                                                      metadata={"jetblock.shard": str(shard)})
+
+    async def certificate() -> bytes | None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
+        await reader.readline()
+        await writer.start_tls(authority.trust(), server_hostname="127.0.0.1")
+        shown: bytes | None = writer.get_extra_info("ssl_object").getpeercert(True)
+        writer.close()
+        return shown
+
+    done = r"^\[\d+\] \S+ \S+ \[INF\] Reloaded server configuration"
+    write(streams=1, password="old", allowed="old")
+    async with FrontedProcess("-c", str(config), "-js", "-sd", str(tmp_path / "js"), workers=2) as process:
+        client = await login("a", "old")
+        await add(client, "ONE", 0)
         with pytest.raises(nats.js.errors.Error, match="maximum number of streams"):
-            await client.jetstream().add_stream(name="TWO", subjects=["two"])
+            await add(client, "TWO", 1)
         await client.close()
-        config.write_text(text.format(streams=2, password="new", more="", end=""))
-        await reload(process, done)
-        client = await login(process, "a", "new")
-        await client.jetstream().add_stream(name="TWO", subjects=["two"])
+        assert await certificate() == files.der
+        write()
+        files = authority.server()
+        process.stderr.clear()
+        signaller = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "broker", "--signal", f"reload={process.pid}", cwd=ROOT)
+        assert await signaller.wait() == 0
+        await process.wait_line(done)
+        assert await certificate() == files.der
+        client, limited = await login("a", "new"), await login("p", "p")
+        await add(client, "TWO", 1)
+        for name in ("THREE", "FOUR"):
+            with pytest.raises(nats.js.errors.Error, match="maximum number of streams"):
+                await add(client, name, 1)
+        got = await client.subscribe("new")
+        await client.flush()
+        await limited.publish("new")
+        assert (await got.next_msg(10)).subject == "new"
         await client.close()
-        config.write_text(text.format(streams=2, password="newer", more="", end="max_control_line: nonsense"))
-        await reload(process, "Failed to reload server configuration: .*max_control_line")
-        config.write_text(text.format(streams=2, password="newer", more="", end='cluster { port: "x" }'))
-        await reload(process, "Failed to reload server configuration: ")
-        client = await login(process, "a", "new")
-        await client.close()
-        more = "B { jetstream: enabled, users: [ { user: b, password: b } ] }"
-        config.write_text(text.format(streams=2, password="new", more=more, end=""))
-        await reload(process, r"^\[\d+\] \S+ \S+ \[INF\] Reloaded server configuration")
-        client = await login(process, "b", "b")
-        await client.jetstream().add_stream(name="B", subjects=["b"])
+        await limited.close()
+        write(password="newer", end="max_control_line: nonsense")
+        await reload("Failed to reload server configuration: .*max_control_line")
+        write(password="newer", end='cluster { port: "x" }')
+        await reload("Failed to reload server configuration: ")
+        await (await login("a", "new")).close()
+        write(more="B { jetstream: enabled, users: [ { user: b, password: b } ] }")
+        await reload(done)
+        client = await login("b", "b")
+        await add(client, "B", 1)
         await client.close()

@@ -20,6 +20,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from tests.adversity.lives import Life, again
 from tests.front.fronted import FrontedProcess, until
+from tests.harness import fetch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shows("cluster.several_workers")]
 
@@ -151,13 +152,30 @@ async def has_messages(js: JetStreamContext, name: str, count: int) -> bool:
 
 
 async def test_pages_add_up_the_workers(fronted: FrontedProcess, client: Client) -> None:
-    """/jsz has the streams of both workers, and both are healthy."""
+    """The pages count streams and what they reserve once, and find a stream in any worker. Other requests get the
+    status of nats-server, and none is an unexpected error."""
     js = client.jetstream(timeout=10)
     for shard, name in enumerate("ABCD"):
-        await add(js, name, shard)
-    assert (await fronted.monitor("/jsz"))["streams"] == 4
-    assert (await fronted.monitor("/healthz"))["status"] == "ok"
-    await fronted.monitor("/varz")
+        await add(js, name, shard, max_bytes=1000)
+    jsz = await fronted.monitor("/jsz?accounts=true&streams=true")
+    assert (jsz["streams"], jsz["accounts"], jsz["total"], jsz["reserved_storage"]) == (4, 1, 1, 4000)
+    [account] = jsz["account_details"]
+    assert sorted(stream["name"] for stream in account["stream_detail"]) == list("ABCD")
+    assert account["reserved_storage"] == (1 << 64) - 1  # no limit, as nats-server shows it
+    assert account["api"]["total"] == jsz["api"]["total"] >= 4
+    varz = (await fronted.monitor("/varz"))["jetstream"]
+    assert (varz["stats"]["accounts"], varz["stats"]["reserved_storage"]) == (1, 4000)
+    assert varz["config"] == jsz["config"]
+    for path, expected in (
+            ("/healthz", 200), ("/healthz?account=$G&stream=A", 200), ("/healthz?account=$G&stream=B", 200),
+            ("/healthz?account=$G&stream=X", 404), ("/healthz?stream=B", 400), ("/jsz?limit=x", 400),
+            ("/connz?sort=nope", 400), ("/jsz?callback=f", 200), ("/varz?callback=f", 200),
+            ("/connz?callback=alert(1)", 400), ("/%2e%2e/varz", 404), ("/varz%3Fx", 404), ("/%0a", 404),
+            ("/x%23y", 404), ("/varz?a=%ff", 200), ("/streaming/serverz", 404)):
+        status, body = await fetch(fronted.monitor_url + path)
+        assert status == expected, path
+        assert body.startswith(b"f(") == ("callback=f" in path)
+    assert "a monitoring page failed" not in fronted.tail(1000)
 
 
 async def kill_while_streams_live(folder: Path, kills: int, lives: int, clients: int, seed: int) -> None:
