@@ -155,8 +155,10 @@ async def follow(connection: Connection, stream: str, ids: Sequence[str], messag
                 streams[one["stream"]] = one, seqs if known is None else known[1] | seqs
                 requested.append(one["requested"])
                 done.append(one.get("done", ""))
-                damaged.update((file["key"], file["reason"]) for file in one.get("damaged", ()))
-                unowned.update(((one["stream"], shard["shard"]), None) for shard in one.get("shards", ()))
+                for where in (one, *one.get("shards", ())):
+                    damaged.update((file["key"], file["reason"]) for file in where.get("damaged", ()))
+                unowned.update(((one["stream"], shard["shard"]), None) for shard in one.get("shards", ())
+                               if not shard.get("damaged"))
                 deleted.update((file["key"], file) for file in one["held"])
                 made.update((file["key"], file) for file in one["made"])
                 offset = max(offset, one["offset"])
@@ -195,11 +197,13 @@ async def shred(connection: Connection, stream: str) -> Mapping[str, Any]:
 def _ended(one: dict[str, Any], seconds: float) -> bool:
     """Return whether an erasure is done in a stream, as far as it can be: damaged objects stay, and so do those of
     shards without a broker. ``seconds``: for how long other shards have been waited for."""
+    left, damaged = int(one.get("left", 0)), len(one.get("damaged", ()))
     if shards := one.get("shards"):
-        return seconds > _UNAVAILABLE_SECONDS and not any(shard["owned"] for shard in shards)
+        return left == damaged and all(shard.get("damaged") or (seconds > _UNAVAILABLE_SECONDS and not shard["owned"])
+                                       for shard in shards)
     if one["state"] != "deleting":
         return bool(one["state"] == "done")
-    return 0 < int(one.get("left", 0)) == len(one.get("damaged", ()))
+    return 0 < left == damaged
 
 
 def _order(one: dict[str, Any]) -> int:

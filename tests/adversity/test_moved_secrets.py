@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -13,15 +14,20 @@ from typing import Any
 import pytest
 
 from broker.erasure.cli import main as erase
+from broker.inspect.source import Source
+from broker.inspect.survey import read_survey
+from broker.maintenance.fsck_cli import main as fsck
 from broker.storage.format.keyring import KEY_VARIABLE
 from broker.storage.format.wrapped_keys import WrappedKeys
 from broker.storage.keys.opening import decode_all
 from broker.storage.keys.reading import use_keys_of_url
+from broker.storage.objectstore import open_store
 from broker.storage.paths import KEYS as PREFIX
 from tests.adversity import owners
 from tests.adversity.clients import until
 from tests.adversity.lives import again
 from tests.adversity.owners import Cluster, add_all, cluster
+from tests.adversity.test_damaged_store import change, flip, segments_of
 from tests.adversity.test_moves import check_logs, is_sound, until_moved
 from tests.runtime.test_erasure import files_with
 from tests.stores import make_store
@@ -139,6 +145,48 @@ async def test_an_earlier_shard_loses_its_owner(
         assert not files_with(directory, [b"alice-S1"])
         assert await asyncio.to_thread(erase, [url, "--verify", str(report)]) == 0
         check_logs(one)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(240)
+async def test_an_object_of_an_earlier_shard_is_damaged(
+        tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An erasure waits for an object in which the messages of another stream are damaged: the answer, the command and
+    the logs of both brokers name it. After a repair the erasure is done."""
+    more = SOON.replace("reader_grace: 0s", "reader_grace: 2s")
+    async with erasing(tmp_path, request, monkeypatch, more=more, a="0", b="1") as (one, url, directory):
+        await add_all(one, 2)
+        await again(lambda: one.js.add_stream(name="BESIDE", subjects=["beside"], metadata={"jetblock.shard": "1"}))
+        seqs = []
+        for number in range(40):
+            acks = await asyncio.gather(one.js.publish("s1", b"alice %d" % number), one.js.publish("beside", b"beside"))
+            seqs.append(acks[0].seq)
+        await until_moved(one, "S1", 0)
+        await one.brokers["b"].kill()
+        survey = await read_survey(Source(open_store(url)))
+        beside = next(stream.stream_id for _, stream in survey.streams if stream.name == "BESIDE")
+        path, row = next((path, row) for path, head in segments_of(directory, 1) for row in head.rows
+                         if row.messages and row.stream_id == beside and len(head.rows) > 1)
+        change(path, flip(row.index_offset + 40))
+        await one.brokers["b"].restart()
+        report = tmp_path / "erased.json"
+        login = ("--server", one.hub.url.replace("nats://", "nats://app:a@"), "--domain", "jb")
+        key = str(path.relative_to(directory))
+        command = [*login, "S1", "--seq", ",".join(map(str, seqs)), "--report", str(report)]
+        assert await asyncio.to_thread(erase, command) == 1
+        [line] = json.loads(report.read_text())["not_erased"]
+        assert line.startswith(f"{key}: it may have the messages, and is damaged: ")
+        for name in ("a", "b"):
+            assert [line for line in one.brokers[name].stderr if key in line and "erasure" in line]
+            await one.brokers[name].stop()
+        assert await asyncio.to_thread(fsck, [url, "--repair"]) == 0
+        for name in ("a", "b"):
+            await one.brokers[name].restart()
+        await one.until_published("S1")
+        assert await asyncio.to_thread(erase, command) == 0
+        shutil.rmtree(directory / "quarantine")
+        assert not files_with(directory, [b"alice"])
+        assert await asyncio.to_thread(erase, [url, "--verify", str(report)]) == 0
 
 
 @pytest.mark.soak

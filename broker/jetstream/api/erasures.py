@@ -8,7 +8,9 @@ Additions of jetblock: nats-server has nothing like them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.base.gotime import format_time
@@ -196,14 +198,19 @@ def _shown(stream: Stream, one: Erasure, offset: int, eraser: Eraser) -> dict[st
         shown["progress"] = {"doing": doing, "bytes": done, "of": of}
         shown["left"] = sum(file.key in eraser.left for file in one.held)
         if waits_for := eraser.waits_for.get(stream.stream_id):
-            shown["shards"] = [{"shard": shard.shard, "owned": shard.owned} for shard in waits_for]
-        damaged = [{"key": file.key, "reason": why} for file in one.held
-                   if (why := eraser.damaged.get(file.key)) is not None]
-        if damaged:
-            shown["damaged"] = damaged[:_OBJECTS_PAGE]
+            shown["shards"] = [{"shard": shard.shard, "owned": shard.owned} | _damaged(
+                (file.key, file.damage) for file in shard.damaged) for shard in waits_for]
+        shown |= _damaged((file.key, why) for file in one.held
+                          if (why := eraser.damaged.get(file.key)) is not None)
     if one.done_ns:
         shown["done"] = format_time(one.done_ns)
     return shown
+
+
+def _damaged(found: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return the member with the keys of damaged objects and the reasons; nothing if there are none."""
+    shown = [{"key": key, "reason": why} for key, why in islice(found, _OBJECTS_PAGE)]
+    return {"damaged": shown} if shown else {}
 
 
 def _file(file: StoredFile) -> dict[str, Any]:

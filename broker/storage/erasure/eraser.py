@@ -395,7 +395,7 @@ class Eraser:
         """Wait until the objects of each erasure are gone, then record that: those that held its messages, and the
         ``old`` parts of checkpoints. A damaged object stays, and with it the erasures that it may have messages of.
         The erasures of a stream that has moved wait for its earlier shards, too."""
-        left, damaged = list(dict.fromkeys((*held, *old))), list[str]()
+        left, damaged, noted = list(dict.fromkeys((*held, *old))), list[str](), list[str]()
         poll_ns = self.settings.poll_ns
         while True:
             while left:
@@ -428,10 +428,21 @@ class Eraser:
                 if not stay:
                     self._waiting -= waiting
                     return
-                found, left, damaged = stay, damaged, []
+                if damaged != noted:
+                    self._note_damaged(stay)
+                found, left, damaged, noted = stay, damaged, [], damaged
                 if not left:  # other shards: reading each of them costs some requests
                     poll_ns = min(2 * poll_ns, max(poll_ns, _ELSEWHERE_NS))
             await asyncio.sleep(poll_ns / 1e9)
+
+    def _note_damaged(self, found: Mapping[int, Sequence[Erasure]]) -> None:
+        """Record which objects with messages of streams that have moved are damaged, for their new owners' answers."""
+        assert self._streams is not None
+        for stream_id, erasures in found.items():
+            if self._has_moved(stream_id):
+                for one in erasures:
+                    self._streams.record_remains(stream_id, one._replace(held=tuple(
+                        file.with_damage(self.damaged.get(file.key, "")) for file in one.held)))
 
     async def _left_behind(self, stream_id: int) -> Sequence[LeftBehind] | None:
         """Return the finished erasures of a stream in the shards that it has left; None if one is not done yet."""
@@ -447,6 +458,12 @@ class Eraser:
                          stream.account, stream.name, error)
             return None
         if waits_for := [one for one in found if not one.done]:
+            if waits_for != self.waits_for.get(stream_id):
+                for one in waits_for:
+                    for file in one.damaged:
+                        _log.error("the erasure of messages of stream %s/%s waits for shard %d, which the stream has "
+                                   "left: %s is damaged there: %s", stream.account, stream.name, one.shard, file.key,
+                                   file.damage)
             self.waits_for[stream_id] = waits_for
             return None
         self.waits_for.pop(stream_id, None)
@@ -505,7 +522,7 @@ def _quotes(quoted: Iterable[tuple[int, int, int]], stream_id: int, seqs: SeqRan
 
 def _with(erasure: Erasure, held: Iterable[StoredFile], made: Iterable[StoredFile]) -> Erasure:
     """Return the erasure with more objects; one that an earlier pass has listed keeps the checksum it had then."""
-    all_held = {one.key: one for one in (*held, *erasure.held)}
+    all_held = {one.key: one for one in (*held, *(file.with_damage("") for file in erasure.held))}
     all_made = {one.key: one for one in (*made, *erasure.made)}
     return erasure._replace(held=tuple(all_held.values()), made=tuple(all_made.values()))
 

@@ -26,6 +26,9 @@ one. A shard that has such a stream without this key still has its whole state."
 ALL_SEQS: Final = SeqRanges(((0, (1 << 64) - 1),))
 
 
+_DAMAGED: Final = "damaged: "
+
+
 class StoredFile(NamedTuple):
     """An object: its key, size and SHA-256; ``note`` says why it is listed, or why it cannot be deleted."""
 
@@ -33,6 +36,15 @@ class StoredFile(NamedTuple):
     size: int
     sha256: bytes
     note: str = ""
+
+    @property
+    def damage(self) -> str:
+        """The reason why the object cannot be erased; empty: none is known."""
+        return self.note.removeprefix(_DAMAGED) if self.note.startswith(_DAMAGED) else ""
+
+    def with_damage(self, why: str) -> StoredFile:
+        """Return the object with the reason why it cannot be erased; empty: without such a reason."""
+        return self._replace(note=_DAMAGED + why if why else "") if why or self.damage else self
 
 
 class Erasure(NamedTuple):
@@ -82,6 +94,11 @@ class LeftBehind(NamedTuple):
     def done(self) -> bool:
         """True if the shard has no object with such messages any more."""
         return self.erasure is not None and bool(self.erasure.done_ns)
+
+    @property
+    def damaged(self) -> list[StoredFile]:
+        """The objects that the shard cannot erase, if nothing else is left of the stream there."""
+        return [] if self.erasure is None or self.done else [file for file in self.erasure.held if file.damage]
 
 
 def erasures_of(extra: Mapping[str, Any]) -> Iterator[Erasure]:
