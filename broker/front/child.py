@@ -20,6 +20,7 @@ import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from broker.base.backoff import Backoff
@@ -181,7 +182,8 @@ class Child:
         self._fatal.clear()
         process = await asyncio.create_subprocess_exec(
             *self._command(), env=self._environ, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.PIPE, limit=_LINE_BYTES_MAX, preexec_fn=_prepare, pass_fds=self._files)
+            stderr=asyncio.subprocess.PIPE, limit=_LINE_BYTES_MAX, preexec_fn=partial(_prepare, os.getpid()),
+            pass_fds=self._files)
         self._process = process
         log.info("Started %s as process %d", self.name, process.pid)
         assert process.stderr is not None
@@ -228,7 +230,7 @@ def _status(status: int) -> str:
         return f"signal {-status}"
 
 
-def _prepare() -> None:
+def _prepare(supervisor: int) -> None:
     """Prepare a new process: the terminal's signals are for the supervisor, and its end is this process's end (Linux).
 
     A session of its own would be scheduled apart from the supervisor's, where the kernel groups processes by sessions.
@@ -236,6 +238,8 @@ def _prepare() -> None:
     os.setpgid(0, 0)
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != supervisor:  # it ended before the call above
+            os._exit(1)
 
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
