@@ -100,22 +100,25 @@ def folders(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.soak
 async def test_children_end_with_their_supervisor(tmp_path: Path) -> None:
-    """SIGKILL of the supervisor leaves no process; the same command then starts again on the store."""
-    async with FrontedProcess("-js", "-sd", str(tmp_path)) as process:
+    """SIGKILL of the supervisor leaves no process. The same command starts again on the store and the port, also while
+    the processes before it are still ending."""
+    async with FrontedProcess("-js", "-sd", str(tmp_path), workers=2) as process:
         client = await connect(process.url)
-        await client.jetstream().add_stream(name="KEPT", subjects=["kept"])
-        await client.jetstream().publish("kept", b"1")
+        for shard in range(2):
+            await client.jetstream(timeout=10).add_stream(name=f"S{shard}", subjects=[f"s{shard}"],
+                                                          metadata={"jetblock.shard": str(shard)})
+            await client.jetstream(timeout=10).publish(f"s{shard}", b"1")
         await client.close()
-        children = [process.child("nats-server"), process.child("worker 1")]
-        await process.kill()
+        children = [process.child(name) for name in ("nats-server", "worker 1", "worker 2")]
+        await process.restart()
 
         async def are_gone() -> bool:
             return not any(_runs(pid) for pid in children)
 
         await until(are_gone)
-        await process.start()
         client = await connect(process.url)
-        assert (await client.jetstream().stream_info("KEPT")).state.messages == 1
+        for shard in range(2):
+            assert (await client.jetstream(timeout=10).stream_info(f"S{shard}")).state.messages == 1
         await client.close()
 
 
