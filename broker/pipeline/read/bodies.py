@@ -89,7 +89,14 @@ class Bodies:
         """The header block of each row, null for messages without one."""
         if self._hlens is None:
             return pa.nulls(len(self._rows), pa.binary())
-        return self._halves.take(pa.array(2 * as_array(self._rows), mask=values_at(self._hlens, self._rows) == 0))
+        lens = values_at(self._hlens, self._rows)
+        there = lens > 0
+        blocks = self._halves.take(pa.array(2 * as_array(self._rows)[there]))
+        offsets = np.zeros(len(lens) + 1, np.int32)
+        np.cumsum(lens, out=offsets[1:], dtype=np.int32)
+        return pa.BinaryArray.from_buffers(
+            pa.binary(), len(lens), [pa.py_buffer(np.packbits(there, bitorder="little")), pa.py_buffer(offsets),
+                                     blocks.buffers()[2]])
 
     def payloads(self) -> pa.BinaryArray:
         """The payload of each row."""

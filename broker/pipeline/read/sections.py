@@ -60,8 +60,8 @@ class Sections:
         """Return the ordinals of all messages in some sections, in the order of their places."""
         first, last = self.table[numbers[0]], self.table[numbers[-1]]
         end = last.start + last.messages
-        if self.order is None and numbers[-1] - numbers[0] + 1 == len(numbers):
-            return range(first.start, end)
+        if numbers[-1] - numbers[0] + 1 == len(numbers):
+            return range(first.start, end) if self.order is None else self.order[first.start:end]
         places = np.concatenate([np.arange(section.start, section.start + section.messages)
                                  for section in (self.table[number] for number in numbers)])
         return places if self.order is None else self.order[places]

@@ -33,6 +33,9 @@ _TEXT: Final = re.compile(r"\b(?:string collate \w+|(?:var)?char\(\d+\))")
 """Spark's other types of text: with a collation, or a length."""
 _ONE_LINE: Final = re.compile(r"[^:\r\n]+\n[^\r\n]*")
 """A header's name and value, with a line break in between: a colon or another line break would make another header."""
+_NAMES_SHOWN: Final = 20
+_TYPE_SHOWN: Final = 80
+"""Bounds of an error about columns, of which a table may have thousands."""
 _NO_BLOCK: Final = b"\r\n"
 """Stands for headers of which no header block can be made: the run's writer refuses the row."""
 
@@ -71,12 +74,13 @@ class Columns(NamedTuple):
             elif name in places:
                 wrong.append(f"the column {name!r} is there twice")
             elif kind.replace(" not null", "") not in _TYPES[name] and (kind != "void" or name in _NEEDED[:1]):
-                wrong.append(f"the column {name!r} is {' or '.join(map(str.upper, _TYPES[name]))}, not {kind.upper()}: "
-                             f"cast it")
+                wrong.append(f"the column {name!r} is {' or '.join(map(str.upper, _TYPES[name]))}, not "
+                             f"{kind.upper()[:_TYPE_SHOWN]}: {_remedy(name, kind)}")
             places.setdefault(name, at)
         if unknown:
-            wrong.insert(0, f"a message has no column {', '.join(unknown)}: leave it out by select(…); there are "
-                            f"{', '.join(_TYPES)}")
+            more = f" and {len(unknown) - _NAMES_SHOWN} more" if len(unknown) > _NAMES_SHOWN else ""
+            wrong.insert(0, f"a message has no column {', '.join(unknown[:_NAMES_SHOWN])}{more}: leave it out by "
+                            f"select(…); there are {', '.join(_TYPES)}")
         wrong += [f"the column {name!r} is missing" for name in _NEEDED if name not in places]
         if "ts" in places and "ts_ns" in places:
             wrong.append("ts and ts_ns are both times: leave one out")
@@ -104,6 +108,11 @@ class Columns(NamedTuple):
         return Rows(_bytes(batch.column(self.subject)), _bytes(batch.column(self.data)),
                     None if self.headers is None else _headers(batch.column(self.headers)),
                     None if self.msg_id is None else _bytes(batch.column(self.msg_id)), stamps)
+
+
+def _remedy(name: str, kind: str) -> str:
+    nested = kind.startswith(("struct<", "array<", "map<"))
+    return f"make it text, as by to_json({name})" if nested and name == "data" else "cast it"
 
 
 def _bytes(column: pa.Array) -> list[bytes | None]:

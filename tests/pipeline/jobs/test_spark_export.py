@@ -199,7 +199,8 @@ def _killed_in_a_batch(command: list[str], environ: Mapping[str, str], checkpoin
         job.wait()
 
 
-@pytest.mark.parametrize("again", ["session", pytest.param("command", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("again", ["session", "command"])
 async def test_the_command_through_sigkill(spark: Any, spark_environ: dict[str, str], orders: Orders, tmp_path: Path,
                                            again: str) -> None:
     """The command is killed in its second batch. A run in a session, or the same command, then finishes, and copies

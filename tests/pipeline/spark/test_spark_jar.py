@@ -57,7 +57,7 @@ def load(spark: Any, source: str, store: Published | str, **more: Any) -> Any:
     return spark.read.format(source).options(store=url, stream="ORDERS", **more).load()
 
 
-@pytest.mark.parametrize("source", ["jetblock", JAR])
+@pytest.mark.parametrize("source", [pytest.param("jetblock", marks=pytest.mark.soak), JAR])
 def test_random_queries(spark: Any, store: Published, jar: str, source: str) -> None:
     """Random filters, columns, unions, joins and aggregates agree with plain Python: with the jar all on one DataFrame,
     without it each on its own, as ``pushdown=true`` demands there."""

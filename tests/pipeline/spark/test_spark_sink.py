@@ -65,7 +65,7 @@ class World:
         return await asyncio.to_thread(read)
 
 
-@pytest.fixture(params=["directory", "minio"])
+@pytest.fixture(params=[pytest.param("directory", marks=pytest.mark.soak), "minio"])
 async def world(spark: Any, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[World]:
     store = make_store(request.param, tmp_path, request)
     async with BrokerProcess("-js", "--store", store.url, environ=store.environ) as broker:
@@ -118,6 +118,7 @@ async def test_a_streaming_query_stores_each_batch_once(world: World, tmp_path: 
     assert (await world.rows("OUT"))[500:] == [(n, "OUT.x", b"new") for n in (501, 502, 503)]
 
 
+@pytest.mark.parametrize("world", ["directory"], indirect=True)
 async def test_foreach_batch_with_a_transaction(world: World, tmp_path: Path) -> None:
     """A batch write within foreachBatch names the query's transaction itself, and is stored once."""
     await world.make_stream("S")

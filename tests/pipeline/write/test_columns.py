@@ -85,3 +85,17 @@ def test_a_parsed_header_is_one_header(name: str, value: str) -> None:
 def test_other_columns_are_refused_by_name(ddl: str, text: str) -> None:
     with pytest.raises(BadOption, match=text):
         columns(ddl)
+
+
+def test_an_error_about_thousands_of_columns_is_short() -> None:
+    """Some unknown columns are named, and the others are counted; a long type is cut. A nested payload has a remedy
+    that keeps the names of its fields."""
+    deep = types.StructType([types.StructField(f"field{number}", types.LongType()) for number in range(5000)])
+    wide = types.StructType([*(types.StructField(f"c{number}", types.LongType()) for number in range(5000)),
+                             types.StructField("subject", types.StringType()), types.StructField("data", deep)])
+    with pytest.raises(BadOption, match=r"no column 'c0', .*, 'c19' and 4980 more: leave it out") as caught:
+        Columns.of(wide)
+    text = str(caught.value)
+    assert "not STRUCT<FIELD0:BIGINT,FIELD1:" in text
+    assert text.endswith(": make it text, as by to_json(data)")
+    assert len(text) < 800
