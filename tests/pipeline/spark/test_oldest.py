@@ -16,6 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 TESTS = ("spark/test_spark_batch.py", "spark/test_spark_stream.py", "spark/test_spark_sink.py",
          "spark/test_spark_errors.py", "spark/test_spark_functions.py", "jobs")
 
+PREPARE = "import pyspark, tests.real.jvm; tests.real.jvm.spark_environ(); print(pyspark.__version__)"
+
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
@@ -27,8 +29,9 @@ def test_the_oldest_spark(spark_environ: dict[str, str], tmp_path: Path) -> None
         pytest.skip(f"{MISSING}pyspark: {error}")
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COV_"))}
     environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    version = subprocess.run([sys.executable, "-c", "import pyspark; print(pyspark.__version__)"], env=environ,
-                             capture_output=True, text=True, check=True)
+    # The archive of classes is made here, beyond the timeout of the first test.
+    version = subprocess.run([sys.executable, "-c", PREPARE], cwd=ROOT, env=environ, capture_output=True, text=True,
+                             check=True)
     assert version.stdout.strip() == parts.PYSPARK_VERSION
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp",
                            str(tmp_path / "base"), *(f"tests/pipeline/{one}" for one in TESTS)],
