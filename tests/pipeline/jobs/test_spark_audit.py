@@ -6,6 +6,7 @@ import json
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -73,9 +74,10 @@ class _Page(HTMLParser):
         self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
 
 
-async def test_the_tables(spark: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each table has all findings, also those at the borders of what one task compares, and the page shows them. They
-    replace the tables of an earlier run."""
+async def test_the_tables(spark: Any, command_session: None, url: str, tmp_path: Path,
+                          monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command writes tables with all findings, also those at the borders of what one task compares, and a page that
+    shows them. They replace the tables of an earlier run."""
     monkeypatch.setattr(audit_module, "_CHUNK", 6)
     target = tmp_path / "out"
     Target(str(target)).record(spark, {"job": "audit", "store": url, "stream": "S", "account": "$G"})
@@ -83,7 +85,8 @@ async def test_the_tables(spark: Any, url: str, tmp_path: Path, monkeypatch: pyt
         (target / name).mkdir()
         pq.write_table(pa.table({"earlier": [1, 2, 3]}), target / name / "part-00000.snappy.parquet")
     zone = spark.conf.get("spark.sql.session.timeZone")
-    done = audit(spark, store=url, stream="S", to=str(target))
+    assert run(["pipeline", "audit", url, "S", str(target), "--json"]) == 0
+    done = SimpleNamespace(**json.loads(capsys.readouterr().out))
     assert spark.conf.get("spark.sql.session.timeZone") == zone
     assert (done.messages, done.bytes, done.first_seq, done.last_seq) == (18, 45 + 2008 + 8 + 6, 1, 32)
     assert (done.gaps, done.missing, done.duplicate_ids, done.clock_steps) == (3, 15, 2, 1)
@@ -118,14 +121,12 @@ def _check_page(path: Path, bars: int) -> None:
     assert re.search("missing sequences</th><td>15 in 3 gaps<", text)
 
 
-async def test_an_empty_stream(command_session: None, url: str, tmp_path: Path,
-                               capsys: pytest.CaptureFixture[str]) -> None:
-    """The command shows that a stream without messages has empty tables; the page is written to the file that is
-    named."""
+@pytest.mark.soak
+async def test_an_empty_stream(spark: Any, url: str, tmp_path: Path) -> None:
+    """A stream without messages has empty tables; the page is written to the file that is named."""
     page = tmp_path / "page.html"
-    assert run(["pipeline", "audit", url, "E", str(tmp_path / "empty"), "--page", str(page), "--json"]) == 0
-    done = json.loads(capsys.readouterr().out)
-    assert (done["messages"], done["gaps"], done["first_seq"]) == (0, 0, None)
+    done = audit(spark, store=url, stream="E", to=str(tmp_path / "empty"), page=str(page))
+    assert (done.messages, done.gaps, done.first_seq) == (0, 0, None)
     assert "There are no messages." in page.read_text("utf-8")
 
 
