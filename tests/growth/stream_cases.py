@@ -356,7 +356,7 @@ CASES = (
     case("acks of what was never delivered", acking(lambda i: b"+ACK", order=_foreign_acks), 5_000),
     case("malformed acks", acking(lambda i: b"?", order=_malformed, reply=b"x"), 5_000),
     case("consumers of a work queue created", _work_queue_consumers, 300),
-    case("consumers: a publish", with_consumers(lambda client: fill(client, 1)), 1_000),
+    case("consumers: a publish", with_consumers(lambda client: fill(client, 1)), 500),
     case("consumers with interest: a publish",
          with_consumers(lambda client: client.request("s.1", b"x"), retention="interest",
                         filter_subject="s.1"), 1_000),
@@ -384,5 +384,5 @@ CASES = (
     case("snapshot", _snapshot, 4_000),
     case("restore", restoring(lambda i: b"s.%d" % i, block(b"Nats-TTL: 1h"), allow_msg_ttl=True), 10_000),
     case("restore of more than a subject may have", restoring(lambda i: b"s.%d" % (i // 2), max_msgs_per_subject=1),
-         30_000),
+         10_000),
 )
