@@ -137,7 +137,8 @@ async def test_many_small_tasks_make_one_object(world: World) -> None:
 
 
 async def test_a_version_is_stored_once(world: World) -> None:
-    """The same version gets the same answer, a lower one stores nothing, and a write without a version is new."""
+    """The same version gets the same answer, a lower one stores nothing, and a write without a version is new. A new
+    stream of that name gets the following versions."""
     await world.make_stream("S")
     first = await world.write("S", numbered("S", range(5)), txnAppId="job", txnVersion="4")
     assert await world.write("S", numbered("S", range(5)), txnAppId="job", txnVersion="4") == first
@@ -146,6 +147,10 @@ async def test_a_version_is_stored_once(world: World) -> None:
     assert (await world.write("S", numbered("S", range(5)), txnAppId="other", txnVersion="4")).first_seq == 6
     assert (await world.write("S", numbered("S", range(5)))).first_seq == 11
     assert (await world.write("S", numbered("S", range(5)))).first_seq == 16
+    await world.api("STREAM.DELETE.S")
+    await world.make_stream("S")
+    assert (await world.write("S", numbered("S", range(3)), txnAppId="job", txnVersion="5")).messages == 3
+    assert len(await world.rows("S")) == 3
 
 
 async def test_rows_that_are_lost_to_another_writer_are_reported(
