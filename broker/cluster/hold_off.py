@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -21,18 +22,26 @@ class HoldOff:
 
     def __init__(self, delay_ns: Callable[[], int] = lambda: 0) -> None:
         self._delay_ns = delay_ns
-        self._ended = False
+        self._ended_until = -math.inf
+        self._left_ns, self._left_until = 0, -math.inf
         self._wake = asyncio.Event()
 
     @property
     def delay_ns(self) -> int:
         """The time for which the shard must have been free."""
-        return 0 if self._ended else self._delay_ns()
+        now = asyncio.get_running_loop().time()
+        if now < self._ended_until:
+            return 0
+        return max(self._delay_ns(), self._left_ns if now < self._left_until else 0)
 
-    def end(self) -> None:
-        """Take the shard as soon as it is free, and look at once."""
-        self._ended = True
+    def end(self, seconds: float = math.inf) -> None:
+        """Take the shard as soon as it is free within so many seconds, and poll at once."""
+        self._ended_until = asyncio.get_running_loop().time() + seconds
         self._wake.set()
+
+    def leave(self, seconds: float) -> None:
+        """Leave the shard free for so long: it is on its way to another broker."""
+        self._left_ns, self._left_until = int(seconds * 1e9), asyncio.get_running_loop().time() + seconds
 
     def wake(self) -> None:
         """Let the standby poll at once: something may have changed."""
@@ -40,7 +49,7 @@ class HoldOff:
 
     def begin(self) -> None:
         """Hold off again."""
-        self._ended = False
+        self._ended_until = self._left_until = -math.inf
         self._wake.clear()
 
     async def sleep(self, seconds: float) -> None:

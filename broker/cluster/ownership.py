@@ -100,7 +100,7 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
     """
     retry = StoreRetry(store, clock, rng)
     epoch = await _claim(store, paths, me, retry, watched)
-    ends = await _seal_below(store, paths, epoch, me, retry)
+    ends = await _seal_below(store, paths, epoch, me, retry, watched)
     sealed_ns = clock.monotonic_ns()
     position = Position(epoch, 0)
     opening = Opening(me.name, tuple(Position(e, n) for e, n in sorted(ends.items())), clock.now_ns(),
@@ -108,13 +108,15 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
     data = [encode_opening(opening, position, me.nonce)]
     began_ns = clock.outside_ns()
     key = paths.log(position)
-    holder = await retry.call(lambda: put_ours(store, key, data, me.nonce), f"put {key}")
+    # The two are independent: what shows whether a lease is over was stored before our claim, or never counts.
+    holder, over = await asyncio.gather(
+        retry.call(lambda: put_ours(store, key, data, me.nonce), f"put {key}"),
+        _leases_over(store, paths, ends, me, retry, watched))
     if holder is not None:
         if holder.kind != ObjectKind.SEAL:
             raise key_taken_error(holder, key)
         by = await sealer_of(store, key, retry)
         raise Fenced(f"{by or 'another broker'} took the shard before epoch {epoch} was opened", by)
-    over = watched is None or await _leases_over(store, paths, ends, me, retry, watched)
     if over and watched is not None and watched.silent and watched.heartbeat:
         with suppress(StoreError):  # they are only garbage, and the shard is ours
             await delete_heartbeats(store, watched.run_id, watched.heartbeat, retry)
@@ -122,8 +124,9 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
 
 
 async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, int], me: Identity, retry: StoreRetry,
-                       watched: Watched) -> bool:
-    """Return whether no owner of the epochs just sealed can still answer from its lease.
+                       watched: Watched | None) -> bool:
+    """Return whether no owner of the epochs just sealed can still answer from its lease; ``watched`` None: there are
+    none.
 
     The epochs are checked from the newest down. Those that were never opened do not count, nor do those under our own
     name: an operator who gives two processes one name says that the earlier one has ended. The first other epoch
@@ -131,6 +134,8 @@ async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, in
     it, which an owner does last. The leases of older epochs are then over, too: these epochs were sealed before this
     one was opened, and no owner seals its own epoch, or puts a root in it, before the leases below it are over.
     """
+    if watched is None:
+        return True
     opened = [Position(epoch, end) for epoch, end in sorted(ends.items(), reverse=True) if end]
     if watched.silent and opened and opened[0].epoch == watched.epoch and opened[0].number <= watched.number:
         # A heartbeat that is stored later is followed by a question that finds our claim (``heartbeat``).
@@ -149,8 +154,8 @@ async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, in
 
 async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, retry: StoreRetry, watched: Watched | None
                  ) -> int:
-    newest = await newest_checkpoint(store, paths, retry)
-    epoch = await newest_claim(store, paths, newest, retry) + 1
+    known = await newest_checkpoint(store, paths, retry) if watched is None else Position(watched.epoch, 0)
+    epoch = await newest_claim(store, paths, known, retry) + 1
     while True:
         if watched is not None and epoch != watched.epoch + 1:
             by = await _claimant(store, paths, epoch - 1, retry)
@@ -165,8 +170,9 @@ async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, retry: Sto
 
 
 async def newest_claim(store: ObjectStore, paths: ShardPaths, newest: Position, retry: StoreRetry) -> int:
-    """Return the highest claimed epoch, 0: none. ``newest`` is the position of the newest checkpoint."""
-    # Claims are never deleted, so those from the checkpoint's epoch on are the last ones.
+    """Return the highest claimed epoch, 0: none. ``newest`` is the position of the newest checkpoint, or of any entry
+    of the log."""
+    # Claims are never deleted, so those from that epoch on are the last ones.
     after = paths.epoch(newest.epoch - 1) if newest.epoch else ""
     epoch = max([newest.epoch, *(claim.epoch for claim in await positions(store, paths.epochs, after, retry))])
     # The log shows a newer epoch if the store has lost its claim. Claiming that epoch again would give it two writers.
@@ -175,15 +181,18 @@ async def newest_claim(store: ObjectStore, paths: ShardPaths, newest: Position, 
     return epoch
 
 
-async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Identity, retry: StoreRetry
-                      ) -> dict[int, int]:
-    """End every epoch below ``epoch``, from the newest checkpoint's on; return the end of each."""
+async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Identity, retry: StoreRetry,
+                      watched: Watched | None) -> dict[int, int]:
+    """End every epoch below ``epoch``, from the newest checkpoint's on; return the end of each. ``watched`` saves the
+    search in the log of its epoch: all numbers below its own had segments.
+    """
     newest = await newest_checkpoint(store, paths, retry)
     while True:
         if newest.epoch >= epoch:
             raise Fenced(f"epoch {newest.epoch} has a checkpoint already; ours is {epoch}",
                          await newest_claimant(store, paths, retry))
-        firsts = [Position(e, newest.number + 1 if e == newest.epoch else 0)
+        firsts = [Position(e, max(newest.number + 1 if e == newest.epoch else 0,
+                                  watched.number if watched is not None and watched.epoch == e else 0))
                   for e in range(max(1, newest.epoch), epoch)]
         known = await known_ends(store, paths, range(newest.epoch + 1, epoch), retry)
         if (end := known.get(newest.epoch)) is not None and end <= newest.number:

@@ -187,6 +187,11 @@ class _Watch:
         return self._followed is not None and not self._followed.last
 
     @property
+    def _is_ours(self) -> bool:
+        """True if the last claim is under our own name."""
+        return self.owner == self._me.name
+
+    @property
     def heartbeat_ns(self) -> int:
         """When the newest heartbeat of the owner was seen; 0: none was."""
         return self._followed.seen_at_ns if self._followed is not None else 0
@@ -229,7 +234,7 @@ class _Watch:
             self.free = False
             await self.close()
             self.owner, self._run_id = await self._claimant(self._next.epoch)
-            if self.owner == self._me.name:
+            if self._is_ours:
                 self.free = True
                 return True
             await self._follow()
@@ -237,7 +242,7 @@ class _Watch:
         if number > self._next.number:
             self.found = 0 if grew else number - self._next.number
             self._next = Position(self._next.epoch, number)
-            self.free = False
+            self.free = self._is_ours  # the entries of an earlier run, or of this one before it lost the shard
             grew = True
         if seal is not None:
             self.free = await self._sealed_by_owner(self._next)

@@ -114,6 +114,8 @@ class OwnShards:
             before_claim=partial(self._before_claim, number), damaged=damaged, hold_off=part.hold_off)
             for number, part in enumerate(self._parts)]
         self._tasks: list[asyncio.Task[None]] = []
+        self._claimed: set[int] = set()
+        """Shards that have been taken once, as far as this process has looked."""
         self._cut_off = False
         """True while no other server is connected: this process takes no shards."""
         self._giving_up = False
@@ -198,13 +200,17 @@ class OwnShards:
     async def take(self, number: int, seconds: float) -> None:
         """Take a shard, whose owner has sealed it, at once; return when it serves. Raises: NotTaken."""
         part = self._parts[number]
-        part.hold_off.end()
+        part.hold_off.end(seconds)
         try:
             async with asyncio.timeout(seconds):
                 await part.serving.wait()
         except TimeoutError:
             part.hold_off.begin()
             raise NotTaken(f"shard {number} could not be taken within {seconds:g} s") from None
+
+    def leave(self, number: int, seconds: float) -> None:
+        """Leave a shard to another broker for so long: its owner seals it for that one."""
+        self._parts[number].hold_off.leave(seconds)
 
     def set_cut_off(self, cut_off: bool, *, clients: bool) -> None:
         """Take no shards while this process is cut off from other servers, and give all up unless it has clients."""
@@ -249,14 +255,14 @@ class OwnShards:
         number = owner.number
         try:
             while True:
-                part.ended.clear()
                 shard = await owner.acquire()
+                part.ended.clear()  # only what happens to the shard from now on counts
                 part.claiming = False
                 part.hold_off.begin()
                 if await self._served(owner, part, shard):
-                    if self._giving_up:
-                        part.ended.set()
-                    await part.ended.wait()
+                    while part.gift is None and not self._giving_up and shard.log.failure is None:
+                        await part.ended.wait()
+                        part.ended.clear()
                     part.serving.clear()
                     if part.gift is not None and shard.log.failure is None:
                         await self._hand_over(owner, part, part.gift)
@@ -290,7 +296,7 @@ class OwnShards:
             part.end_gift()
         except NotTaken as error:
             log.warning("shard %d: %s did not take it, taking it back: %s", number, gift.to, error)
-            part.hold_off.end()
+            part.hold_off.end(self._host.settings.lease_ns / 1e9)
             part.end_gift(error)
         finally:
             part.end_gift(NotTaken("this broker stops"))
@@ -323,10 +329,11 @@ class OwnShards:
     async def _before_claim(self, number: int) -> None:
         """Wait until the shard before a shard has been taken once: readers count shards up to the first without."""
         self._parts[number].claiming = True
-        if number:
+        if number and number - 1 not in self._claimed:
             before = ShardPaths(number - 1).epochs
             while not await self._host.retrying.list(before, limit=1):  # noqa: ASYNC110  # another process takes it
                 await asyncio.sleep(_DENSE_SECONDS)
+            self._claimed.add(number - 1)
 
     def _on_lost(self, number: int, error: BaseException) -> None:
         owner = self._owners[number]

@@ -76,7 +76,7 @@ class SharedStore:
         self._giving = Giving(self.shards, peers, Line(server_id, name, self.shards.own, {}), clock,
                               store={"store": host.store_id.hex(), "url": host.store.url},
                               why_fixed=self._why_fixed, interval_ns=settings.lease_ns,
-                              busy=lambda: host.commit_budget.busy)
+                              prepare=self._catalogue.prepare, busy=lambda: host.commit_budget.busy)
         host.commit_budget.others = lambda: sum(line.busy for line in self._giving.roster.others())
 
     def start(self) -> None:

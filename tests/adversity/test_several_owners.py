@@ -61,7 +61,8 @@ async def test_the_shard_of_a_dead_broker_is_taken_over(
 
 async def test_a_broker_that_is_cut_off_gives_its_shards_up(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """Nobody can reach a broker, though it runs and its store answers: after two leases it seals its shard, and another
-    broker serves it. A broker with a client of its own keeps its shard. When they are back, each has its own again.
+    broker serves it. A broker with a client of its own keeps its shard. When they are back, each has its own again, and
+    the broker that was cut off keeps the next shard that it gets.
     """
     async with TcpProxy("127.0.0.1", free_port()) as proxy, cluster(
             tmp_path, make_store("directory", tmp_path, request), leaf_port=proxy.target_port,
@@ -81,6 +82,9 @@ async def test_a_broker_that_is_cut_off_gives_its_shards_up(tmp_path: Path, requ
         await until(is_back, 60)
         await until(lambda: lists(one, [1, 2, 2]), 30)
         assert one.brokers["b"].running
+        assert (await one.step_down(0, "b"))["owner"] == "b"
+        assert await one.until_published("S0") < TAKING
+        assert not [line for line in one.brokers["b"].stderr if "is lost" in line]
 
 
 async def test_streams_of_other_brokers(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from broker.cluster.heartbeat import Heartbeats
 from broker.cluster.hold_off import HoldOff
 from broker.cluster.ownership import seal_at
 from broker.cluster.standby import wait_for_lease, wait_for_lock
@@ -14,12 +15,23 @@ from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
+from broker.storage.paths import ShardPaths
 from broker.storage.shard import ShardSettings
 from tests.manual_clock import ManualClock
 from tests.storage.rig import PATHS, SECOND, Counting, Publisher, Rig, in_virtual_time
 
 T = 15 * SECOND
 LEASED = ShardSettings(log=LogSettings(lease_ns=T), checkpoint=CheckpointSettings(segments=4), sweep_grace_ns=0)
+
+
+class OtherShard:
+    """The log of another shard of the same process."""
+
+    epoch = 1
+    quiet = False
+
+    def renew_lease(self, began_ns: int) -> None:
+        """Do nothing."""
 
 
 async def waited(rig: Rig) -> float:
@@ -193,6 +205,39 @@ def test_a_free_shard_is_left_to_others_for_a_while() -> None:
         hold_off.end()
         assert not (await waiting).silent
         assert (clock.monotonic_ns() - began_ns) / SECOND < 7.5
+    in_virtual_time(main)
+
+
+def test_a_shard_of_our_own_name_is_taken_after_the_delay() -> None:
+    """A run that lost a shard and holds off, or an earlier one of its name, has left entries and no seal. Its other
+    shards may go on, so that its heartbeats prove nothing about this one.
+    """
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a = Rig(shared, clock, "a", 1, settings=LEASED)
+        shard = await a.open()
+        await Publisher(a, {}).publish_many(3)
+        await shard.abandon()
+        beats = Heartbeats(a.store, a.me, clock, a.rng, T, always=True)
+        beats.add(OtherShard(), ShardPaths(9))
+        began_ns = clock.monotonic_ns()
+        await wait_for_lease(a.store, PATHS, a.me, clock, a.rng, T, hold_off=HoldOff(lambda: 5 * SECOND))
+        assert 5 <= (clock.monotonic_ns() - began_ns) / SECOND < 10
+    in_virtual_time(main)
+
+
+def test_a_free_shard_on_its_way_to_another_broker_is_left_alone() -> None:
+    """The time for which a shard is left, and that in which it is taken at once, both end by themselves."""
+    async def main(clock: ManualClock) -> None:
+        hold_off = HoldOff(lambda: 1 * SECOND)
+        hold_off.leave(5)
+        assert hold_off.delay_ns == 5 * SECOND
+        hold_off.end(3)
+        assert hold_off.delay_ns == 0
+        await asyncio.sleep(4)
+        assert hold_off.delay_ns == 5 * SECOND
+        await asyncio.sleep(2)
+        assert hold_off.delay_ns == 1 * SECOND
     in_virtual_time(main)
 
 

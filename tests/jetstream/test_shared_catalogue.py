@@ -98,3 +98,13 @@ async def test_a_question_about_a_stream_that_this_broker_has_by_now() -> None:
     with pytest.raises(ApiError, match="temporarily unavailable"):
         async with js.accounts["A"].changes.updating_elsewhere(ENTRY):
             pass
+
+
+async def test_a_move_from_a_shard_that_was_lost_while_the_catalogue_was_read() -> None:
+    """Nothing is begun for it: the shard's next owner lets the stream leave."""
+    lost = SimpleNamespace(number=1, log=SimpleNamespace(state=state(Position(1, 1)), failure=None), available=True)
+    catalogue = shared({}, Chain(Position(1, 1)))
+    moving = replace(ENTRY, to=0)
+    catalogue._moves.follow({ENTRY.stream_id: moving}, {0: lost, 1: lost})  # type: ignore[dict-item]
+    catalogue._moves.departures.begin(moving)
+    assert not catalogue._moves.departures._tasks._tasks

@@ -24,6 +24,7 @@ import logging
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.account.held import NO_RESPONDERS
@@ -70,6 +71,9 @@ _WEIGHT_BYTES = 1024
 
 _DIRECT_GETS = API_PREFIX + DIRECT_GET
 
+_LEAD_SECONDS = 4.0
+"""The time for which requests wait until a broker that has just taken shard 0 knows the streams of the others."""
+
 
 class Reach(Protocol):
     """The other brokers of the store."""
@@ -83,6 +87,13 @@ class Shared(Protocol):
 
     @property
     def peers(self) -> Reach: ...
+
+    @property
+    def leads(self) -> bool:
+        """True if this broker owns shard 0 and knows the streams of all others."""
+
+    async def until_leads(self) -> None:
+        """Return once ``leads`` is true."""
 
 
 class Api:
@@ -111,6 +122,8 @@ class Api:
         self._idle: list[asyncio.Future[tuple[str, deque[Request]]]] = []
         """Futures on which tasks without a lane wait for one: starting a task costs more than a small request."""
         self._subscriptions: list[Subscription] = []
+        self._early: list[tuple[Msg, Source | None]] = []
+        """The requests that came before this broker knew the streams of the others."""
 
     def start(self) -> None:
         """Subscribe to the API."""
@@ -141,6 +154,7 @@ class Api:
                 self._waiting.done(is_info_request(request.tokens))
         self._lanes.clear()
         self._idle.clear()
+        self._take_early()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -218,17 +232,46 @@ class Api:
 
     def _on_led_requests(self, ops: Sequence[Msg], start: int, end: int, source: Source | None, now_ns: int) -> None:
         """Handle requests as the owner of shard 0: those that no owner of a stream answers."""
+        assert self._shared is not None
         for op in ops[start:end]:
             rest = op[0][len(API_PREFIX):]
-            name = name_in(rest)
-            if not name or rest.startswith(OF_CLUSTERS):
-                self._admit(rest, op, source)
-            elif name in self.account.streams:
+            if not rest.startswith(OF_CLUSTERS) and name_in(rest) in self.account.streams:
                 continue  # the subscriptions of ``subscribe_stream`` have the request
-            elif (other := self.account.elsewhere.get(name)) is None or other.entry.deleting or name in self._lanes:
-                self._admit(rest, op, source)
-            elif self._shared is not None and not self._shared.peers.is_owned(other.entry.shard):
-                self._admit(rest, op, source, refused=True)
+            if self._shared.leads:
+                self._on_led_request(rest, op, source)
+            elif self._waiting.admit(False):
+                self._hold(op, source)
+
+    def _hold(self, op: Msg, source: Source | None) -> None:
+        """Let a request wait: whether another broker answers it is not known yet."""
+        if not self._early:
+            task = asyncio.get_running_loop().create_task(self._until_leads(), name="requests before the catalogue")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._early.append((op, source))
+
+    async def _until_leads(self) -> None:
+        assert self._shared is not None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LEAD_SECONDS):
+                await self._shared.until_leads()
+        for op, source in self._take_early():
+            self._on_led_request(op[0][len(API_PREFIX):], op, source)
+
+    def _take_early(self) -> list[tuple[Msg, Source | None]]:
+        early, self._early = self._early, []
+        for _ in early:
+            self._waiting.done(False)
+        return early
+
+    def _on_led_request(self, rest: bytes, op: Msg, source: Source | None) -> None:
+        assert self._shared is not None
+        name = name_in(rest)
+        other = None if rest.startswith(OF_CLUSTERS) or name in self._lanes else self.account.elsewhere.get(name)
+        if other is None or other.entry.deleting:
+            self._admit(rest, op, source)
+        elif not self._shared.peers.is_owned(other.entry.shard):
+            self._admit(rest, op, source, refused=True)
 
     def answer_held(self, msgs: Sequence[Msg], *, refused: bool) -> None:
         """Answer requests that were held while their stream moved; ``refused``: the stream has no owner now."""

@@ -93,9 +93,9 @@ class Arrivals:
         self._tasks = StreamTasks("receive a stream")
         self._ready: dict[int, asyncio.Event] = {}
 
-    def begin(self, entry: CatalogueEntry) -> None:
+    def begin(self, entry: CatalogueEntry, shard: ShardStreams) -> None:
         """Let a stream come into one of our shards, which serves; do nothing if that is being done."""
-        self._tasks.begin(entry.stream_id, lambda: self._come(entry))
+        self._tasks.begin(entry.stream_id, lambda: self._come(entry, shard))
 
     def expects(self, stream_id: int) -> bool:
         """Return whether a stream is about to come."""
@@ -112,16 +112,15 @@ class Arrivals:
 
     # --- one stream ---------------------------------------------------------------------------------------------------
 
-    async def _come(self, entry: CatalogueEntry) -> None:
+    async def _come(self, entry: CatalogueEntry, shard: ShardStreams) -> None:
         ready = self._ready[entry.stream_id] = asyncio.Event()
         try:
-            await self._until_come(entry, ready)
+            await self._until_come(entry, shard, ready)
         finally:
             del self._ready[entry.stream_id]
 
-    async def _until_come(self, entry: CatalogueEntry, ready: asyncio.Event) -> None:
+    async def _until_come(self, entry: CatalogueEntry, shard: ShardStreams, ready: asyncio.Event) -> None:
         assert entry.to is not None
-        shard = self._shards[entry.to]
         source = self._read(entry.shard, entry.account, entry.name)
         while self._is_expected(entry, shard):
             self._persisted.changed.clear()

@@ -94,8 +94,9 @@ class Departures:
 
     def begin(self, entry: CatalogueEntry) -> None:
         """Let a stream leave one of our shards, which serves; do nothing if that is being done, or was given up."""
-        if self._is_here(entry, self._shards[entry.shard]):
-            self._tasks.begin(entry.stream_id, lambda: self._leave(entry))
+        shard = self._shards.get(entry.shard)
+        if shard is not None and self._is_here(entry, shard):
+            self._tasks.begin(entry.stream_id, lambda: self._leave(entry, shard))
 
     async def give_up(self, entry: CatalogueEntry) -> None:
         """Give up the move of a stream that is in one of our shards. Raises: ApiError 10008: it has left."""
@@ -125,8 +126,7 @@ class Departures:
 
     # --- one stream ---------------------------------------------------------------------------------------------------
 
-    async def _leave(self, entry: CatalogueEntry) -> None:
-        shard = self._shards[entry.shard]
+    async def _leave(self, entry: CatalogueEntry, shard: ShardStreams) -> None:
         self.why_stays.pop(entry.stream_id, None)
         while self._is_here(entry, shard):
             try:

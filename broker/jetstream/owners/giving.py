@@ -1,7 +1,7 @@
 """Gives this broker's shards to other brokers, and takes theirs: on request, to balance them, and before a stop.
 
     this broker                                  the other
-    is it ready? ─────────────────────────────>  it does not stop, and knows the shard
+    is it ready? ─────────────────────────────>  it does not stop, knows the shard, and has read the catalogue
     write a checkpoint
     close the streams, drain, seal
     take it ──────────────────────────────────>  claim, recover, settle, serve
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker.jetstream.owners.balance import heir, next_gift
@@ -32,7 +32,11 @@ __all__ = ["Giving", "NotTaken"]
 
 _log = logging.getLogger(__name__)
 
-_READY_SECONDS: Final = 1.0
+GIFT: Final = "GIFT"
+_READY_SECONDS: Final = 5.0
+"""The time within which a broker must answer whether it takes a shard. The shard serves meanwhile, so a broker that is
+busy may take long. One that has ended is known at once: nobody is subscribed to its subject."""
+_PREPARE_SECONDS: Final = _READY_SECONDS - 1
 _TAKE_SECONDS: Final = 10.0
 """The time within which a broker must serve a shard that it was given; then its former owner takes it back."""
 
@@ -56,17 +60,23 @@ class OwnedShards(Protocol):
     async def take(self, number: int, seconds: float) -> None:
         """Take a shard that is free. Raises: NotTaken."""
 
+    def leave(self, number: int, seconds: float) -> None:
+        """Leave a shard to another broker for so long."""
+
 
 class Giving:
     """See the module.
 
     Args: ``me``: this broker's line, without shards; ``store``: what the operator is shown of the store;
         ``why_fixed(number)`` returns why a shard cannot be given away now, or ""; ``interval_ns``: the least time
-        between two gifts that balance the shards; ``busy()`` returns the number of this broker's busy shards.
+        between two gifts that balance the shards; ``busy()`` returns the number of this broker's busy shards;
+        ``prepare(number, seconds)`` reads what this broker needs before it takes a shard.
     """
 
     def __init__(self, shards: OwnedShards, peers: Peers, me: Line, clock: Clock, *, store: Mapping[str, str],
-                 why_fixed: Callable[[int], str], interval_ns: int, busy: Callable[[], float] = lambda: 0.0) -> None:
+                 why_fixed: Callable[[int], str], interval_ns: int,
+                 prepare: Callable[[int, float], Coroutine[Any, Any, None]],
+                 busy: Callable[[], float] = lambda: 0.0) -> None:
         self._shards = shards
         self._peers = peers
         self._me = me
@@ -74,6 +84,7 @@ class Giving:
         self._store = store
         self._why_fixed = why_fixed
         self._interval_ns = interval_ns
+        self._prepare = prepare
         self._busy = busy
         self._leaving = False
         self._committed: dict[int, int] = {}
@@ -82,6 +93,8 @@ class Giving:
         self._subscriptions: list[Subscription] = []
         self._step_downs: dict[int, Subscription] = {}
         self._task: asyncio.Task[None] | None = None
+        self._gifts: dict[int, str] = {}
+        """The shards that are being given away, each with the id of the broker that is to take it."""
         self._refused: dict[str, int] = {}
         """The brokers that did not take a shard, each with the time at which that was."""
         self.roster = Roster(peers, me.id, self._own_line, clock)
@@ -91,7 +104,8 @@ class Giving:
     def start(self) -> None:
         """Answer the other brokers, and keep the shards balanced."""
         self._subscriptions = [self._peers.answer(f"BROKER.{self._me.id}", self._answer),
-                               self._peers.answer("SHARDS", self._show, of_all_stores=True)]
+                               self._peers.answer("SHARDS", self._show, of_all_stores=True),
+                               self._peers.listen(GIFT, self._on_gift)]
         self.roster.start()
         self._task = asyncio.get_running_loop().create_task(self._keep_balanced(), name="balance the shards")
 
@@ -114,9 +128,11 @@ class Giving:
                                                       lambda question: self._step_down(number, question))
 
     def closed(self, number: int) -> None:
-        """Stop that."""
+        """Stop that; if the shard is being given away, the brokers that do not get it leave it alone."""
         if (subscription := self._step_downs.pop(number, None)) is not None:
             self._peers.end(subscription)
+        if (to := self._gifts.get(number)) is not None:
+            self._peers.hint(GIFT, shard=number, to=to)
         self.roster.publish()
 
     # --- this broker's line -------------------------------------------------------------------------------------------
@@ -151,20 +167,29 @@ class Giving:
             raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, why)
         try:
             await self._peers.ask(f"BROKER.{to.id}", {"do": "prepare", "shard": number}, _READY_SECONDS)
+            self._gifts[number] = to.id
             await self._shards.give(number, to.name, lambda: self._offer(number, to))
         except (NotTaken, ApiError):
             self._refused[to.id] = self._clock.monotonic_ns()
             raise
+        finally:
+            self._gifts.pop(number, None)
 
     async def _give_all(self) -> None:
+        asked: set[str] = set()
+        """The brokers that take no shards, or did not answer."""
         for number in self._shards.committed():
-            while not self._why_fixed(number) and (to := heir(number, self._takers())) is not None:
+            while not self._why_fixed(number) and (to := heir(
+                    number, [line for line in self.roster.others() if line.id not in asked])) is not None:
                 try:
                     await self._give(number, to)
                     break
                 except ApiError as error:
-                    _log.info("shard %d: %s", number, error)
+                    _log.info("shard %d: %s does not take it: %s", number, to.name, error)
+                    asked.add(to.id)
                 except NotTaken:
+                    if self._peers.is_owned(number):
+                        break  # a third broker was faster
                     return  # the store may be failing: a stop must not wait for each shard
 
     async def _offer(self, number: int, to: Line) -> None:
@@ -219,12 +244,20 @@ class Giving:
 
     # --- taking -------------------------------------------------------------------------------------------------------
 
+    def _on_gift(self, gift: dict[str, Any]) -> None:
+        """Leave a shard that another broker gets alone, but no longer than one whose owner has died."""
+        number = int(gift["shard"])
+        if gift["to"] != self._me.id and 0 <= number < self._shards.count:
+            self._shards.leave(number, min(_TAKE_SECONDS, self._interval_ns / 1e9))
+
     async def _answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Raises: ApiError: the shard is not taken; KeyError, TypeError: the question is not understood."""
         number = int(question["shard"])
         if self._leaving or not 0 <= number < self._shards.count:
             raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, f"{self._me.name} takes no shard {number}")
-        if question["do"] == "take":
+        if question["do"] == "prepare":
+            await self._prepare(number, _PREPARE_SECONDS)
+        elif question["do"] == "take":
             try:
                 await self._shards.take(number, _TAKE_SECONDS - 1)
             except NotTaken as error:

@@ -106,13 +106,14 @@ class Moves:
     def follow(self, entries: Mapping[int, CatalogueEntry], serving: Mapping[int, ShardStreams]) -> None:
         """Begin what the entries ask of the shards that this broker serves, and empty what no reader needs any more."""
         self._entries = entries
+        serving = {number: shard for number, shard in serving.items() if self._shards.get(number) is shard}
         for entry in entries.values():
             if entry.to is None:
                 continue
             if (shard := serving.get(entry.to)) is not None:
                 state = shard.log.state.streams.get(entry.stream_id)
                 if state is None or state.departed is not None:
-                    self.arrivals.begin(entry)
+                    self.arrivals.begin(entry, shard)
             if (shard := serving.get(entry.shard)) is not None:
                 self.departures.begin(entry)
         for number, shard in serving.items():

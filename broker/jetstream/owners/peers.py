@@ -5,6 +5,7 @@
     $JETBLOCK.<store>.SHARD.<k>.STEPDOWN    asks that owner to hand the shard over
     $JETBLOCK.<store>.BROKER.<id>           one broker: is it ready to take a shard, take it now
     $JETBLOCK.<store>.LOAD                  a hint to all, once a second: what a broker has
+    $JETBLOCK.<store>.GIFT                  a hint to all: one broker seals a shard, and another is to take it
     $JETBLOCK.<store>.CATALOGUE             a hint to all: the catalogue has changed
     $JETBLOCK.<store>.APPLIED.<k>           a hint to shard 0's owner: shard k has stored what the catalogue asked for
 

@@ -25,7 +25,7 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -39,7 +39,7 @@ from broker.jetstream.owners.requests import Requests
 from broker.jetstream.owners.writer import Writer, check_stays
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
-from broker.storage.format.errors import FormatError
+from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.records.catalogue import CatalogueEntry
 from broker.storage.objectstore.base import StoreError
 from broker.storage.put import Fenced
@@ -117,6 +117,10 @@ class SharedCatalogue(Catalogue):
         """True if this broker owns shard 0 and knows the streams of all others."""
         return self._writer.ready
 
+    async def until_leads(self) -> None:
+        """Return once ``leads`` is true, however long that takes."""
+        await self._writer.until_ready()
+
     def start(self) -> None:
         """Follow the catalogue from now on."""
         self._hints = [self.peers.listen(CATALOGUE, lambda _: self._follower.wake()),
@@ -152,6 +156,18 @@ class SharedCatalogue(Catalogue):
         if changed:
             log.urgent()
             await log.persisted()
+
+    async def prepare(self, number: int, seconds: float) -> None:
+        """Begin to read what this broker needs to know of other shards before it serves a shard; return at the end, or
+        after so many seconds. It serves sooner then, since the next read continues where this one ends.
+        """
+        await asyncio.wait((self._spawn(self._read_for(number), "prepare to take a shard"),), timeout=seconds)
+
+    async def _read_for(self, number: int) -> None:
+        with suppress(StoreError, FormatError, CutOff):
+            entries = await self._persisted.catalogue()
+            for other in () if number else sorted({entry.shard for entry in entries.values()} - self._shards.keys()):
+                await self._persisted.state(other)
 
     def opened(self, number: int) -> None:
         """Serve a shard, whose streams are restored."""
@@ -431,10 +447,11 @@ class SharedCatalogue(Catalogue):
         self._spawn(take(), "a step of the catalogue")
         return done
 
-    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _by_shard(streams: Mapping[str, int]) -> dict[int, list[str]]:

@@ -50,15 +50,19 @@ class Writer:
         self._spawn = spawn
         self._finishing = StreamTasks("finish a deletion or a move")
         """The deletions and moves that wait for their shards, by stream."""
-        self._learned = False
-        """True once this broker knows which streams the other brokers' shards have, while it owns shard 0."""
+        self._learned = asyncio.Event()
+        """Set once this broker knows which streams the other brokers' shards have, while it owns shard 0."""
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
     @property
     def ready(self) -> bool:
         """True if this broker owns shard 0 and knows the streams of all others."""
-        return self._learned and 0 in self._shards
+        return self._learned.is_set() and 0 in self._shards
+
+    async def until_ready(self) -> None:
+        """Return once ``ready`` is true, however long that takes."""
+        await self._learned.wait()
 
     async def stop(self) -> None:
         """Stop finishing deletions and moves."""
@@ -72,7 +76,7 @@ class Writer:
         if not number:
             for account in self._accounts.values():
                 account.elsewhere.forget_all()
-            self._learned = False
+            self._learned.clear()
             self._spawn(self._learn(self._shards[0]), "learn the streams of other brokers")
         elif 0 in self._shards:
             self._finish_all()
@@ -87,7 +91,7 @@ class Writer:
     def closed(self, number: int) -> None:
         """Forget a shard that this broker no longer owns."""
         if not number:
-            self._learned = False
+            self._learned.clear()
             self._finishing.cancel_all()
             for account in self._accounts.values():
                 account.elsewhere.forget_all()
@@ -100,7 +104,7 @@ class Writer:
 
     def account_added(self, account: Account) -> None:
         """Take the names and subjects that an account's streams in other shards have."""
-        for entry in self._entries.values() if self._learned else ():
+        for entry in self._entries.values() if self.ready else ():
             if entry.account == account.name and not self._is_here(entry):
                 account.elsewhere.keep(entry)
 
@@ -110,24 +114,24 @@ class Writer:
         for entry in self._entries.values():
             if entry.shard in self._shards and not self._is_here(entry):
                 self.keep_elsewhere(entry)  # it has left, or is on its way
-        for number in range(1, self._persisted.count):
-            if number in self._shards or not any(entry.shard == number for entry in self._entries.values()):
+        others = sorted({entry.shard for entry in self._entries.values()} - self._shards.keys())
+        # One after the other: a log may have hundreds of segments, and this broker may be taking other shards.
+        state_of = {number: await self._persisted.until(number, lambda _: True) for number in others}
+        if self._shards.get(0) is not first:
+            return
+        for entry in self._entries.values():
+            state = state_of.get(entry.shard)
+            if state is None or entry.shard in self._shards or self._is_here(entry):
                 continue
-            state = await self._persisted.until(number, lambda _: True)
-            if self._shards.get(0) is not first:
-                return
-            for entry in list(self._entries.values()):
-                if entry.shard != number or number in self._shards or self._is_here(entry):
-                    continue
-                self.keep_elsewhere(entry)
-                had = state.streams.get(entry.stream_id)
-                if had is not None and had.config != entry.config and not entry.deleting:
-                    waiting.append((entry, had.config))
+            self.keep_elsewhere(entry)
+            had = state.streams.get(entry.stream_id)
+            if had is not None and had.config != entry.config and not entry.deleting:
+                waiting.append((entry, had.config))
         for entry, config in waiting:
             if (account := self._accounts.get(entry.account)) is not None:
                 account.elsewhere.keep_given_up(entry.name, config.get("subjects") or ())
                 self._spawn(self._free_subjects(entry, account), "free subjects")
-        self._learned = True
+        self._learned.set()
         self._finish_all()
 
     # --- entries ------------------------------------------------------------------------------------------------------
