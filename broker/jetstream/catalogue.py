@@ -27,7 +27,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from broker.jetstream.account.unused import UnusedStream
-from broker.jetstream.moves import left_behind, settle_moves
+from broker.jetstream.moves import clear, left_behind, settle_moves
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError, invalid_config
 from broker.storage.format.block import Outcome
@@ -39,6 +39,7 @@ from broker.storage.log.waiters import resolve
 from broker.storage.state.stream import StreamState
 
 if TYPE_CHECKING:
+    from broker.base.clock import Clock
     from broker.jetstream.config.stream import StreamConfig
     from broker.jetstream.shard_streams import ShardStreams
     from broker.jetstream.stream.stream import Stream
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from broker.storage.log.stream_log import StreamLog
     from broker.storage.state.erasures import LeftBehind
 
-__all__ = ["SHARD", "Catalogue", "settle", "settle_stream"]
+__all__ = ["SHARD", "Catalogue", "clear_moved", "settle", "settle_stream"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,8 +58,9 @@ SHARD: Final = "jetblock.shard"
 class Catalogue:
     """The catalogue of a broker that owns shard 0. ``shards`` are the shards that it owns, by number."""
 
-    def __init__(self, shards: Mapping[int, ShardStreams]) -> None:
+    def __init__(self, shards: Mapping[int, ShardStreams], clock: Clock) -> None:
         self._shards = shards
+        self._clock = clock
         self.entries: dict[int, CatalogueEntry] = {}
         """The entries as decided, by incarnation, including what is not stored yet."""
 
@@ -164,8 +166,17 @@ class Catalogue:
         return [one for number, state in states.items() if number != shard
                 and (one := left_behind(number, state, owned=True)) is not None]
 
-    def remains_removed(self) -> None:
+    def remains_removed(self, stream_id: int) -> None:
         """Forget a stream that had moved, if it is deleted: a shard of this broker has nothing of it any more."""
+        if stream_id not in self.entries:
+            self._clear_deleted(stream_id)
+
+    def _clear_deleted(self, stream_id: int) -> None:
+        """Empty what the shards have of a deleted stream that had moved, then forget it."""
+        for shard in self._shards.values():
+            state = shard.log.state.streams.get(stream_id)
+            if state is not None and state.departed is not None:
+                clear_moved(shard, state, self._clock.now_ns(), deleted=True)
 
     def delete(self, stream_id: int, log: StreamLog, delete: Callable[[], object]) -> asyncio.Future[None] | None:
         """Call ``delete``, which adds the delete record of a stream to its ``log``, or returns False if it cannot.
@@ -185,6 +196,7 @@ class Catalogue:
 
         def forget() -> None:
             self.entries.pop(stream_id, None)
+            self._clear_deleted(stream_id)
             self._change(gone=[stream_id], then=lambda: resolve(done))
 
         def follow() -> None:
@@ -227,6 +239,15 @@ class Catalogue:
             if shard.log is log:
                 return shard
         return None
+
+
+def clear_moved(shard: ShardStreams, state: StreamState, now_ns: int, *, deleted: bool) -> None:
+    """Empty what a shard has of a stream that has left it, in the background; see ``moves.clear``."""
+    if shard.log.failure is None and clear(state, shard.log, now_ns, deleted=deleted):
+        shard.log.urgent()
+        shard.log.wait(shard.erasure_marked)
+        if deleted and shard.log.settings.codec.sealing and shard.eraser is not None:
+            shard.log.wait(shard.eraser.forget_soon)  # somebody may wait until no shard has its key
 
 
 def _record(stream: Stream, record: StreamCreate | StreamUpdate) -> None:

@@ -103,7 +103,7 @@ class JetStream:
         self._system_api: SystemApi | None = None
         self._system_events: SystemEvents | None = None
         self.shards: dict[int, ShardStreams] = {}
-        self.catalogue = Catalogue(self.shards)
+        self.catalogue = Catalogue(self.shards, clock)
         self.shared: SharedCatalogue | None = None
         """The catalogue if other brokers own shards of the store, too; None if this broker owns all."""
         self._complete = False

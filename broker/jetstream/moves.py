@@ -64,7 +64,8 @@ async def settle_moves(logs: Mapping[int, Log], now_ns: int) -> list[CatalogueEn
         for state in list(log.state.streams.values()):
             entry_now = catalogue.get(state.stream_id)
             if state.departed is not None or (entry_now is not None and entry_now.shard != number):
-                cleared = clear(state, log, now_ns) or cleared
+                deleted = entry_now is None or entry_now.deleting
+                cleared = clear(state, log, now_ns, deleted=deleted) or cleared
         if cleared:
             log.urgent()
             await log.persisted()

@@ -44,7 +44,7 @@ class MovedStreams(Protocol):
     async def left_behind(self, stream: StreamState, shard: int) -> Sequence[LeftBehind]:
         """Return what the other shards have of a stream that has moved, and is in ``shard`` now."""
 
-    def remains_removed(self) -> None:
+    def remains_removed(self, stream_id: int) -> None:
         """Forget a stream that had moved, if it is deleted: a shard of this broker has nothing of it any more."""
 
 
@@ -152,7 +152,7 @@ class ShardStreams(LogListener):
         if (known := remains_of(state.extra)) is not None and known.key == erasure.key:
             self.log.block(UnusedStream(state)).add(Remains(erasure.pack()))
             if erasure.done_ns:
-                self.log.wait(self._broker.catalogue.remains_removed)
+                self.log.wait(self._broker.catalogue.remains_removed, stream_id)
 
     async def left_behind(self, stream: StreamState) -> Sequence[LeftBehind]:
         """See ``ErasingStreams``."""

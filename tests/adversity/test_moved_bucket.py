@@ -6,6 +6,7 @@ change of the master key.
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from contextlib import suppress
@@ -215,3 +216,9 @@ async def test_nothing_is_readable(kind: str, tmp_path: Path, request: pytest.Fi
         forget_keys(monkeypatch)
         assert sorted(_bodies(url, "S")) == sorted(_bodies(store.url, "S"))
         assert len(_bodies(url, "R")) == left
+    # One broker has all shards of this store, also those that the streams have left.
+    report = tmp_path / "shredded.json"
+    assert await asyncio.to_thread(erase, [f"{root}/copied", "S", "--account", "APP", "--shred",
+                                           "--report", str(report)]) == 0
+    assert json.loads(report.read_text())["key"]
+    await look("shredded")

@@ -15,7 +15,8 @@ from collections.abc import Callable, Container, Coroutine, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from broker.jetstream.moves import clear, left_behind
+from broker.jetstream.catalogue import clear_moved
+from broker.jetstream.moves import left_behind
 from broker.jetstream.owners.arrivals import Arrivals, StoredStream
 from broker.jetstream.owners.departures import Departures
 from broker.jetstream.owners.follower import STEP_SECONDS, Follower
@@ -161,12 +162,7 @@ class Moves:
                     asyncio.get_running_loop().call_later(left_ns / 1e9, self._follower.wake)
                     continue
             self._moved_ns.pop(which, None)
-            deleted = entry is None or entry.deleting
-            if shard.log.failure is None and clear(state, shard.log, self._clock.now_ns(), deleted=deleted):
-                shard.log.urgent()
-                shard.log.wait(shard.erasure_marked)
-                if deleted and shard.log.settings.codec.sealing and shard.eraser is not None:
-                    shard.log.wait(shard.eraser.forget_soon)  # somebody may wait until no shard has its key
+            clear_moved(shard, state, self._clock.now_ns(), deleted=entry is None or entry.deleting)
 
     def _moves(self, entry: CatalogueEntry) -> bool:
         """Return whether the catalogue, as last read, has the entry of a move unchanged."""

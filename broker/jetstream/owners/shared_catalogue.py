@@ -87,7 +87,7 @@ class SharedCatalogue(Catalogue):
                  show: Callable[[Account, Stream], Coroutine[Any, Any, dict[str, Any]]],
                  read_stream: Callable[[int, str, str], StoredStream], clock: Clock, keep_seconds: float,
                  ) -> None:
-        super().__init__(shards)
+        super().__init__(shards, clock)
         self.peers = peers
         self.count = count
         self._accounts = accounts
@@ -337,7 +337,7 @@ class SharedCatalogue(Catalogue):
     def is_coming(self, shard: int, stream_id: int) -> bool:
         return self._moves.is_coming(shard, stream_id)
 
-    def remains_removed(self) -> None:
+    def remains_removed(self, stream_id: int) -> None:
         self._follower.wake()
 
     async def left_behind(self, stream: StreamState, shard: int) -> list[LeftBehind]:
