@@ -137,8 +137,8 @@ MAY: dict[str, set[str]] = {
     "jetstream.moves": {
         "jetstream.account", "storage.format", "storage.log", "storage.paths", "storage.read", "storage.state"},
     "jetstream.catalogue": {
-        "jetstream.account", "jetstream.config", "jetstream.moves", "jetstream.shard_streams", "jetstream.stream",
-        "jetstream.wire", "storage.format", "storage.log", "storage.state"},
+        "base", "jetstream.account", "jetstream.config", "jetstream.moves", "jetstream.shard_streams",
+        "jetstream.stream", "jetstream.wire", "storage.format", "storage.log", "storage.state"},
     "jetstream.owners": {
         "base", "jetstream.account", "jetstream.bus", "jetstream.catalogue", "jetstream.config", "jetstream.moves",
         "jetstream.shard_streams", "jetstream.stream", "jetstream.stream.upstream", "jetstream.wire", "storage.format",
