@@ -108,3 +108,10 @@ async def test_a_move_from_a_shard_that_was_lost_while_the_catalogue_was_read() 
     catalogue._moves.follow({ENTRY.stream_id: moving}, {0: lost, 1: lost})  # type: ignore[dict-item]
     catalogue._moves.departures.begin(moving)
     assert not catalogue._moves.departures._tasks._tasks
+
+
+async def test_a_broker_that_has_lost_shard_0_does_not_say_that_a_stream_does_not_exist() -> None:
+    """An update of a stream in another of its shards waits for a commit, and shard 0 goes away meanwhile."""
+    catalogue = shared({}, Chain(Position(1, 1)))
+    with pytest.raises(ApiError, match="temporarily unavailable"):
+        catalogue._writer.entry(ENTRY.stream_id)

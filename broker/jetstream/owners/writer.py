@@ -137,7 +137,12 @@ class Writer:
     # --- entries ------------------------------------------------------------------------------------------------------
 
     def entry(self, stream_id: int) -> CatalogueEntry:
-        """Return the entry of a stream that is not being deleted. Raises: ApiError 10059; 10008 while it moves."""
+        """Return the entry of a stream that is not being deleted.
+
+        Raises: ApiError 10059; 10008 while it moves, or if this broker has lost shard 0: then it has no entries.
+        """
+        if 0 not in self._shards:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         entry = self._entries.get(stream_id)
         if entry is None or entry.deleting:
             raise ApiError(ApiErrors.STREAM_NOT_FOUND)
