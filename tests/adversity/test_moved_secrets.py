@@ -29,6 +29,7 @@ from tests.adversity.lives import again
 from tests.adversity.owners import Cluster, add_all, cluster
 from tests.adversity.test_damaged_store import change, flip, segments_of
 from tests.adversity.test_moves import check_logs, is_sound, until_moved
+from tests.key_ring import forget_keys
 from tests.runtime.test_erasure import files_with
 from tests.stores import make_store
 
@@ -48,6 +49,7 @@ async def erasing(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: p
     monkeypatch.setattr(owners, "broker_config", lambda *args: plain(*args).replace("put_timeout: 1s", more).replace(
         "domain: jb", f'domain: jb, key: "{key}"' if key else "domain: jb"))
     if key:
+        forget_keys(monkeypatch)
         monkeypatch.setenv(KEY_VARIABLE, key)  # for readers without a broker
     store = make_store("directory", tmp_path, request)
     async with cluster(tmp_path, store, shards=len(owns), **owns) as one:

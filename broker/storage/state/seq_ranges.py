@@ -93,7 +93,9 @@ class SeqRanges:
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
 
     def within(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Iterate over the ranges that overlap first..last, cut to it."""
+        """Iterate over the ranges that overlap first..last, cut to it; over none if last is below first."""
+        if last < first:
+            return
         for at in range(bisect_left(self._lasts, first), len(self._firsts)):
             if self._firsts[at] > last:
                 return
@@ -110,7 +112,9 @@ class SeqRanges:
         return self._text
 
     def cut(self, first: int, last: int) -> SeqRanges:
-        """Return the sequences among first..last."""
+        """Return the sequences among first..last; none if last is below first."""
+        if last < first:
+            return self._of([], [])
         start, end = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
         firsts, lasts = self._firsts[start:end], self._lasts[start:end]
         if firsts:

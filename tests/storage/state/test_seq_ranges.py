@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from broker.storage.state.seq_ranges import SeqRanges
@@ -20,6 +20,7 @@ def seqs(ranges: SeqRanges) -> set[int]:
     return {seq for first, last in pairs for seq in range(first, last + 1)}
 
 
+@example(frozenset((0, 22, 23)), frozenset(), frozenset(), 23, 22, 1)
 @given(numbers, numbers, numbers, st.integers(0, 40), st.integers(0, 40), st.integers(1, 4))
 def test_they_behave_as_sets(one: frozenset[int], other: frozenset[int], third: frozenset[int], first: int, last: int,
                              size: int) -> None:
