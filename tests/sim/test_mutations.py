@@ -30,12 +30,12 @@ KNOWN: dict[str, list[int]] = {
     "never-right-again": [7], "pages-swept-to-newest-root": [20], "redelivered-lost-in-pages": [27],
     "request-gone-early": [14], "schedules-not-stored": [3],
     "suspended-for-ever": [1],
-    "swept-by-wrong-clocks": [79], "totals-forgotten": [2], "update-lost-in-pages": [300], "wait-for-oldest": [17],
+    "totals-forgotten": [2], "update-lost-in-pages": [300], "wait-for-oldest": [17],
     "walks-interrupted": [23],
 }
 """Seeds that detect a bug which most seeds miss; these are tried first."""
 
-RARE = {"ids-left-behind", "lease-from-end", "never-muted"}
+RARE = {"ids-left-behind", "lease-from-end", "never-muted", "swept-by-wrong-clocks"}
 """Bugs that would cost minutes where no seed is known, or if the seed's history changed: for the soak. Ids are searched
 in compacted blocks only if a page of them is damaged, or if the messages that joined were staged."""
 

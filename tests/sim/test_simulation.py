@@ -78,10 +78,10 @@ def test_the_seeds_cause_every_fault() -> None:
     assert counts["slow listing"] >= 5
 
 
-KNOWN = {"relist": [427], "bounded-window": [36], "released": [18]}
+KNOWN = {"relist": [427], "bounded-window": [36]}
 """Seeds that need a rule which most seeds miss, tried first."""
 
-RARE = {"relist", "bounded-window"}
+RARE = {"relist", "bounded-window", "released"}
 """Rules that would cost minutes if the history of the known seed changed: for the soak. Each history that such a rule
 excludes has its own scripted test, in ``tests/cluster/test_ownership.py`` or
 ``tests/storage/checkpoint/test_sweeper.py``."""
