@@ -230,7 +230,9 @@ class ShardKeys:
             return {owner for owner in self._by_owner if owner}
 
     def _drop(self, streams: Collection[int]) -> list[DataKey]:
-        """Drop the keys of streams from memory, with ``_drawing`` held; those that have come meanwhile keep their keys.
+        """Drop the keys of ``streams`` from memory. A stream that has arrived meanwhile keeps its keys.
+
+        The caller holds the lock ``_drawing``.
 
         Returns: the keys that were dropped.
         """

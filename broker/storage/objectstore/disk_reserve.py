@@ -1,8 +1,8 @@
 """The reserve of a directory: a file that takes room on the disk, and is shortened to make room on a full disk.
 
 The file is shortened by the size of each put, and never removed at once: other programs that fill the disk would
-take all of its room. The file gets its full length again once the disk has room for it, and as much
-beside it, and for a burst of messages.
+take all of its room. The file gets its full length again once the disk has room for it, for as much beside it, and for
+a burst of messages.
 """
 
 from __future__ import annotations
