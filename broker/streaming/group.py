@@ -175,17 +175,23 @@ class Group:
         if self.consumer is not None and (len(owners) - len(self.consumer.acks.pending) > _STALE_OWNERS
                                           or not any(member.held < member.max_in_flight for member in members)):
             self._forget_gone(self.consumer)
-        turns = Turns(members)
-        chosen: list[Subscription] = []
-        for seq, delivered in zip(batch.stream_seqs, batch.delivered, strict=True):
-            member = turns.take(any_member=delivered > 1)
-            if member is None:
+        turns, seqs = Turns(members), batch.stream_seqs
+        if max(batch.delivered) <= 1 and owners.keys().isdisjoint(seqs):
+            chosen = turns.take_new(len(seqs))
+            owners.update(zip(seqs, chosen, strict=False))
+            for member, last in dict(zip(chosen, seqs, strict=False)).items():
+                member.last_sent = last
+            return chosen
+        chosen = []
+        for seq, delivered in zip(seqs, batch.delivered, strict=True):
+            one = [turns.take_any()] if delivered > 1 else turns.take_new(1)
+            if not one:
                 break
             if (before := owners.get(seq)) is not None:
                 turns.count(before, -1)
-            owners[seq] = member
-            member.last_sent = max(member.last_sent, seq)
-            chosen.append(member)
+            owners[seq] = one[0]
+            one[0].last_sent = max(one[0].last_sent, seq)
+            chosen += one
         return chosen
 
     def _forget_gone(self, consumer: Consumer) -> None:

@@ -8,7 +8,7 @@ Source: nats-streaming-server, server/server.go findBestQueueSub.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,22 +33,37 @@ class Turns:
         heapify(self._free)
         heapify(self._full)
 
-    def take(self, *, any_member: bool) -> Subscription | None:
-        """Return the member for the next message, counting it as held; None if all have enough.
+    def take_new(self, count: int) -> list[Subscription]:
+        """Return the members for the next ``count`` messages, counting these as held; fewer if all have enough then."""
+        members, places, free = self._members, self._places, self._free
+        chosen: list[Subscription] = []
+        while free and len(chosen) < count:
+            held, place, member = free[0]
+            if held != member.held or place != places[member]:
+                heappop(free)
+                continue
+            if member is members[0]:
+                place = self._to_end(member)
+            member.held = held = held + 1
+            if held < member.max_in_flight:
+                heapreplace(free, (held, place, member))
+            else:
+                heappop(free)
+                heappush(self._full, (held, place, member))
+            chosen.append(member)
+        return chosen
 
-        ``any_member``: the message may go to a member that has enough.
-        """
-        member = self._first(self._free, full=False)
-        if member is None and any_member:
-            member = self._first(self._full, full=True)
-        if member is None:
-            return None
-        if member is self._members[0]:
-            self._members.append(self._members.pop(0))
-            self._places[member] = self._end
-            self._end += 1
-        self.count(member, 1)
-        return member
+    def take_any(self) -> Subscription:
+        """Return the member for the next message, counting it as held, even if all have enough."""
+        if chosen := self.take_new(1):
+            return chosen[0]
+        while True:
+            held, place, member = heappop(self._full)
+            if held == member.held and place == self._places[member]:
+                if member is self._members[0]:
+                    self._to_end(member)
+                self.count(member, 1)
+                return member
 
     def count(self, member: Subscription, change: int) -> None:
         """Change the number of messages that a member has; it may have left."""
@@ -57,11 +72,9 @@ class Turns:
             heap = self._free if member.held < member.max_in_flight else self._full
             heappush(heap, (member.held, place, member))
 
-    def _first(self, heap: list[_Entry], *, full: bool) -> Subscription | None:
-        """Remove and return the first member of a heap."""
-        while heap:
-            held, place, member = heappop(heap)
-            if (held == member.held and place == self._places[member]
-                    and (held >= member.max_in_flight) is full):
-                return member
-        return None
+    def _to_end(self, member: Subscription) -> int:
+        """Let the first member in the turns be the last one; return its new place."""
+        self._members.append(self._members.pop(0))
+        self._places[member] = place = self._end
+        self._end += 1
+        return place

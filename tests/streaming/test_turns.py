@@ -10,8 +10,8 @@ from broker.streaming.turns import Turns
 
 MEMBERS = st.lists(st.tuples(st.integers(0, 4), st.integers(1, 4)), min_size=1, max_size=6)
 """Messages that each member has, and the most that it may have."""
-STEPS = st.lists(st.one_of(st.booleans(), st.integers(0, 5)), max_size=40)
-"""A message, which may go to any member (True); or one less for the member of that number."""
+STEPS = st.lists(st.one_of(st.none(), st.tuples(st.integers(1, 9)), st.integers(0, 5)), max_size=40)
+"""A message that may go to any member (None); so many that may not; or one less for the member of that number."""
 
 
 def members_of(sizes: list[tuple[int, int]]) -> list[Subscription]:
@@ -30,14 +30,18 @@ def searched(members: list[Subscription], *, any_member: bool) -> Subscription |
 
 
 @given(MEMBERS, STEPS)
-def test_the_same_member(sizes: list[tuple[int, int]], steps: list[bool | int]) -> None:
+def test_the_same_member(sizes: list[tuple[int, int]], steps: list[int | tuple[int] | None]) -> None:
     ours, plain = members_of(sizes), members_of(sizes)
     named = [*zip(ours, plain, strict=True)]
     turns = Turns(ours)
     for step in steps:
-        if isinstance(step, bool):
-            one, other = turns.take(any_member=step), searched(plain, any_member=step)
-            assert (one and one.id) == (other and other.id)
+        if step is None:
+            best = searched(plain, any_member=True)
+            assert best is not None
+            assert turns.take_any().id == best.id
+        elif isinstance(step, tuple):
+            found = [searched(plain, any_member=False) for _ in range(*step)]
+            assert [one.id for one in turns.take_new(*step)] == [one.id for one in found if one is not None]
         elif step < len(named):
             turns.count(named[step][0], -1)
             named[step][1].held -= 1

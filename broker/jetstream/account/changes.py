@@ -155,14 +155,12 @@ class StreamChanges:
         added = _without(config.subjects, before.subjects)
         async with self.lock_of(stream.name), self._admission.claimed(config, added):
             # The claim may have taken several turns of the loop.
-            if self._find(stream.name) is not stream:
-                raise ApiError(ApiErrors.STREAM_NOT_FOUND)
+            self._check_served(stream)
             self._quota.check_update(stream, config)
             self._admission.check_links(links, config)
             with self._quota.coming(config, before):
                 await _done(self._host.catalogue.update(stream, config))
-            if self._find(stream.name) is not stream:
-                raise ApiError(ApiErrors.STREAM_NOT_FOUND)
+            self._check_served(stream)
         await self._apply_update(stream, config)
         await self._host.catalogue.move_updated(stream, before)
 
@@ -181,6 +179,14 @@ class StreamChanges:
         await limits_applied
         if to_interest and (sweep := stream.interest.sweep(1, acked=True)) is not None:
             await finished(sweep)
+
+    def _check_served(self, stream: Stream) -> None:
+        """Raises: ApiError 10059 if a stream was deleted meanwhile; 10008 if it was released, whether or not this broker
+        has restored it since."""
+        now = self._find(stream.name)
+        if now is not stream:
+            raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL if now.stream_id == stream.stream_id
+                           else ApiErrors.STREAM_NOT_FOUND)
 
     # --- deletion -----------------------------------------------------------------------------------------------------
 
