@@ -181,8 +181,8 @@ class StreamChanges:
             await finished(sweep)
 
     def _check_served(self, stream: Stream) -> None:
-        """Raises: ApiError 10059 if a stream was deleted meanwhile; 10008 if it was released, whether or not this broker
-        has restored it since."""
+        """Raises: ApiError 10059 if a stream was deleted meanwhile; 10008 if it was released, even if this broker has
+        restored it since."""
         now = self._find(stream.name)
         if now is not stream:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL if now.stream_id == stream.stream_id
