@@ -189,7 +189,7 @@ class JetStream:
                 shard.failed_streams[stream.stream_id] = reason
 
     def share(self, peers: Peers, count: int, read: Callable[[int], Shard], *, idle_seconds: float,
-              read_stream: Callable[[int, str, str], StoredStream], keep_seconds: float,
+              read_stream: Callable[[int, str, str, int], StoredStream], keep_seconds: float,
               ) -> SharedCatalogue:
         """Own some of the ``count`` shards of a store, beside other brokers. Call it before accounts are added.
 
@@ -442,9 +442,9 @@ class JetStream:
                 if names and isinstance(api, Api):
                     await api.drop_streams(names)
                 await account.release_streams(log)
-            self.shared.released(account, number)
             account.release_offline(state.name for state in shard.log.state.streams.values()
                                     if state.account == name)
+            self.shared.released(account, number)
         self.shards.pop(number, None)
         for account in list(self.accounts.values()):
             await account.release_streams(shard.log)  # those that were created in the meantime

@@ -62,8 +62,8 @@ class SharedStore:
             return FollowedShard(host.store, number, clock, host.rng, wanted,
                                  read_keys=None if host.masters is None else host.read_keys)
 
-        def read_stream(number: int, account: str, name: str) -> FollowedStream:
-            return FollowedStream(host.store, number, account, name, clock, host.rng,
+        def read_stream(number: int, account: str, name: str, stream_id: int) -> FollowedStream:
+            return FollowedStream(host.store, number, account, name, stream_id, clock, host.rng,
                                   read_keys=None if host.masters is None else host.read_keys)
 
         idle_seconds = settings.lease_ns / 3e9

@@ -14,7 +14,7 @@ from typing import Any
 import nats
 import pytest
 from nats.js.api import ConsumerConfig, StorageType
-from nats.js.errors import APIError
+from nats.js.errors import APIError, NotFoundError
 
 from broker.inspect.source import Source
 from broker.inspect.survey import read_survey
@@ -82,6 +82,11 @@ async def test_a_stream_moves_while_it_is_used(kind: str, tmp_path: Path, reques
         assert [count - 1 for count in await messages(one)] == acked
         longest = [round(publisher.longest, 2) for publisher in publishers]
         assert max(longest) < (2 if QUIET else 20), longest
+        # A new stream of that name does not meet what the old one has left behind.
+        await again(lambda: one.js.delete_stream("S1"), NotFoundError)
+        await again(lambda: one.js.add_stream(name="S1", subjects=["s1"], metadata={"jetblock.shard": "1"}))
+        answer = await move(one, "S1", 2)
+        assert answer.get("done"), answer
         check_logs(one)
 
 

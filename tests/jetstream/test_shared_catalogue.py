@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +15,12 @@ import pytest
 from broker.jetstream.api.stream_requests import StreamRequests
 from broker.jetstream.engine import JetStream
 from broker.jetstream.owners import shared_catalogue
+from broker.jetstream.owners.peers import Peers
 from broker.jetstream.owners.shared_catalogue import SharedCatalogue
 from broker.jetstream.wire.errors import ApiError
 from broker.storage.format.header import Position
 from broker.storage.format.records.catalogue import CatalogueEntry
+from broker.storage.put import Fenced
 from tests.manual_clock import ManualClock
 
 ENTRY = CatalogueEntry(7, 1, "A", "S", {"name": "S"}, 1)
@@ -33,6 +38,11 @@ class Chain:
 
 def state(position: Position, *entries: CatalogueEntry) -> Any:
     return SimpleNamespace(position=position, catalogue={entry.stream_id: entry for entry in entries}, streams={})
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 (no event says so)
+        await asyncio.sleep(0)
 
 
 async def nothing(*_: object) -> Any:
@@ -100,6 +110,19 @@ async def test_a_question_about_a_stream_that_this_broker_has_by_now() -> None:
             pass
 
 
+async def test_an_owner_that_loses_its_shard_while_it_answers_a_question(caplog: pytest.LogCaptureFixture) -> None:
+    """The broker that asks gets 10008, and the log has no traceback."""
+    answers: list[bytes] = []
+
+    async def lose(_: dict[str, Any]) -> dict[str, Any]:
+        raise Fenced("b has taken the shard")
+
+    peers = Peers(SimpleNamespace(publish=lambda *args: answers.append(args[3])), "store")  # type: ignore[arg-type]
+    await peers._answer(lose, b"reply", b"{}")
+    assert json.loads(answers[0])["error"]["err_code"] == 10008
+    assert [(one.levelname, one.exc_info) for one in caplog.records] == [("WARNING", None)]
+
+
 async def test_a_move_from_a_shard_that_was_lost_while_the_catalogue_was_read() -> None:
     """Nothing is begun for it: the shard's next owner lets the stream leave."""
     lost = SimpleNamespace(number=1, log=SimpleNamespace(state=state(Position(1, 1)), failure=None), available=True)
@@ -115,3 +138,111 @@ async def test_a_broker_that_has_lost_shard_0_does_not_say_that_a_stream_does_no
     catalogue = shared({}, Chain(Position(1, 1)))
     with pytest.raises(ApiError, match="temporarily unavailable"):
         catalogue._writer.entry(ENTRY.stream_id)
+
+
+PEERS = SimpleNamespace(**dict.fromkeys(("hint", "answer", "end"), lambda *_, **__: None), stop=nothing)
+"""Other brokers that are not there."""
+
+
+class OwnLog:
+    """The log of a shard of this broker; its commits wait for ``stored``."""
+
+    failure = None
+    shard = None
+
+    def __init__(self, read: Any) -> None:
+        self.state = read
+        self.stored = asyncio.Event()
+
+    def block(self, _: object) -> Any:
+        return SimpleNamespace(add=lambda _: None)
+
+    def urgent(self) -> None:
+        pass
+
+    async def persisted(self) -> None:
+        await self.stored.wait()
+
+
+def own_shard(number: int, *entries: CatalogueEntry, **streams: Any) -> Any:
+    """Return a shard of this broker, with its catalogue, and the states of its streams."""
+    read = state(Position(1, 1), *entries)
+    read.streams.update({one.stream_id: one for one in streams.values()})
+    return SimpleNamespace(number=number, available=True, log=OwnLog(read))
+
+
+async def leading(chain: Chain, *entries: CatalogueEntry) -> tuple[JetStream, SharedCatalogue]:
+    """Return a broker that has just taken shard 0, which has the entries; it does not know the other shards yet."""
+    js = JetStream(ManualClock(), random.Random(1))
+    catalogue = js.share(PEERS, 3,  # type: ignore[arg-type]
+                         lambda number: chain, idle_seconds=1.0, read_stream=nothing, keep_seconds=1.0)  # type: ignore[arg-type, return-value]
+    await js.add_account("A", SimpleNamespace())  # type: ignore[arg-type]
+    js.shards[0] = own_shard(0, *entries)
+    catalogue.opened(0)
+    return js, catalogue
+
+
+async def test_a_stream_that_has_arrived_and_does_not_serve_yet_exists() -> None:
+    """Its arrival is stored, and this broker waits for what the other owner holds. Meanwhile it takes another shard, or
+    shard 0 itself."""
+    moving = replace(ENTRY, shard=2, to=1)
+    arrived = SimpleNamespace(stream_id=ENTRY.stream_id, departed=None, moves=1)
+    for before in (True, False):
+        js, catalogue = await leading(Chain(Position(1, 1)), moving)
+        if before:
+            js.shards[1] = own_shard(1, S=arrived)
+        await catalogue.until_leads()
+        js.shards[1] = own_shard(1, S=arrived)
+        catalogue.opened(1)
+        with pytest.raises(ApiError, match="temporarily unavailable"):
+            js.accounts["A"].stream("S")
+        await catalogue.stop()
+
+
+async def test_a_move_that_ends_while_an_owner_of_shard_0_learns_what_others_have() -> None:
+    """The stream is in a shard then that had no streams when the broker began."""
+    chain, read = Chain(Position(1, 1)), asyncio.Event()
+    moving = replace(ENTRY, to=2)
+    chain.state.streams[ENTRY.stream_id] = SimpleNamespace(departed=2, moves=0, config={})
+
+    async def read_slowly() -> Any:
+        await read.wait()
+        return chain.state
+
+    chain.read = read_slowly  # type: ignore[method-assign]
+    js, catalogue = await leading(chain, moving)
+    await asyncio.sleep(0)
+    catalogue.entries[ENTRY.stream_id] = replace(moving, shard=2, to=None, moves=1)
+    read.set()
+    await catalogue.until_leads()
+    with pytest.raises(ApiError, match="temporarily unavailable"):
+        js.accounts["A"].stream("S")
+    await catalogue.stop()
+
+
+async def test_a_name_whose_last_stream_is_still_being_deleted() -> None:
+    """The catalogue has both streams, the old one first: the name is the new one's."""
+    js, catalogue = await leading(Chain(Position(1, 1)), replace(ENTRY, deleting=True), replace(ENTRY, stream_id=8))
+    await catalogue.until_leads()
+    with pytest.raises(ApiError, match="temporarily unavailable"):
+        js.accounts["A"].stream("S")
+    await catalogue.stop()
+
+
+async def test_a_deletion_that_begins_while_the_end_of_a_move_is_stored() -> None:
+    """Both commits are in one segment. The deletion is finished, too: the name is free once the shard has deleted the
+    stream."""
+    chain = Chain(Position(1, 1))
+    chain.state.streams[ENTRY.stream_id] = SimpleNamespace(departed=None, moves=1, config=ENTRY.config)
+    js, catalogue = await leading(chain, replace(ENTRY, to=2))
+    await catalogue.until_leads()
+    await until(lambda: catalogue.entries[ENTRY.stream_id].to is None)
+    deleting = asyncio.create_task(catalogue._writer.delete_elsewhere(ENTRY.stream_id))
+    await until(lambda: catalogue.entries[ENTRY.stream_id].deleting)
+    js.shards[0].log.stored.set()  # type: ignore[attr-defined]
+    await deleting
+    chain.state.streams.clear()
+    async with asyncio.timeout(5):
+        await catalogue._writer.until_gone(ENTRY.stream_id)
+    assert "S" not in js.accounts["A"].elsewhere
+    await catalogue.stop()

@@ -150,9 +150,9 @@ class MovingOwner(Owner):
 
     async def _take(self, entry: CatalogueEntry) -> None:
         log = self.log
-        state = await FollowedStream(log.store, entry.shard, entry.account, entry.name, self.broker.clock,
-                                     random.Random(1)).read()
-        if state is None or state.stream_id != entry.stream_id or state.departed != self.number:
+        state = await FollowedStream(log.store, entry.shard, entry.account, entry.name, entry.stream_id,
+                                     self.broker.clock, random.Random(1)).read()
+        if state is None or state.departed != self.number:
             return
         log.settings.codec.adopt(state.stream_id)
         log.block(UnusedStream(state)).add(Arrival(entry.shard, pack_whole(state)))

@@ -68,7 +68,7 @@ class Shards:
 
     async def arrive(self, number: int, source: int) -> Stream:
         rig = self.rigs[number]
-        state = await FollowedStream(rig.store, source, "$G", "s", self.clock, rig.rng).read()
+        state = await FollowedStream(rig.store, source, "$G", "s", S, self.clock, rig.rng).read()
         assert state is not None
         assert state.departed == number
         rig.log.block(UnusedStream(state)).add(Arrival(source, pack_whole(state)))

@@ -109,7 +109,7 @@ class Account:
         self.consumers = Consumers(self.streams, bus, clock, rng, settings, quota, subscriptions, self.events,
                                    host.receiver_of)
         self._served = served = ServedStreams(host, name, bus, self.streams, quota, subscriptions, self.consumers,
-                                              self.upstreams)
+                                              self.upstreams, self.elsewhere)
         self.offline = served.offline
         incoming: dict[str, Stream] = {}
         incoming_names: set[str] = set()
@@ -163,6 +163,11 @@ class Account:
     def change_limits(self, limits: AccountLimits) -> None:
         """Change the limits; existing streams and consumers stay, even if they exceed them."""
         self._quota.change(limits)
+
+    def has(self, entry: CatalogueEntry) -> bool:
+        """Return whether this broker serves the stream of an entry, or has it and cannot use it."""
+        stream = self.streams.get(entry.name)
+        return entry.name in self.offline if stream is None else stream.stream_id == entry.stream_id
 
     def stream(self, name: str) -> Stream:
         """Return the live stream of that name.
@@ -262,6 +267,7 @@ class Account:
         if config is None or reason is not None:
             _log.error("stream %s is offline: %s", state.name, reason)
             self.offline[state.name] = OfflineStream(reason or "", list(state.config.get("subjects", ())))
+            self.elsewhere.forget(state.name, state.stream_id)
             return []
         stream = self._served.make(config, state)
         if state.restoring:

@@ -49,8 +49,12 @@ class Elsewhere(dict[str, ElsewhereStream]):
     def keep(self, entry: CatalogueEntry) -> None:
         """Take the name and the subjects of a stream in another broker's shard."""
         known = self.get(entry.name)
-        if entry.name in self._streams or (known is not None and known.entry.stream_id != entry.stream_id):
-            return  # a later incarnation has the name; the deletion of this one is being finished
+        if known is not None and known.entry.stream_id != entry.stream_id:
+            if entry.deleting:
+                return  # a later incarnation has the name; the deletion of this one is being finished
+            self.forget(entry.name, known.entry.stream_id)
+        if entry.name in self._streams:
+            return
         self[entry.name] = one = ElsewhereStream(entry, config_of(entry))
         self._subscriptions.claim_anyway(entry.name, one.config.subjects_bytes)
 
@@ -70,11 +74,15 @@ class Elsewhere(dict[str, ElsewhereStream]):
                 self._given_up.setdefault(entry.name, set()).update(subject.encode() for subject in given_up)
             self[entry.name] = ElsewhereStream(entry, config_of(entry))
 
-    def forget(self, name: str) -> None:
-        """Free the name and the subjects of a stream that another broker had."""
-        if (one := self.pop(name, None)) is not None:
-            subjects = [*one.config.subjects_bytes, *self._given_up.pop(name, ())]
-            at_once(self._subscriptions.give_back(name, subjects))
+    def forget(self, name: str, stream_id: int, served: Collection[bytes] = ()) -> None:
+        """Free the name and the subjects of a stream that another broker had, if it is that one.
+
+        Args: ``served``: the subjects that this broker serves from now on; it has claimed them.
+        """
+        if (one := self.get(name)) is not None and one.entry.stream_id == stream_id:
+            del self[name]
+            subjects = {*one.config.subjects_bytes, *self._given_up.pop(name, ())} - {*served}
+            at_once(self._subscriptions.give_back(name, list(subjects)))
             self._freed.set()
 
     def forget_all(self) -> None:

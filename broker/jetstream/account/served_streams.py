@@ -18,6 +18,7 @@ from broker.jetstream.account.restore import OfflineStream
 
 if TYPE_CHECKING:
     from broker.jetstream.account.consumers import Consumers
+    from broker.jetstream.account.elsewhere import Elsewhere
     from broker.jetstream.account.host import Host
     from broker.jetstream.account.quota import Quota
     from broker.jetstream.account.subscriptions import Subscriptions
@@ -43,7 +44,8 @@ class ServedStreams:
     """
 
     def __init__(self, host: Host, account: str, bus: Bus, by_name: dict[str, Stream], quota: Quota,
-                 subscriptions: Subscriptions, consumers: Consumers, upstreams: Upstreams) -> None:
+                 subscriptions: Subscriptions, consumers: Consumers, upstreams: Upstreams,
+                 elsewhere: Elsewhere) -> None:
         self.by_name = by_name
         self.offline: dict[str, OfflineStream] = {}
         self.links = 0
@@ -54,6 +56,7 @@ class ServedStreams:
         self._subscriptions = subscriptions
         self._consumers = consumers
         self._upstreams = upstreams
+        self._elsewhere = elsewhere
 
     def make(self, config: StreamConfig, state: StreamState | None = None, created_ns: int | None = None,
              shard: int = 0, stream_id: int | None = None) -> Stream:
@@ -67,6 +70,7 @@ class ServedStreams:
     def add(self, stream: Stream) -> Steps:
         """Add a stream, whose subjects are claimed. The first step adds it; the others connect it."""
         self.by_name[stream.name] = stream
+        self._elsewhere.forget(stream.name, stream.stream_id, stream.config.subjects_bytes)
         if (subscribe_api := self._host.subscribe_api) is not None:
             self._subscriptions.subscribe_api(stream, subscribe_api(self._account))
         stream.on_failed = self._drop_failed

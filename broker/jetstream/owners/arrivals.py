@@ -65,17 +65,16 @@ class StoredStream(Protocol):
 class Arrivals:
     """The streams that come into ``shards``, which are this broker's; those in ``serving`` are not about to be closed.
 
-    Args: ``read(shard, account, name)`` returns a stream of another shard; ``here(account, entry)`` is called before a
-        stream serves here, and ``applied(shard)`` once it does; ``moves(entry)`` returns whether the catalogue, as last
-        read, has the entry unchanged; ``flushed(account)``: see ``Answers``.
+    Args: ``read(shard, account, name, stream_id)`` returns a stream of another shard; ``applied(shard)`` is called
+        once a stream serves here; ``moves(entry)`` returns whether the catalogue, as last read, has the entry
+        unchanged; ``flushed(account)``: see ``Answers``.
     """
 
     def __init__(self, shards: Mapping[int, ShardStreams], serving: Container[int], accounts: Mapping[str, Account],
                  peers: Peers, requests: Requests, persisted: PersistedShards, departures: Departures,
                  changing: Callable[[int], AbstractContextManager[None]], *,
                  flushed: Callable[[str], Coroutine[Any, Any, None]],
-                 moves: Callable[[CatalogueEntry], bool], read: Callable[[int, str, str], StoredStream],
-                 here: Callable[[Account, CatalogueEntry], object],
+                 moves: Callable[[CatalogueEntry], bool], read: Callable[[int, str, str, int], StoredStream],
                  applied: Callable[[int], object]) -> None:
         self._shards = shards
         self._serving = serving
@@ -88,7 +87,6 @@ class Arrivals:
         self._changing = changing
         self._moves = moves
         self._read = read
-        self._here = here
         self._applied = applied
         self._tasks = StreamTasks("receive a stream")
         self._ready: dict[int, asyncio.Event] = {}
@@ -121,7 +119,7 @@ class Arrivals:
 
     async def _until_come(self, entry: CatalogueEntry, shard: ShardStreams, ready: asyncio.Event) -> None:
         assert entry.to is not None
-        source = self._read(entry.shard, entry.account, entry.name)
+        source = self._read(entry.shard, entry.account, entry.name, entry.stream_id)
         while self._is_expected(entry, shard):
             self._persisted.changed.clear()
             try:
@@ -129,8 +127,7 @@ class Arrivals:
                     await shard.log.persisted()  # it may be about to be forgotten: a block is of one state of a stream
                 state = await source.read()
                 ready.set()
-                if (state is not None and state.stream_id == entry.stream_id and state.departed == entry.to
-                        and REMAINS not in state.extra):
+                if state is not None and state.departed == entry.to and REMAINS not in state.extra:
                     with self._changing(entry.stream_id):
                         await self._arrive(entry, shard, state)
                     return
@@ -175,7 +172,6 @@ class Arrivals:
         if (self._shards.get(shard.number) is not shard or shard.number not in self._serving
                 or shard.log.failure is not None):
             return  # the next owner serves it
-        self._here(account, entry)
         openings = account.restore([shard.log.state.streams[entry.stream_id]])
         account.deliver(entry.name, msgs, [])
         requests.stop_listening()

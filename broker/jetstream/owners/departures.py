@@ -65,15 +65,13 @@ class Departures:
     """The streams that leave ``shards``, which are this broker's; those in ``serving`` are not about to be closed.
 
     Args: ``changing(stream_id)``: no request or entry changes the stream in the body; ``flushed(account)``: see
-        ``Answers``; ``keep(entry)`` is called when a stream is stopped, ``left(entry)`` once it has left, and
-        ``here(account, entry)`` before it serves here again.
+        ``Answers``; ``keep(entry)`` is called when a stream is stopped, and ``left(entry)`` once it has left.
     """
 
     def __init__(self, shards: Mapping[int, ShardStreams], serving: Container[int], accounts: Mapping[str, Account],
                  peers: Peers, requests: Requests, changing: Callable[[int], AbstractContextManager[None]], *,
                  flushed: Callable[[str], Coroutine[Any, Any, None]],
-                 keep: Callable[[CatalogueEntry], object], left: Callable[[CatalogueEntry], object],
-                 here: Callable[[Account, CatalogueEntry], object]) -> None:
+                 keep: Callable[[CatalogueEntry], object], left: Callable[[CatalogueEntry], object]) -> None:
         self._shards = shards
         self._serving = serving
         self._accounts = accounts
@@ -83,7 +81,6 @@ class Departures:
         self._flushed = flushed
         self._keep = keep
         self._left = left
-        self._here = here
         self._tasks = StreamTasks("move a stream")
         self.why_stays: dict[int, str] = {}
         """Why this broker gave the last move of a stream up, by stream."""
@@ -265,7 +262,6 @@ class Departures:
     def _resume(self, entry: CatalogueEntry, shard: ShardStreams, held: _Held) -> None:
         """Serve the stream here again, from its applied state; all its records are persisted."""
         held.stop_listening()
-        self._here(held.account, entry)
         held.account.restore([shard.log.state.streams[entry.stream_id]])
         held.account.deliver(entry.name, *held.msgs.take())
         self._requests.answer(entry.account, held.requests.take())

@@ -61,7 +61,8 @@ class Moves:
 
     def __init__(self, shards: Mapping[int, ShardStreams], serving: Container[int], accounts: Mapping[str, Account],
                  peers: Peers, requests: Requests, persisted: PersistedShards, follower: Follower, writer: Writer, *,
-                 flushed: Callable[[str], Coroutine[Any, Any, None]], read: Callable[[int, str, str], StoredStream],
+                 flushed: Callable[[str], Coroutine[Any, Any, None]],
+                 read: Callable[[int, str, str, int], StoredStream],
                  applied: Callable[[int], object], clock: Clock, keep_seconds: float) -> None:
         self._shards = shards
         self._accounts = accounts
@@ -81,9 +82,9 @@ class Moves:
         """Readers of the streams that are being erased in the shards that they have left, by shard and stream."""
         self._asked: Subscription | None = None
         self.departures = Departures(shards, serving, accounts, peers, requests, follower.changing, flushed=flushed,
-                                     keep=self._stopped, left=self._left, here=self._here)
+                                     keep=self._stopped, left=self._left)
         self.arrivals = Arrivals(shards, serving, accounts, peers, requests, persisted, self.departures,
-                                 follower.changing, flushed=flushed, moves=self._moves, read=read, here=self._here,
+                                 follower.changing, flushed=flushed, moves=self._moves, read=read,
                                  applied=applied)
 
     def lead(self) -> None:
@@ -140,10 +141,9 @@ class Moves:
             else:
                 reader = self._earlier.get((source, stream.stream_id))
                 if reader is None:
-                    reader = self._earlier[source, stream.stream_id] = self._read(source, stream.account, stream.name)
+                    reader = self._earlier[source, stream.stream_id] = self._read(source, stream.account, stream.name,
+                                                                                     stream.stream_id)
                 state, owned = await reader.read(), self._peers.is_owned(source)
-                if state is not None and state.stream_id != stream.stream_id:
-                    state = None
             if (one := left_behind(source, state, owned=owned)) is not None:
                 found.append(one)
         if all(one.done for one in found):
@@ -176,10 +176,6 @@ class Moves:
     def _left(self, entry: CatalogueEntry) -> None:
         self._persisted.changed.set()  # the other shard may be ours, too
         self._applied(entry.shard)
-
-    def _here(self, account: Account, entry: CatalogueEntry) -> None:
-        if (one := account.elsewhere.get(entry.name)) is not None and one.entry.stream_id == entry.stream_id:
-            account.elsewhere.forget(entry.name)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

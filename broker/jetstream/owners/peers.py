@@ -24,6 +24,9 @@ from typing import TYPE_CHECKING, Any
 from broker.jetstream.stream.upstream.link import NoAnswer, ask
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.errors import FormatError
+from broker.storage.objectstore.base import StoreError
+from broker.storage.put import Fenced
 
 if TYPE_CHECKING:
     from broker.jetstream.bus import Bus, Msg, Source, Subscription
@@ -115,6 +118,9 @@ class Peers:
         except (KeyError, TypeError, ValueError):
             _log.warning("a question to this broker is not understood: %r", body[:200])
             answer = {"error": ApiError(ApiErrors.BAD_REQUEST).to_json()}
+        except (Fenced, StoreError, FormatError) as error:  # the shard is lost, or the store does not answer
+            _log.warning("another broker's question could not be answered: %s", error)
+            answer = {"error": ApiError(ApiErrors.CLUSTER_NOT_AVAIL).to_json()}
         except Exception:
             _log.exception("another broker's question could not be answered")
             answer = {"error": ApiError(ApiErrors.CLUSTER_NOT_AVAIL).to_json()}

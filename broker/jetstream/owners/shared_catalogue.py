@@ -85,7 +85,7 @@ class SharedCatalogue(Catalogue):
                  requests: Requests, count: int, read: Callable[[int], Shard], rng: random.Random, *,
                  idle_seconds: float, flushed: Callable[[str], Coroutine[Any, Any, None]],
                  show: Callable[[Account, Stream], Coroutine[Any, Any, dict[str, Any]]],
-                 read_stream: Callable[[int, str, str], StoredStream], clock: Clock, keep_seconds: float,
+                 read_stream: Callable[[int, str, str, int], StoredStream], clock: Clock, keep_seconds: float,
                  ) -> None:
         super().__init__(shards, clock)
         self.peers = peers

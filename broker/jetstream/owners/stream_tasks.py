@@ -23,8 +23,8 @@ class StreamTasks:
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def begin(self, stream_id: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run ``work()`` as the task of a stream, unless the stream has one."""
-        if stream_id not in self._tasks:
+        """Run ``work()`` as the task of a stream, unless the stream has one that has not ended."""
+        if (running := self._tasks.get(stream_id)) is None or running.done():
             task = asyncio.get_running_loop().create_task(work(), name=self._name)
             self._tasks[stream_id] = task
             task.add_done_callback(lambda _: self._ended(stream_id, task))

@@ -69,10 +69,7 @@ class Writer:
         await self._finishing.stop()
 
     def opened(self, number: int) -> None:
-        """Begin to serve a shard of this broker."""
-        for account in self._accounts.values():
-            for name in [name for name, one in account.elsewhere.items() if self._is_here(one.entry)]:
-                account.elsewhere.forget(name)
+        """Begin to serve a shard of this broker, whose streams are restored."""
         if not number:
             for account in self._accounts.values():
                 account.elsewhere.forget_all()
@@ -86,7 +83,7 @@ class Writer:
         if number and 0 in self._shards:
             for entry in self._entries.values():
                 if number in (entry.shard, entry.to) and entry.account == account.name:
-                    account.elsewhere.keep(entry)
+                    self.keep_elsewhere(entry)
 
     def closed(self, number: int) -> None:
         """Forget a shard that this broker no longer owns."""
@@ -98,33 +95,28 @@ class Writer:
             self._entries.clear()
         elif 0 in self._shards:
             for entry in list(self._entries.values()):
-                if number in (entry.shard, entry.to) and not self._is_here(entry):
+                if number in (entry.shard, entry.to):
                     self.keep_elsewhere(entry)
             self._finish_all()
 
     def account_added(self, account: Account) -> None:
         """Take the names and subjects that an account's streams in other shards have."""
         for entry in self._entries.values() if self.ready else ():
-            if entry.account == account.name and not self._is_here(entry):
-                account.elsewhere.keep(entry)
+            if entry.account == account.name:
+                self.keep_elsewhere(entry)
 
     async def _learn(self, first: ShardStreams) -> None:
         """Take the names and subjects of the streams of other brokers, including subjects that a broker serves yet."""
         waiting = []
-        for entry in self._entries.values():
-            if entry.shard in self._shards and not self._is_here(entry):
-                self.keep_elsewhere(entry)  # it has left, or is on its way
         others = sorted({entry.shard for entry in self._entries.values()} - self._shards.keys())
         # One after the other: a log may have hundreds of segments, and this broker may be taking other shards.
         state_of = {number: await self._persisted.until(number, lambda _: True) for number in others}
         if self._shards.get(0) is not first:
             return
         for entry in self._entries.values():
-            state = state_of.get(entry.shard)
-            if state is None or entry.shard in self._shards or self._is_here(entry):
-                continue
-            self.keep_elsewhere(entry)
-            had = state.streams.get(entry.stream_id)
+            self.keep_elsewhere(entry)  # even if its shard is ours by now: it may have left, or be on its way
+            state = state_of.get(entry.shard) if entry.shard not in self._shards else None
+            had = state.streams.get(entry.stream_id) if state is not None else None
             if had is not None and had.config != entry.config and not entry.deleting:
                 waiting.append((entry, had.config))
         for entry, config in waiting:
@@ -154,15 +146,6 @@ class Writer:
         return next((entry for entry in self._entries.values()
                      if (entry.account, entry.name) == (account, name) and not entry.deleting), None)
 
-    def _is_here(self, entry: CatalogueEntry) -> bool:
-        """Return whether a shard of this broker has a stream, or is about to create it."""
-        for number in (entry.shard, entry.to):
-            if number is not None and (shard := self._shards.get(number)) is not None:
-                state = shard.log.state.streams.get(entry.stream_id)
-                if (state.departed is None if state is not None else number == entry.shard and not entry.moves):
-                    return True
-        return False
-
     def is_newest(self, entry: CatalogueEntry) -> bool:
         """Return whether no later step of the stream is decided here, as far as this broker decides them."""
         if 0 not in self._shards:
@@ -172,8 +155,8 @@ class Writer:
             newest.config == entry.config)
 
     def keep_elsewhere(self, entry: CatalogueEntry) -> None:
-        """Take the name and the subjects of a stream in another broker's shard."""
-        if (account := self._accounts.get(entry.account)) is not None:
+        """Take the name and the subjects of a stream, unless this broker serves it."""
+        if (account := self._accounts.get(entry.account)) is not None and not account.has(entry):
             account.elsewhere.keep(entry)
 
     async def commit(self, entries: Sequence[CatalogueEntry] = (), gone: Sequence[int] = ()) -> None:
@@ -300,17 +283,21 @@ class Writer:
     def _finish(self, entry: CatalogueEntry) -> None:
         """Remove the entry of a deleted stream once its shard has stored the deletion, so that the name is free; or
         store that a stream has moved once the other shard has it, or that it stays."""
-        self._finishing.begin(entry.stream_id, lambda: (
-            self._until_deleted(entry) if entry.deleting else self._until_arrived(entry)))
+        self._finishing.begin(entry.stream_id, lambda: self._until_finished(entry.stream_id))
+
+    async def _until_finished(self, stream_id: int) -> None:
+        """Return once a stream is neither being deleted nor moved. A deletion may begin while the end of a move is
+        being stored."""
+        while (entry := self._entries.get(stream_id)) is not None and (entry.deleting or entry.to is not None):
+            await (self._until_deleted(entry) if entry.deleting else self._until_arrived(entry))
 
     async def _until_deleted(self, entry: CatalogueEntry) -> None:
         await self._persisted.until(entry.shard, lambda state: entry.stream_id not in state.streams)
         await self.commit(gone=[entry.stream_id])
         self._entries.pop(entry.stream_id, None)
         account = self._accounts.get(entry.account)
-        if account is not None and (one := account.elsewhere.get(entry.name)) is not None \
-                and one.entry.stream_id == entry.stream_id:
-            account.elsewhere.forget(entry.name)
+        if account is not None:
+            account.elsewhere.forget(entry.name, entry.stream_id)
 
 
 def check_stays(entry: CatalogueEntry | None) -> None:

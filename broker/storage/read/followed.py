@@ -69,10 +69,14 @@ class FollowedShard:
 
 
 class FollowedStream:
-    """One stream of shard ``number``, with all that an owner needs. ``read_keys``: as for ``FollowedShard``."""
+    """The incarnation ``stream_id`` of a stream of shard ``number``, with all that an owner needs.
 
-    def __init__(self, store: ObjectStore, number: int, account: str, name: str, clock: Clock, rng: random.Random, *,
-                 read_keys: Callable[[ShardPaths], Awaitable[None]] | None = None) -> None:
+    Args: ``account``, ``name``: of the stream; ``read_keys``: as for ``FollowedShard``.
+    """
+
+    def __init__(self, store: ObjectStore, number: int, account: str, name: str, stream_id: int, clock: Clock,
+                 rng: random.Random, *, read_keys: Callable[[ShardPaths], Awaitable[None]] | None = None) -> None:
+        self._stream_id = stream_id
         self._store = store
         self._paths = ShardPaths(number)
         self._read_keys = read_keys
@@ -83,8 +87,8 @@ class FollowedStream:
     async def read(self) -> StreamState | None:
         """Return the stream as it was persisted when this call began, with its message ids if it has left the shard;
         None: there is none. Raises: as ``FollowedShard``."""
-        found = (await self._shard.read()).streams.values()
-        stream = max(found, key=lambda one: one.departed is None, default=None)
+        # The shard may have states of earlier incarnations, too, which have left it.
+        stream = (await self._shard.read()).streams.get(self._stream_id)
         if stream is not None and stream.departed is not None:
             if self._read_keys is not None and not self._knows_keys:
                 await self._read_keys(self._paths)  # its new shard takes its keys, too
