@@ -246,3 +246,31 @@ async def test_a_deletion_that_begins_while_the_end_of_a_move_is_stored() -> Non
         await catalogue._writer.until_gone(ENTRY.stream_id)
     assert "S" not in js.accounts["A"].elsewhere
     await catalogue.stop()
+
+
+async def test_a_move_of_a_stream_that_is_deleted_while_its_last_step_is_awaited() -> None:
+    """The request ends, instead of reading the store for ever."""
+    _, catalogue = await leading(Chain(Position(1, 1)), ENTRY)
+    await catalogue.until_leads()
+    asked = asyncio.create_task(catalogue._writer.announce_move(ENTRY, 2))
+    await asyncio.sleep(0)
+    catalogue.entries[ENTRY.stream_id] = replace(ENTRY, deleting=True)
+    with pytest.raises(ApiError, match="temporarily unavailable"):
+        async with asyncio.timeout(5):
+            await asked
+    await catalogue.stop()
+
+
+async def test_a_refusal_waits_until_the_decision_that_it_shows_is_stored() -> None:
+    """The deletion of a stream is decided. If this broker is killed before that is stored, the stream lives on."""
+    js, catalogue = await leading(Chain(Position(1, 1)), replace(ENTRY, deleting=True))
+    await catalogue.until_leads()
+    question = {"do": "update", "id": ENTRY.stream_id, "config": {}}
+    asked = asyncio.create_task(catalogue._answers.answer(0, question))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not asked.done()
+    js.shards[0].log.stored.set()  # type: ignore[attr-defined]
+    with pytest.raises(ApiError, match="stream not found"):
+        await asked
+    await catalogue.stop()

@@ -44,7 +44,10 @@ class Answers:
         self._show = show
 
     async def answer(self, number: int, question: dict[str, Any]) -> dict[str, Any]:
-        """Answer a question to the owner of a shard. Raises: ApiError; KeyError, TypeError: it is not understood."""
+        """Answer a question to the owner of a shard.
+
+        Raises: ApiError; Fenced, StoreError: the shard is lost; KeyError, TypeError: the question is not understood.
+        """
         shard = self._shards.get(number)
         if shard is None or not shard.available:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)  # another broker may own it
@@ -66,13 +69,17 @@ class Answers:
                 return await self._answer_stay(question["id"])
         if number or not self._writer.ready:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
-        match question["do"]:
-            case "gone":
-                await self._writer.until_gone(question["id"])
-            case "delete":
-                await self._writer.delete_elsewhere(question["id"])
-            case "update":
-                await self._writer.update_elsewhere(question["id"], question["config"])
+        try:
+            match question["do"]:
+                case "gone":
+                    await self._writer.until_gone(question["id"])
+                case "delete":
+                    await self._writer.delete_elsewhere(question["id"])
+                case "update":
+                    await self._writer.update_elsewhere(question["id"], question["config"])
+        except ApiError:
+            await shard.log.persisted()  # what the refusal shows is stored, and this broker still owns the shard
+            raise
         return {}
 
     async def _answer_show(self, number: int, question: dict[str, Any]) -> dict[str, Any]:

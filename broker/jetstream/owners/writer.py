@@ -198,10 +198,13 @@ class Writer:
             account.elsewhere.free_given_up(entry.name)
 
     async def _stored(self, entry: CatalogueEntry) -> None:
-        """Rule 3: return once the stream's shard has, in the store, what the entry says."""
-        await self._persisted.until(
-            entry.shard, lambda state: (one := state.streams.get(entry.stream_id)) is not None
-            and (one.config == entry.config or one.offline is not None))
+        """Rule 3: return once the stream's shard has, in the store, what the entry says, or the entry was replaced."""
+        def holds(state: ShardState) -> bool:
+            one = state.streams.get(entry.stream_id)
+            return self._entries.get(entry.stream_id) is not entry or (
+                one is not None and (one.config == entry.config or one.offline is not None))
+
+        await self._persisted.until(entry.shard, holds)
 
     # --- moves --------------------------------------------------------------------------------------------------------
 
