@@ -176,7 +176,7 @@ class Group:
                                           or not any(member.held < member.max_in_flight for member in members)):
             self._forget_gone(self.consumer)
         turns, seqs = Turns(members), batch.stream_seqs
-        if max(batch.delivered) <= 1 and owners.keys().isdisjoint(seqs):
+        if max(batch.delivered, default=0) <= 1 and owners.keys().isdisjoint(seqs):
             chosen = turns.take_new(len(seqs))
             owners.update(zip(seqs, chosen, strict=False))
             for member, last in dict(zip(chosen, seqs, strict=False)).items():
