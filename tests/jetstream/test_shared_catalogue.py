@@ -274,3 +274,24 @@ async def test_a_refusal_waits_until_the_decision_that_it_shows_is_stored() -> N
     with pytest.raises(ApiError, match="stream not found"):
         await asked
     await catalogue.stop()
+
+
+async def test_a_stream_that_comes_into_a_shard_whose_lease_has_expired(caplog: pytest.LogCaptureFixture) -> None:
+    """It waits until the lease is renewed, or another broker has taken the shard; that is no failure."""
+    moving = replace(ENTRY, to=2)
+    js, catalogue = await leading(Chain(Position(1, 1)), moving)
+    await catalogue.until_leads()
+    js.shards[2] = shard = own_shard(2)
+    shard.available = False  # type: ignore[misc]
+    catalogue._serving[2], catalogue._follower.seen = shard, {ENTRY.stream_id: moving}  # type: ignore[assignment]
+    left = Chain(Position(1, 1))
+    left.state = SimpleNamespace(departed=2, extra={})
+    arrivals = catalogue._moves.arrivals
+    arrivals._read = lambda *_: left  # type: ignore[assignment]
+    arrivals.begin(moving, shard)
+    await asyncio.sleep(0)
+    await arrivals.read_once(ENTRY.stream_id)
+    await asyncio.sleep(0)
+    assert not caplog.records
+    assert arrivals.expects(ENTRY.stream_id)
+    await catalogue.stop()

@@ -127,7 +127,8 @@ class Arrivals:
                     await shard.log.persisted()  # it may be about to be forgotten: a block is of one state of a stream
                 state = await source.read()
                 ready.set()
-                if state is not None and state.departed == entry.to and REMAINS not in state.extra:
+                if (state is not None and state.departed == entry.to and REMAINS not in state.extra
+                        and shard.available):  # once its lease has expired, it may be another broker's
                     with self._changing(entry.stream_id):
                         await self._arrive(entry, shard, state)
                     return
@@ -152,7 +153,7 @@ class Arrivals:
     async def _arrive(self, entry: CatalogueEntry, shard: ShardStreams, state: StreamState) -> None:
         """Store the stream here, and serve it. Raises: ApiError, ValueError; StoreError, Fenced."""
         account = self._accounts.get(entry.account)
-        if account is None or not shard.available:
+        if account is None:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL)
         requests = self._requests.hold(entry.account, entry.name)
         try:
