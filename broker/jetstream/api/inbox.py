@@ -46,7 +46,8 @@ async def adopt(request: Request) -> dict[str, Any]:
     else:
         raise ApiError(ApiErrors.BAD_REQUEST)
     answer = await request.account.carry_out(request_id, stream, version)
-    return {"request": f"{request_id:016x}", **answer.to_json(), "adopted": format_time(answer.at_ns)}
+    return {"request": f"{request_id:016x}", **answer.to_json(), "adopted": format_time(answer.at_ns),
+            "ts": format_time(request.account.clock.now_ns())}
 
 
 ROUTES: dict[tuple[str, ...], Route] = {

@@ -50,7 +50,7 @@ async def put(broker: Inside, version: Version, payloads: Iterable[bytes] = (b""
 
 async def ask(broker: Inside, version: Version) -> dict[str, object]:
     answer = await broker.api("JETBLOCK.ADOPT.S", {"writer": version.writer, "version": version.number})
-    return {key: value for key, value in answer.items() if key not in ("type", "adopted", "request")}
+    return {key: value for key, value in answer.items() if key not in ("type", "adopted", "request", "ts")}
 
 
 async def payloads(broker: Inside) -> list[bytes]:
