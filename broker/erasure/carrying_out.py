@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final
 
 from broker.base.output import count
@@ -55,12 +56,14 @@ class Target:
     backups: Sequence[str] = ()
 
 
-async def carry_out(target: Target, choice: Choice | None, show: Show, *, known: Sequence[str] = (),
-                    requested: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
+async def carry_out(target: Target, choice: Choice | None, show: Show, *,
+                    known: Mapping[str, int] = MappingProxyType({}), asks: Callable[[], object] = lambda: None,
+                    requested: Callable[[str, int], object] = lambda _id, _messages: None) -> dict[str, Any]:
     """Erase the chosen messages, or without a choice all of them, and then the stream and its key.
 
-    Args: ``known`` are ids of erasures that an interrupted call requested, which the report is about, too;
-        ``requested`` receives the id of each erasure of this call.
+    Args: ``known`` has the ids of erasures that an interrupted call requested, with the numbers of messages that they
+        removed: the report is about these, too. ``asks`` is called before each request of this call, and ``requested``
+        receives the id and the number of its answer.
 
     Raises: ApiRefusal; ConnectionFailed; StoreError; FormatError; KeyMissing.
     """
@@ -68,10 +71,10 @@ async def carry_out(target: Target, choice: Choice | None, show: Show, *, known:
         connection, shown = await _connect(target, stack)
         elsewhere, unreadable = set[str](), dict[str, str]()
         ids, messages = (await request_all(connection, target.stream) if choice is None else
-                         await request(connection, target.stream, choice, requested, elsewhere.add,
+                         await request(connection, target.stream, choice, asks, requested, elsewhere.add,
                                        unreadable.__setitem__))
-        ids = [*await known_ones(connection, target.stream, known), *ids]
-        done = await follow(connection, target.stream, ids, messages,
+        ids = [*await known_ones(connection, target.stream, [*known]), *ids]
+        done = await follow(connection, target.stream, ids, messages + sum(known.values()),
                             lambda what, some, of: show(f"{target.stream}: {what}", some, of))
         key = str((await shred(connection, target.stream))["key"]) if choice is None else ""
     report = _report(target, shown, choice, done, key)

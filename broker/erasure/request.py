@@ -88,21 +88,23 @@ def parse_ranges(text: str) -> SeqRanges:
     return SeqRanges(ranges)
 
 
-async def request(connection: Connection, stream: str, choice: Choice,
-                  requested: Callable[[str], object] = lambda _: None,
+async def request(connection: Connection, stream: str, choice: Choice, asks: Callable[[], object] = lambda: None,
+                  requested: Callable[[str, int], object] = lambda _id, _messages: None,
                   elsewhere: Callable[[str], object] = lambda _: None,
                   unreadable: Callable[[str, str], object] = lambda _key, _why: None) -> tuple[list[str], int]:
     """Erase messages; return the ids of the erasures and the number of messages that were in streams.
 
-    Args: ``requested`` receives each id at once, ``elsewhere`` each stream that copies from one of this name somewhere
-        else, ``unreadable`` each object that may have more of the messages, with the reason.
+    Args: ``asks`` is called before each request, and ``requested`` receives the id and the number of its answer at
+        once; ``elsewhere`` receives each stream that copies from one of this name somewhere else, ``unreadable`` each
+        object that may have more of the messages, with the reason.
     Raises: ApiRefusal; ConnectionFailed.
     """
     ids, messages = [], 0
     for body in choice.bodies():
+        asks()
         answer = await connection.api(f"JETBLOCK.ERASE.{stream}", body, seconds=_SECONDS)
         ids.append(str(answer["erasure"]))
-        requested(ids[-1])
+        requested(ids[-1], int(answer["messages"]))
         for name in answer.get("elsewhere", ()):
             elsewhere(str(name))
         for one in answer.get("unreadable", ()):

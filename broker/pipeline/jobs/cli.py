@@ -225,7 +225,8 @@ def _erase(spark: SparkSession, options: argparse.Namespace, progress: Progress)
 def _of_erase(done: Any) -> dict[str, Any]:
     if not done.report:
         return {"found": f"{count(done.chosen)} messages, nothing was erased"}
-    return {"erased": f"{count(done.messages)} messages, copies included, {done.seconds:.1f} s",
+    least = "at least " if done.uncounted else ""
+    return {"erased": f"{least}{count(done.messages)} messages, copies included, {done.seconds:.1f} s",
             "objects": f"{count(done.deleted)} deleted, {count(done.made)} written with what was beside the messages",
             "report": f"{done.report}, signed by {done.signed_by}", "page": done.page,
             **({"not erased": "; ".join(done.not_erased)} if done.not_erased else {})}

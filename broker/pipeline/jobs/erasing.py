@@ -53,14 +53,17 @@ Report = Callable[[str, int, int], object]
 class ErasedMessages:
     """The result of one run.
 
-    chosen: sequences that were found, or left by an interrupted run. messages: those that streams had, copies as well.
-    deleted and made: numbers of objects. report and page: the files; empty if there was nothing to erase.
+    chosen: sequences that were found, or left by interrupted runs. messages: those that were removed from streams,
+    copies and the messages of interrupted runs included. uncounted: whether an interrupted run may have removed more,
+    because it ended before it had the number. deleted and made: numbers of objects. report and page: the files; empty
+    if there was nothing to erase.
     """
 
     account: str
     stream: str
     chosen: int
     messages: int
+    uncounted: bool
     deleted: int
     made: int
     report: str
@@ -121,16 +124,16 @@ def erase(spark: SparkSession, *, store: str, stream: str, to: str, account: str
         show("messages found", 0, 0)
         found = SeqRanges(_ranges(_chosen(spark, given, names, where, wanted, _keyed(rows, columns or {}))))
         if dry_run:
-            return ErasedMessages(account, stream, found.count, 0, 0, 0, "", "", "", (), _since(began))
+            return ErasedMessages(account, stream, found.count, 0, False, 0, 0, "", "", "", (), _since(began))
         found |= record.left
         if not found:
-            return ErasedMessages(account, stream, 0, 0, 0, 0, "", "", "", (), _since(began))
+            return ErasedMessages(account, stream, 0, 0, False, 0, 0, "", "", "", (), _since(began))
         record.write(found)
         done, files = _carry_out(found, record, {**given, "server": server, "grace": grace}, login or {}, sign,
                                  place.local, show)
         record.remove()
-    return ErasedMessages(account, stream, found.count, done["messages"], len(done["deleted"]), len(done["made"]),
-                          *files, done["signature"]["by"], tuple(done["not_erased"]), _since(began))
+    return ErasedMessages(account, stream, found.count, done["messages"], record.uncounted, len(done["deleted"]),
+                          len(done["made"]), *files, done["signature"]["by"], tuple(done["not_erased"]), _since(began))
 
 
 def _since(began: float) -> float:
@@ -206,7 +209,9 @@ def _ranges(chosen: DataFrame) -> list[tuple[int, int]]:
 class _Record:
     """The file with the sequences that a run has begun to erase.
 
-    Attributes: ``left``: sequences of an earlier run that wrote no report. ``erasures``: their ids, as far as known.
+    Attributes: ``left``: sequences of earlier runs that wrote no report. ``erasures``: the ids of their erasures, with
+        the numbers of messages that these removed. ``uncounted``: whether an earlier run ended between a request and
+        the answer, so that messages may be removed that no number includes.
     Raises: BadOption if the file is about another stream.
     """
 
@@ -216,29 +221,37 @@ class _Record:
         self._path = path
         self._given = dict(given)
         self._seqs = ""
-        self.erasures: list[str] = []
         recorded = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         if recorded and recorded["of"] != self._given:
             was = recorded["of"]
             raise BadOption(f"{path.parent.parent} has an unfinished erasure of {was['account']}/{was['stream']} in "
                             f"{was['store']}: finish that one first, or choose another target")
         self.left = parse_ranges(recorded.get("seqs", ""))
-        self.erasures = list(recorded.get("erasures", ()))
+        self.erasures: dict[str, int] = dict(recorded.get("erasures", {}))
+        self.uncounted = bool(recorded.get("uncounted"))
+        self._asked = False
 
     def write(self, seqs: SeqRanges) -> None:
         """Record what will be requested."""
         self._seqs = seqs.text()
         self._write()
 
-    def requested(self, erasure: str) -> None:
-        """Record that a part was requested."""
-        self.erasures.append(erasure)
+    def asks(self) -> None:
+        """Record that a part is requested now."""
+        self._asked = True
+        self._write()
+
+    def requested(self, erasure: str, messages: int) -> None:
+        """Record the answer to a request: the id of the erasure, and how many messages it removed."""
+        self.erasures[erasure] = messages
+        self._asked = False
         self._write()
 
     def _write(self) -> None:
         temporary = self._path.with_suffix(".new")
         with open(temporary, "w", encoding="utf-8") as file:
-            json.dump({"of": self._given, "erasures": self.erasures, "seqs": self._seqs}, file)
+            json.dump({"of": self._given, "erasures": self.erasures, "uncounted": self.uncounted or self._asked,
+                       "seqs": self._seqs}, file)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._path)
@@ -270,8 +283,11 @@ def _carry_out(seqs: Any, record: _Record, given: Mapping[str, Any], login: Mapp
         # A notebook has an event loop of its own in this thread.
         with ThreadPoolExecutor(1) as thread:
             unsigned = thread.submit(lambda: asyncio.run(carry_out(
-                where, Choice(seqs), show, known=tuple(record.erasures), requested=record.requested))).result()
-        report = reports.sign({**unsigned, "chosen_by": "a query of Spark"}, pair)
+                where, Choice(seqs), show, known=dict(record.erasures), asks=record.asks,
+                requested=record.requested))).result()
+        chosen_by = "a query of Spark" + record.uncounted * (
+            "; a run that was interrupted may have removed messages that are not counted")
+        report = reports.sign({**unsigned, "chosen_by": chosen_by}, pair)
     except (ApiRefusal, ConnectionFailed, StoreError, FormatError, KeyMissing, reports.BadReport, OSError) as error:
         raise PipelineError(f"{error}: run the job again to finish the erasure") from None
     number = 1 + max((int(path.stem.partition("-")[2]) for path in folder.glob("erasure-*.json")

@@ -15,6 +15,7 @@ from nats.js.api import StreamConfig, StreamSource
 
 import jetblock
 from broker.cli import run
+from broker.erasure.request import request
 from broker.pipeline.errors import BadOption, PipelineError
 from broker.pipeline.jobs.target import Target
 from jetblock.spark import erase
@@ -104,8 +105,9 @@ def test_a_stopped_store(spark: Any, command_session: None, store: str, tmp_path
 
 def test_a_running_broker_and_an_interrupted_run(spark: Any, store: str, tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shows that a run that ended before its report is finished by the next one, whose report has all objects; that
-    the broker erases; and that conditions of a table's message ids need no sequences."""
+    """Shows that a run that ended before its report is finished by the next one, whose report has all objects and
+    counts all messages, or says that it does not; that the broker erases; and that conditions of a table's message ids
+    need no sequences."""
     folder = tmp_path / "store"
     ids = tmp_path / "ids.json"
     ids.write_text("".join(json.dumps({"msg_id": f"id-{i:02}"}) + "\n" for i in (3, 4, 30)))
@@ -115,6 +117,8 @@ def test_a_running_broker_and_an_interrupted_run(spark: Any, store: str, tmp_pat
         def interrupted(*_: Any) -> Any:
             raise OSError("interrupted")
 
+        with pytest.raises(PipelineError, match="cannot connect"):
+            erase(spark, **given | {"server": "nats://127.0.0.1:1"}, source=str(ids), format="json")
         with monkeypatch.context() as patch:
             patch.setattr("broker.erasure.carrying_out.follow", interrupted)
             with pytest.raises(PipelineError, match="interrupted: run the job again"):
@@ -122,12 +126,25 @@ def test_a_running_broker_and_an_interrupted_run(spark: Any, store: str, tmp_pat
         with pytest.raises(BadOption, match=r"unfinished erasure of \$G/S"):
             erase(spark, **{**given, "stream": "COPY"}, where="seq = 1")
         done = erase(spark, **given, where="seq = 7")
-        assert done.chosen == 4
+        assert (done.chosen, done.messages, done.uncounted) == (4, 8, False)
         report = json.loads(Path(done.report).read_text())
         assert len(report["erasure"].split(",")) == 2
         assert {one["stream"]: one["sequences"] for one in report["streams"]} == {"S": "3-4,7,30", "COPY": "3-4,7,30"}
+        assert report["messages"] == 8
         assert files_with(folder, texts([3, 4, 7, 30])) == {}
-    expect_erased(store, 3, 4, 7, 30)
+
+        async def unanswered(*given: Any) -> Any:
+            await request(*given[:4])
+            raise OSError("interrupted")
+
+        with monkeypatch.context() as patch:
+            patch.setattr("broker.erasure.carrying_out.request", unanswered)
+            with pytest.raises(PipelineError, match="interrupted: run the job again"):
+                erase(spark, **given, where="seq = 9")
+        again = erase(spark, **given, where="seq = 10")
+        assert (again.chosen, again.messages, again.uncounted) == (2, 2, True)
+        assert "messages that are not counted" in json.loads(Path(again.report).read_text())["chosen_by"]
+    expect_erased(store, 3, 4, 7, 9, 10, 30)
     assert run(["erase", store, "--verify", done.report]) == 0
 
 
