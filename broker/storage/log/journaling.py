@@ -115,7 +115,8 @@ class Journaling:
         tally = opened.tally
         while tally.grown:
             grown, tally.grown = tally.grown, []
-            for block in grown:
+            for stream_id in grown:
+                block = opened.blocks[stream_id]
                 block.grown = False
                 if block.stream_id not in failed:
                     self._add(block, blocks, rows)

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, repeat
 from operator import itemgetter
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.frame import FRAME_BYTES, Chunk
@@ -39,7 +39,8 @@ _NO_CRCS: Final[dict[int, int]] = {}
 class Tally:
     """Raw bytes and messages of all blocks of one segment.
 
-    Attributes: ``grown``: the blocks that may have changed since the journal took this list (``journaling``).
+    Attributes: ``grown``: the streams whose blocks may have changed since the journal took this list (``journaling``),
+        by id: the blocks themselves would be in a cycle, and kept in memory until a collection of all garbage.
     """
 
     __slots__ = ("bytes", "count", "grown")
@@ -47,7 +48,7 @@ class Tally:
     def __init__(self) -> None:
         self.bytes = 0
         self.count = 0
-        self.grown: list[OpenBlock[Any]] = []
+        self.grown: list[int] = []
 
 
 class OpenBlock(Generic[Owner]):
@@ -55,7 +56,7 @@ class OpenBlock(Generic[Owner]):
 
     ``raw_bytes`` is its size so far (bodies, records, removed ranges, long names) and decides when a segment is full.
     ``first_seq`` and ``last_seq`` are 0 while it has no message. The owner sets ``outcome`` before the block is sealed.
-    Each addition also counts in ``tally``. ``grown`` is True if the block is in the list of that name.
+    Each addition also counts in ``tally``. ``grown`` is True if the stream is in the list of that name.
     """
 
     __slots__ = ("_hlens", "_starts", "bodies", "count", "crcs", "first_seq", "grown", "last_seq", "outcome", "owner",
@@ -99,7 +100,7 @@ class OpenBlock(Generic[Owner]):
         """Record that the block, or only the outcome of its stream, is about to change."""
         if not self.grown:
             self.grown = True
-            self.tally.grown.append(self)
+            self.tally.grown.append(self.stream_id)
 
     def run_of(self, ordinal: int) -> tuple[int, int, int]:
         """Return the run that message ``ordinal`` was appended in: its first ordinal, its first sequence, its time."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,3 +84,18 @@ def test_messages_with_times_of_their_own(steps: list[tuple[int, list[int]]], wi
         assert together.hlens == alone.hlens
         assert [together.run_of(at)[2] for at in range(together.count)] == [
             alone.run_of(at)[2] for at in range(alone.count)]
+
+
+def test_a_block_is_freed_without_a_collection() -> None:
+    """Shows that a block is in no reference cycle: the collector would free its messages much later."""
+    body = bytes(1000)
+    before = sys.getrefcount(body)
+    gc.disable()
+    try:
+        block: OpenBlock[None] = OpenBlock(1, None)
+        block.append_one(1, b"s", body, 1)
+        assert sys.getrefcount(body) == before + 1
+        del block
+        assert sys.getrefcount(body) == before
+    finally:
+        gc.enable()
