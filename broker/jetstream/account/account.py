@@ -254,7 +254,8 @@ class Account:
         """Restore the streams from their persisted state, except those that have moved to other shards; requests are
         served from now on. More shards may follow.
 
-        Returns: the openings of their consumers, each done once its consumer serves.
+        Returns: the openings of their consumers, each done once its consumer serves. After an error, nothing is left of
+            the stream that could not be restored.
         """
         tasks = [task for state in states if state.departed is None for task in self._restore(state)]
         self._restored = True
@@ -273,11 +274,18 @@ class Account:
         if state.restoring:
             self.incoming.discard(stream)
             return []
-        tasks = [self.consumers.attach(stream, consumer_config, state.consumers[name], restored=True)
-                 for name, consumer_config in stored_consumers(state).items()]
-        if len(tasks) < len(state.consumers):
-            stream.interest.keep_all()
-        self._add_restored(stream)
+        tasks: list[asyncio.Task[None]] = []
+        try:
+            for name, consumer_config in stored_consumers(state).items():
+                tasks.append(self.consumers.attach(stream, consumer_config, state.consumers[name], restored=True))
+            if len(tasks) < len(state.consumers):
+                stream.interest.keep_all()
+            self._add_restored(stream)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            self._served.drop(stream)
+            raise
         return tasks
 
     def _add_restored(self, stream: Stream) -> None:

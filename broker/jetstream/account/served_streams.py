@@ -123,15 +123,20 @@ class ServedStreams:
         stream.log.barrier(stream)
 
     def release(self, stream: Stream) -> None:
-        """Drop a stream and write nothing more."""
+        """Drop a stream, if it is served, and write nothing more."""
         if self.by_name.get(stream.name) is stream:
-            self._disconnect(stream)
-            self._consumers.stop(stream)
-            self._consumers.remove_stream(stream)
-            stream.close()
-            stream.live.leave()
+            self.drop(stream)
+
+    def drop(self, stream: Stream) -> None:
+        """Drop a stream, however far its restoration came, and write nothing more."""
+        self._disconnect(stream)
+        self._consumers.stop(stream)
+        self._consumers.remove_stream(stream)
+        stream.close()
+        stream.live.leave()
+        if self.by_name.get(stream.name) is stream:
             del self.by_name[stream.name]
-            self._upstreams.changed(stream.name)
+        self._upstreams.changed(stream.name)
 
     def _drop_failed(self, stream: Stream) -> None:
         """Drop a stream that can no longer store anything, until the next start, which restores what was stored."""

@@ -3,7 +3,7 @@
     catalogue says from, to      (1) read the stream in the other shard, and answer that this broker is ready
     departure is persisted       (2) read what was added since, hold requests about the stream
                                  (3) store the stream's state as it was then: the arrival
-    arrival is persisted         (4) ask the other owner for what it holds, serve the stream
+    arrival is persisted         (4) ask the other owner for what it holds, serve the stream; again, if that fails
 
 Only a departure in the store is acted upon. A crash leaves the stream on its way before step 3, and here after it: the
 shard's next owner begins anew, or restores the stream like any other.
@@ -20,6 +20,7 @@ from collections.abc import Callable, Container, Coroutine, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from broker.base.backoff import Backoff
 from broker.jetstream.account.held import msgs_of
 from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.owners.departures import Departures
@@ -48,6 +49,8 @@ __all__ = ["Arrivals", "StoredStream"]
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 1.0
+_PAUSE_SECONDS_MAX: Final = 30.0
+"""The longest pause between two attempts to serve a stream."""
 _RELEASE_SECONDS: Final = 0.5
 _OPEN_SECONDS: Final = 5.0
 
@@ -170,10 +173,9 @@ class Arrivals:
         await shard.log.persisted()
         await self._flushed(entry.account)  # from now on requests come here, too
         msgs, acks, requests_there = await self._held(entry)
-        if (self._shards.get(shard.number) is not shard or shard.number not in self._serving
-                or shard.log.failure is not None):
+        openings = await self._serve(entry, shard, account)
+        if openings is None:
             return  # the next owner serves it
-        openings = account.restore([shard.log.state.streams[entry.stream_id]])
         account.deliver(entry.name, msgs, [])
         requests.stop_listening()
         self._requests.answer(entry.account, [*requests_there, *requests.take()])
@@ -185,6 +187,23 @@ class Arrivals:
         if openings and acks:
             await asyncio.wait(openings, timeout=_OPEN_SECONDS)
             account.deliver(entry.name, [], acks)
+
+    async def _serve(self, entry: CatalogueEntry, shard: ShardStreams, account: Account,
+                     ) -> list[asyncio.Task[None]] | None:
+        """Serve the stream, whose arrival is stored: no other shard may, so after an error it is tried again.
+
+        Returns: the openings of its consumers; None if the shard was lost, or is being given away.
+        """
+        backoff = Backoff(_POLL_SECONDS, _PAUSE_SECONDS_MAX)
+        while (self._shards.get(shard.number) is shard and shard.number in self._serving
+               and shard.log.failure is None):
+            try:
+                return account.restore([shard.log.state.streams[entry.stream_id]])
+            except Exception:
+                _log.exception("stream %s > %s cannot be served yet, though it has come into shard %d", entry.account,
+                               entry.name, shard.number)
+            await asyncio.sleep(backoff.next())
+        return None
 
     async def _held(self, entry: CatalogueEntry) -> tuple[list[Msg], list[Msg], list[Msg]]:
         """Return the publishes, acks and requests that the other owner holds; none if it does not answer."""
