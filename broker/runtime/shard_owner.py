@@ -155,6 +155,7 @@ class ShardOwner(LogListener):
             try:
                 await self._check_master_key()  # a standby with another key would end when it is needed
                 watched = await self._wait_until_free(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))
+                await self._before_claim()
                 return await self._take_and_recover(watched)
             except Overtaken as overtaken:
                 await self.abandon()
@@ -208,6 +209,8 @@ class ShardOwner(LogListener):
         """Read the shard, which another broker is about to hand over to this one. Then this process, if it takes the
         shard soon, reads only what is added meanwhile.
         """
+        if self.shard is not None:
+            return
         host, paths = self._host, self._paths
         with suppress(StoreError, FormatError, CutOff, KeyMissing):  # then the take-over reads all of it
             if host.masters is not None:
@@ -249,8 +252,7 @@ class ShardOwner(LogListener):
 
         async def check() -> None:
             # Before the claim: a broker with another key, or without one, must not take the shard.
-            await asyncio.gather(self._before_claim(),
-                                 self._check_master_key() if keys is None else keys.load(host.retrying))
+            await (self._check_master_key() if keys is None else keys.load(host.retrying))
 
         async def read(earlier: Earlier) -> Snapshot | None:
             if directory is None and keys is not None:
