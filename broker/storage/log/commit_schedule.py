@@ -40,11 +40,15 @@ BYTES_MANY = 1 << 20
 """Start another put beside the one in flight once the open segment has this many bytes: writing them takes longer than
 a put's fixed cost. 32 concurrent chunks of an object reached a directory on a busy disk 10 to 60 % faster."""
 
-_MESSAGES_A_BLOCK = 8
-"""Blocks with this many messages each no longer dominate the cost of a segment."""
+_MESSAGES_A_BLOCK = 16
+"""Blocks with this many messages each no longer dominate the cost of a segment: a block costs as much as 9."""
 
 PAUSE_NS = 2_000_000
 """Publishers that sent nothing for this long are waiting for answers, so the segment is closed."""
+
+_PAUSE_SHARE = 8
+"""The pause is at least this part, an eighth, of the time that the last put of many blocks took. A publisher with
+thousands of answers needs longer than ``PAUSE_NS`` to send the next messages, and so may the loop that reads them."""
 
 
 @dataclass(slots=True)
@@ -189,6 +193,6 @@ class CommitSchedule:
         elif now_ns - self._growing_ns >= self._took_ns:
             return False
         elif count == self._grown:
-            return now_ns - self._grown_at_ns < PAUSE_NS
+            return now_ns - self._grown_at_ns < max(PAUSE_NS, self._took_ns // _PAUSE_SHARE)
         self._grown, self._grown_at_ns = count, now_ns
         return True

@@ -62,7 +62,7 @@ TABLE: list[tuple[str, dict[str, int], dict[str, Any], Action, int | None]] = [
     ("many small blocks wait for more messages", {}, {"asked": True, "blocks": BLOCKS_MANY, "count": 300}, WAIT,
      PAUSE_NS),
     ("few small blocks do not wait", {}, {"asked": True, "blocks": BLOCKS_MANY - 1, "count": 300}, CUT, None),
-    ("many large blocks do not wait", {}, {"asked": True, "blocks": BLOCKS_MANY, "count": 8 * BLOCKS_MANY}, CUT, None),
+    ("many large blocks do not wait", {}, {"asked": True, "blocks": BLOCKS_MANY, "count": 16 * BLOCKS_MANY}, CUT, None),
     ("blocks without messages do not wait", {}, {"asked": True, "blocks": BLOCKS_MANY}, CUT, None),
 
     ("a heartbeat every third of the lease", LEASED, {"ago": THIRD}, HEARTBEAT, None),
@@ -124,10 +124,21 @@ def grown(count: int) -> Facts:
 def test_small_blocks_wait_while_they_grow() -> None:
     """Shows that the wait lasts while more messages arrive, and ends when none arrived for a pause."""
     schedule = CommitSchedule(LogSettings())
-    schedule.record_put(BLOCKS_MANY, 100 * MS)
+    schedule.record_put(BLOCKS_MANY, 10 * MS)
     assert [schedule.decide(grown(300 + i), NOW + i * MS).action for i in range(5)] == [WAIT] * 5
     assert schedule.decide(grown(304), NOW + 5 * MS).action is WAIT
     assert schedule.decide(grown(304), NOW + 4 * MS + PAUSE_NS).action is CUT
+
+
+def test_the_pause_is_longer_where_puts_take_long() -> None:
+    """Shows that a publisher that is slow to send after many answers does not split its messages over two segments."""
+    schedule = CommitSchedule(LogSettings())
+    schedule.record_put(BLOCKS_MANY, 80 * MS)
+    assert schedule.decide(grown(300), NOW).action is WAIT
+    assert schedule.decide(grown(300), NOW + 9 * MS).action is WAIT
+    assert schedule.decide(grown(301), NOW + 9 * MS).action is WAIT
+    assert schedule.decide(grown(301), NOW + 18 * MS).action is WAIT
+    assert schedule.decide(grown(301), NOW + 19 * MS).action is CUT
 
 
 def test_small_blocks_wait_no_longer_than_the_last_such_segment_took() -> None:
