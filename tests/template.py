@@ -123,10 +123,10 @@ def _serve(control: socket.socket) -> None:
             import_module(name)
     keep_files()
     load_files()
-    from broker.runtime.first_use import FIRST_USED
+    from broker.jetstream.api.first_use import FIRST_USED
 
     for name in FIRST_USED:
-        import_module(name, "broker.runtime")
+        import_module(name)
     gc.collect()
     gc.freeze()
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

@@ -21,7 +21,7 @@ import time
 import weakref
 from typing import Final
 
-__all__ = ["Collector", "discarded"]
+__all__ = ["Collector", "discarded", "keep_present"]
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +44,12 @@ _discarded: set[weakref.ref[object]] = set()
 def discarded(thing: object) -> None:
     """Report that ``thing`` is not needed any more, but may be part of a cycle."""
     _discarded.add(weakref.ref(thing, _discarded.discard))
+
+
+def keep_present() -> None:
+    """Freeze all present objects, unexamined, if a ``Collector`` runs: most of them will stay."""
+    if gc.get_freeze_count():
+        gc.freeze()
 
 
 class Collector:

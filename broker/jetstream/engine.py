@@ -28,6 +28,7 @@ from broker.jetstream.account.account import Account
 from broker.jetstream.account.external import ExternalFollowers
 from broker.jetstream.account.quota import NO_ROOM, STORAGES, reserved
 from broker.jetstream.api.dispatcher import Api
+from broker.jetstream.api.first_use import load_first_used_later
 from broker.jetstream.api.system import SystemApi
 from broker.jetstream.api.waiting import Waiting
 from broker.jetstream.catalogue import Catalogue
@@ -374,6 +375,10 @@ class JetStream:
         if self.shared is None:
             for api in self._all_apis():
                 api.start()
+
+    async def load_modules(self) -> None:
+        """Load the modules that the first request needs, after a while."""
+        await load_first_used_later()
 
     async def open(self, shard: int, log: Log, reader: BlockReader, *, wait_seconds: float = 5.0,
                    inbox: InboxSettings | None = None,

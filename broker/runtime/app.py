@@ -28,7 +28,6 @@ from broker.base.nats_server_store import find_store_dir
 from broker.base.reloads import Reloads
 from broker.config.settings import ClientSettings, ConfigError, Settings
 from broker.runtime.costs import commit_cost, heartbeat_cost
-from broker.runtime.first_use import load_first_used
 from broker.runtime.listening import or_start_error
 from broker.runtime.loop_lag import LoopLag
 from broker.runtime.process_files import urls
@@ -144,7 +143,7 @@ class App:
         # The lag is measured from here on: the imports and reads of a start delay no client.
         self.lag.start()
         if self.jetstream is not None:
-            self._loading = asyncio.create_task(load_first_used(), name="load modules of JetStream")
+            self._loading = asyncio.create_task(self.jetstream.load_modules(), name="load modules of JetStream")
 
     async def stop(self) -> None:
         """Shut down cleanly: accept no connections, commit and acknowledge what was sequenced, then close clients."""

@@ -28,6 +28,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.account.held import NO_RESPONDERS
+from broker.jetstream.api.first_use import first_used_loaded, load_first_used
 from broker.jetstream.api.pace import HEAVY, Pace
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.api.routes import (
@@ -124,6 +125,8 @@ class Api:
         self._subscriptions: list[Subscription] = []
         self._early: list[tuple[Msg, Source | None]] = []
         """The requests that came before this broker knew the streams of the others."""
+        self._unloaded: list[tuple[bytes, Msg, Source | None, bool]] = []
+        """The arguments of ``_admit`` that came before the modules of the first use were loaded."""
 
     def start(self) -> None:
         """Subscribe to the API."""
@@ -155,6 +158,7 @@ class Api:
         self._lanes.clear()
         self._idle.clear()
         self._take_early()
+        self._take_unloaded()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -292,6 +296,10 @@ class Api:
 
         Args: ``refused``: the owner of the request's stream cannot be reached.
         """
+        if not first_used_loaded():
+            if self._waiting.admit(False):
+                self._load(rest, op, source, refused)
+            return
         self._show(op, source)
         tokens = rest.decode("utf-8", "replace").split(".")
         route = route_of(tokens)
@@ -308,6 +316,25 @@ class Api:
             self._refuse(request, route, ApiError(ApiErrors.REQUIRED_API_LEVEL))
         elif self._waiting.admit(is_info_request(tokens)):
             self._enqueue(request, route)
+
+    def _load(self, rest: bytes, op: Msg, source: Source | None, refused: bool) -> None:
+        """Call ``_admit`` with these arguments once the modules are loaded."""
+        if not self._unloaded:
+            task = asyncio.get_running_loop().create_task(self._until_loaded(), name="load modules of JetStream")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        self._unloaded.append((rest, op, source, refused))
+
+    async def _until_loaded(self) -> None:
+        await load_first_used()
+        for rest, op, source, refused in self._take_unloaded():
+            self._admit(rest, op, source, refused=refused)
+
+    def _take_unloaded(self) -> list[tuple[bytes, Msg, Source | None, bool]]:
+        unloaded, self._unloaded = self._unloaded, []
+        for _ in unloaded:
+            self._waiting.done(False)
+        return unloaded
 
     def _enqueue(self, request: Request, route: Route) -> None:
         """Put a request into its stream's lane; the lane's task serves until the lane is empty."""

@@ -82,6 +82,19 @@ class Run(NamedTuple):
     size: int
 
 
+class _Joined(NamedTuple):
+    """A new block, the range of sequences of the old blocks that it replaces, and their number."""
+
+    block: SealedBlock[None]
+    first_seq: int
+    last_seq: int
+    inputs: int
+
+    def adopted(self) -> Adopted:
+        assert self.block.packed is not None
+        return Adopted(self.first_seq, self.last_seq, self.block.packed)
+
+
 class _Output:
     """A block that is being joined."""
 
@@ -100,6 +113,16 @@ class _Output:
         self.positions.append(position)
         self.last_seqs.append(last_seq)
 
+    def seal(self, position: Position, run_id: int, codec: SectionCodec) -> _Joined:
+        """Return the compressed block for the run at ``position``. Nothing may be added to it afterwards."""
+        if self.positions != [UNKNOWN]:
+            self.block.add(Commits(self.positions, self.last_seqs))
+        if self.ids:
+            self.block.add(MessageIds([at for at, _ in self.ids], [msg_id for _, msg_id in self.ids]))
+        sealed = seal_block(self.block, position, object_id=run_id, grouped=True)
+        sealed.compress(codec)
+        return _Joined(sealed, self.inputs[0].ref.first_seq, self.inputs[-1].ref.last_seq, len(self.inputs))
+
 
 def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes, codec: SectionCodec,
           settings: CompactionSettings, place: BlockPlace, pause: Callable[[], object] = lambda: None) -> Run | None:
@@ -108,22 +131,21 @@ def merge(pieces: Sequence[Piece], position: Position, run_id: int, nonce: bytes
     Args: ``pause`` is called between frames, so that the thread can release the GIL.
     Raises: Damaged.
     """
-    outputs = [output for piece in pieces for output in _outputs(piece, settings, pause) if output.block.count]
-    if not outputs:
+    joined: list[_Joined] = []
+    for piece in pieces:
+        for output in _outputs(piece, settings, pause):
+            if output.block.count:
+                # Compressed at once: all messages of a merge as objects would take three times their bytes.
+                joined.append(output.seal(position, run_id, codec))
+                pause()
+    if not joined:
         return None
-    sealed: list[SealedBlock[None]] = []
-    for output in outputs:
-        if output.positions != [UNKNOWN]:
-            output.block.add(Commits(output.positions, output.last_seqs))
-        if output.ids:
-            output.block.add(MessageIds([at for at, _ in output.ids], [msg_id for _, msg_id in output.ids]))
-        sealed.append(seal_block(output.block, position, object_id=run_id, grouped=True))
-        pause()
-    data = encode_segment(position, nonce, sealed, codec, kind=ObjectKind.RUN, object_id=run_id, place=place)
-    blocks = [_adopted(output, block) for output, block in zip(outputs, sealed, strict=True)]
+    data = encode_segment(position, nonce, [one.block for one in joined], codec, kind=ObjectKind.RUN, object_id=run_id,
+                          place=place)
+    blocks = [one.adopted() for one in joined]
     size = sum(map(len, data))
     _check(data, position, run_id, blocks)
-    return Run(data, blocks, [len(output.inputs) for output in outputs], size)
+    return Run(data, blocks, [one.inputs for one in joined], size)
 
 
 def _outputs(piece: Piece, settings: CompactionSettings, pause: Callable[[], object]) -> Iterator[_Output]:
@@ -220,11 +242,6 @@ def _commits(one: Input, core: BlockCore) -> list[tuple[Position, int]]:
             commits = Commits.decode(record.body)
             return list(zip(commits.positions, commits.last_seqs, strict=True))
     return [(UNKNOWN, ref.last_seq)]
-
-
-def _adopted(output: _Output, block: SealedBlock[None]) -> Adopted:
-    assert block.packed is not None
-    return Adopted(output.inputs[0].ref.first_seq, output.inputs[-1].ref.last_seq, block.packed)
 
 
 def _check(data: Sequence[bytes], position: Position, run_id: int, blocks: Sequence[Adopted]) -> None:

@@ -79,13 +79,13 @@ _SMALL_BYTES_MAX: Final = 16 * 1024
 class SealedBlock(Generic[Owner]):
     """A block whose contents are fixed: its core and head as a reader would decode them, and its messages.
 
-    ``chunks`` has one Chunk for each frame, for the cache, and none of a grouped block, which no cache needs at once.
+    ``chunks`` has one Chunk for each frame, for the cache, and none of a block of a run, which no cache needs at once.
     ``frames`` has a row for each stored section. ``head`` is None for a block without messages. For a small
     block, core, head and chunks are made on first use: if a thousand streams share a segment, most are never used.
     """
 
-    __slots__ = ("_chunks", "_core", "_head", "_ref", "compression", "crcs", "frame", "frames", "ids", "kept", "opened",
-                 "owner", "packed", "position")
+    __slots__ = ("_chunks", "_core", "_head", "_ref", "compressed", "compression", "crcs", "frame", "frames", "ids",
+                 "kept", "opened", "owner", "packed", "position")
 
     def __init__(self, owner: Owner, core: BlockCore | None, head: Head | None, chunks: Sequence[Chunk],
                  frames: list[bytes], position: Position) -> None:
@@ -93,6 +93,8 @@ class SealedBlock(Generic[Owner]):
         self.position = position
         self.frames = frames
         """The raw frames, or parts of frames; dropped once they are encoded."""
+        self.compressed: list[Compressed] | None = None
+        """The frames after ``compress``."""
         self.crcs: Mapping[int, int] = {}
         """The known checksums of raw frames, by their numbers."""
         self.packed: PackedRef | None = None
@@ -163,6 +165,11 @@ class SealedBlock(Generic[Owner]):
             self._ref = BlockRef.of(self.packed)
         return self._ref
 
+    def compress(self, codec: SectionCodec) -> None:
+        """Compress the frames before ``encode_segment`` does, to free the raw ones."""
+        self.compressed = codec.compress_frames(self.frames)
+        self.frames = _NO_FRAMES
+
     def pack_ids(self) -> None:
         """Set ``ids`` in an encoding thread, so that the loop need not pack them when the segment is applied."""
         if self.opened is not None:
@@ -203,8 +210,8 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
     """Fix the contents of ``block`` for the object at ``position``. Nothing may be added to it afterwards.
 
     Cost: 100 to 300 ns a message, on the loop; the join of each frame copies its bytes once.
-    Args: stored False skips that join for a block that will never be encoded. grouped: a large block of several
-        subjects is stored by subject.
+    Args: stored False skips that join for a block that will never be encoded. grouped: for a run, which
+        no cache needs at once: there are no chunks, and a large block of several subjects is stored by subject.
     """
     count = block.count
     core = BlockCore(block.stream_id, position, count=count, first_seq=block.first_seq, last_seq=block.last_seq,
@@ -226,7 +233,7 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
         chunks, frames = _one_frame(block, raw_bytes, head, names, stored)
     else:
         chunks, frames = _frames(block, lens, head, names, stored)
-    sealed = SealedBlock(block.owner, core, head, chunks, frames, position)
+    sealed = SealedBlock(block.owner, core, head, () if grouped else chunks, frames, position)
     if block.crcs:
         sealed.crcs = {number: block.crcs[frame.start] for number, frame in enumerate(head.frames)
                        if frame.messages == 1 and frame.start in block.crcs}
@@ -447,7 +454,9 @@ def encode_segment(position: Position, nonce: bytes, blocks: Sequence[SealedBloc
                 core, index, row, fact = _encode_small(block, block.opened, small, compressed[start], stored_frames)
                 block.compression = codec.compression
             else:
-                core, index, row, fact = _encode(block, codec, compressed[start:at], stored_frames)
+                own = compressed[start:at] if block.compressed is None else block.compressed
+                core, index, row, fact = _encode(block, codec, own, stored_frames)
+                block.compressed = None
         except Exception as error:
             if failures is None:
                 raise
