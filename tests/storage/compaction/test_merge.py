@@ -28,9 +28,9 @@ def stored(number: int, rng: random.Random) -> Input:
     data = b"".join(encode_segment(position, NONCE, [sealed]))
     ref = sealed.ref
     assert ref is not None
-    return Input(ref, None, *[data[at:at + size] for at, size in (
-        (ref.core_offset, ref.core_bytes), (ref.index_offset, ref.index_bytes),
-        (ref.frames_offset, ref.frames_bytes))], f"segment {number}")
+    core, index, frames = [data[at:at + size] for at, size in (
+        (ref.core_offset, ref.core_bytes), (ref.index_offset, ref.index_bytes), (ref.frames_offset, ref.frames_bytes))]
+    return Input(ref, None, core, index, frames, f"segment {number}")
 
 
 def test_a_merge_does_not_hold_all_of_its_messages_as_objects() -> None:
