@@ -33,7 +33,9 @@ def test_the_oldest_spark(spark_environ: dict[str, str], tmp_path: Path) -> None
     version = subprocess.run([sys.executable, "-c", PREPARE], cwd=ROOT, env=environ, capture_output=True, text=True,
                              check=True)
     assert version.stdout.strip() == parts.PYSPARK_VERSION
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp",
-                           str(tmp_path / "base"), *(f"tests/pipeline/{one}" for one in TESTS)],
-                          cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:]
+    output = tmp_path / "output.txt"
+    with output.open("w") as file:
+        done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp",
+                               str(tmp_path / "base"), *(f"tests/pipeline/{one}" for one in TESTS)],
+                              cwd=ROOT, env=environ, stdout=file, stderr=file, check=False)
+    assert done.returncode == 0, f"the whole output is in {output}; its end:\n{output.read_text()[-6000:]}"
