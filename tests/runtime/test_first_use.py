@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 
 import nats
@@ -23,13 +25,20 @@ async def test_the_loop_imports_nothing_for_the_first_requests(tmp_path: Path) -
     (tmp_path / "sitecustomize.py").write_text(WATCHED)
     broker = BrokerProcess("--store", f"file://{tmp_path}/store", forked=False, environ={"PYTHONPATH": str(tmp_path)})
     async with broker:
-        started = len(broker.stderr)
+        await broker.wait_line("Server is ready")
         client = await nats.connect(broker.url)
         js = client.jetstream()
+        answers = [json.loads(answer.data) for answer in await asyncio.gather(*[
+            client.request(f"$JS.API.STREAM.{what}.T", body, timeout=20)
+            for what, body in (("CREATE", b'{"name": "T"}'), ("INFO", b""), ("DELETE", b""))])]
+        assert [answer.get("error") for answer in answers] == [None] * 3  # served in the order in which they came
         await js.add_stream(StreamConfig(name="S", subjects=["s"], allow_direct=True))
         await js.publish("s", b"one")
         [msg] = await (await js.pull_subscribe("s", "C")).fetch(1)
         await msg.ack_sync()
         assert (await js.get_msg("S", 1, direct=True)).data == b"one"
         await client.close()
-        assert [line for line in list(broker.stderr)[started:] if "imported by the loop" in line] == []
+    lines = list(broker.stderr)
+    [started] = [at for at, line in enumerate(lines) if "Server is ready" in line]
+    stopping = next(at for at, line in enumerate(lines) if "Initiating Shutdown" in line)
+    assert [line for line in lines[started:stopping] if "imported by the loop: broker.jetstream." in line] == []

@@ -296,7 +296,7 @@ class Api:
 
         Args: ``refused``: the owner of the request's stream cannot be reached.
         """
-        if not first_used_loaded():
+        if self._unloaded or not first_used_loaded():
             if self._waiting.admit(False):
                 self._load(rest, op, source, refused)
             return
@@ -326,8 +326,11 @@ class Api:
         self._unloaded.append((rest, op, source, refused))
 
     async def _until_loaded(self) -> None:
-        await load_first_used()
-        for rest, op, source, refused in self._take_unloaded():
+        try:
+            await load_first_used()
+        finally:
+            unloaded = self._take_unloaded()
+        for rest, op, source, refused in unloaded:
             self._admit(rest, op, source, refused=refused)
 
     def _take_unloaded(self) -> list[tuple[bytes, Msg, Source | None, bool]]:

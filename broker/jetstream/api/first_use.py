@@ -19,7 +19,7 @@ __all__ = ["FIRST_USED", "first_used_loaded", "load_first_used", "load_first_use
 FIRST_USED: Final = tuple(f"broker.jetstream.{name}" for name in (
     "api.routes", "api.streams", "api.consumers", "api.messages", "api.direct_get", "api.backups", "api.inbox",
     "api.erasures", "config.stream_rules", "config.consumer_rules", "config.upstream_rules", "stream.stream",
-    "stream.upstream.mirror", "stream.upstream.source", "consumer.consumer", "consumer.start"))
+    "stream.state.in_turns", "stream.upstream.mirror", "stream.upstream.source", "consumer.consumer", "consumer.start"))
 
 _DELAY_SECONDS: Final = 0.5
 
