@@ -30,6 +30,7 @@ STREAMS = 4
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 CLI = os.environ.get("NATS_CLI", "")
 _SEQ = b'"seq":'
+_ERROR = b'"error"'
 _RATE = re.compile(r"stats: ([\d,]+) msgs/sec")
 
 
@@ -87,6 +88,8 @@ async def publish_to(process: ServerProcess, name: str, messages: int) -> None:
         if not (data := await reader.read(1 << 22)):
             raise ConnectionError(f"closed after {acked} PubAcks")
         data = rest + data
+        if _ERROR in data:
+            raise RuntimeError(f"refused after {acked} PubAcks: {data[data.index(_ERROR):][:200]!r}")
         acked += data.count(_SEQ)
         rest = data[-len(_SEQ) + 1:]  # it may have the beginning of the next one
     writer.close()
