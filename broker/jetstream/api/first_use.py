@@ -16,7 +16,7 @@ from broker.base.garbage import keep_present
 
 __all__ = ["FIRST_USED", "first_used_loaded", "load_first_used", "load_first_used_later"]
 
-FIRST_USED: Final = tuple(f"broker.jetstream.{name}" for name in (
+FIRST_USED: Final = tuple(f"{__package__.rpartition('.')[0]}.{name}" for name in (
     "api.routes", "api.streams", "api.consumers", "api.messages", "api.direct_get", "api.backups", "api.inbox",
     "api.erasures", "config.stream_rules", "config.consumer_rules", "config.upstream_rules", "stream.stream",
     "stream.state.in_turns", "stream.upstream.mirror", "stream.upstream.source", "consumer.consumer", "consumer.start"))
