@@ -183,8 +183,6 @@ class _Watch:
         self._sealed = False
         """True if the owner has sealed its epoch at the awaited number."""
         self._next: Position | None = None
-        self._known = 0
-        """The epoch that ``owner``, ``free`` and the heartbeats belong to."""
         self._run_id = b""
         self._followed: Followed | None = None
         """The heartbeats of the owner, if it has any."""
@@ -241,17 +239,14 @@ class _Watch:
         if not self._next.epoch:
             self.free = True  # there has never been an owner
             return grew
-        if self._next.epoch != self._known:  # also if the poll that found the epoch was ended by an error, or a message
+        if grew:
             self.free = self._sealed = False
-            grew = True
             await self.close()
             self.owner, self._run_id = await self._claimant(self._next.epoch)
-            if not self._is_ours:
-                await self._follow()
-            self._known = self._next.epoch
             if self._is_ours:
                 self.free = True
                 return True
+            await self._follow()
         number, seal_there = await end_of_segments(store, paths, self._next, retry, gently=True)
         if number > self._next.number:
             self.found = 0 if grew else number - self._next.number
