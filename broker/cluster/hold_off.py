@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from broker.base.within import within
 from broker.storage.format.header import Position
 
 __all__ = ["NEVER_NS", "HoldOff"]
@@ -82,5 +82,6 @@ class HoldOff:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, until ``end`` at most."""
-        await within(self._wake.wait(), seconds)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
         self._wake.clear()

@@ -120,7 +120,6 @@ class OwnShards:
             hold_off=part.hold_off)
             for number, part in enumerate(self._parts)]
         self._tasks: list[asyncio.Task[None]] = []
-        self._writing: set[asyncio.Task[None]] = set()
         self._claimed: set[int] = set()
         """Shards that have been taken once, as far as this process has looked."""
         self._cut_off = False
@@ -193,12 +192,8 @@ class OwnShards:
     # --- giving and taking --------------------------------------------------------------------------------------------
 
     async def write_checkpoint(self, number: int) -> None:
-        """Write a checkpoint of a shard that is about to be given away. After a cancellation it is written to its end:
-        the shard serves on, and its later checkpoints follow this one."""
-        writing = asyncio.create_task(self._owners[number].write_checkpoint(), name="checkpoint before a hand-over")
-        self._writing.add(writing)
-        writing.add_done_callback(self._writing.discard)
-        await asyncio.shield(writing)
+        """Write a checkpoint of a shard that is about to be given away."""
+        await self._owners[number].write_checkpoint()
 
     async def read_ahead(self, number: int) -> None:
         """Read a shard that another broker is about to give to this process."""
@@ -281,7 +276,6 @@ class OwnShards:
         try:
             while True:
                 shard = await owner.acquire()
-                self._claimed.add(number)
                 part.ended.clear()  # only what happens to the shard from now on counts
                 part.claiming = False
                 part.hold_off.begin()
@@ -317,14 +311,12 @@ class OwnShards:
         """
         number = owner.number
         log.info("Shard %d: handing it over to %s", number, gift.to)
-        seal: Position | None = None
         try:
-            seal = await self._seal(owner)
-            await gift.take(seal)
+            await gift.take(await self._seal(owner))
             part.end_gift()
         except NotTaken as error:
             log.warning("shard %d: %s did not take it, taking it back: %s", number, gift.to, error)
-            part.hold_off.end(self._host.settings.lease_ns / 1e9, seal)
+            part.hold_off.end(self._host.settings.lease_ns / 1e9)
             part.end_gift(error)
         finally:
             part.end_gift(NotTaken("this broker stops"))

@@ -155,7 +155,6 @@ class ShardOwner(LogListener):
             try:
                 await self._check_master_key()  # a standby with another key would end when it is needed
                 watched = await self._wait_until_free(self._settings.lease_ns << min(lost, _SILENCE_DOUBLED_MAX))
-                await self._before_claim()
                 return await self._take_and_recover(watched)
             except Overtaken as overtaken:
                 await self.abandon()
@@ -209,8 +208,6 @@ class ShardOwner(LogListener):
         """Read the shard, which another broker is about to hand over to this one. Then this process, if it takes the
         shard soon, reads only what is added meanwhile.
         """
-        if self.shard is not None:
-            return
         host, paths = self._host, self._paths
         with suppress(StoreError, FormatError, CutOff, KeyMissing):  # then the take-over reads all of it
             if host.masters is not None:
@@ -252,7 +249,8 @@ class ShardOwner(LogListener):
 
         async def check() -> None:
             # Before the claim: a broker with another key, or without one, must not take the shard.
-            await (self._check_master_key() if keys is None else keys.load(host.retrying))
+            await asyncio.gather(self._before_claim(),
+                                 self._check_master_key() if keys is None else keys.load(host.retrying))
 
         async def read(earlier: Earlier) -> Snapshot | None:
             if directory is None and keys is not None:
