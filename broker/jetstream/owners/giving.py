@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker.jetstream.owners.balance import heir, next_gift
@@ -169,19 +168,15 @@ class Giving:
         self._refused = {name: at_ns for name, at_ns in self._refused.items() if now_ns - at_ns < self._interval_ns}
         return [line for line in self.roster.others() if line.id not in self._refused]
 
-    async def _give(self, number: int, to: Line, instead: Callable[[Line], Line | None] = lambda _: None) -> None:
-        """Give a shard away. Args: ``instead(line)``: the broker that gets the shard if that of ``line`` does not take
-        it.
-
-        Raises: NotTaken; ApiError: the shard cannot be given, or the other broker is not ready.
-        """
+    async def _give(self, number: int, to: Line) -> None:
+        """Raises: NotTaken; ApiError: the shard cannot be given, or the other broker is not ready."""
         if why := self._why_fixed(number):
             raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, why)
         try:
             await self._shards.write_checkpoint(number)
             await self._peers.ask(f"BROKER.{to.id}", {"do": "prepare", "shard": number}, _READY_SECONDS)
             self._gifts[number] = to.id
-            await self._shards.give(number, to.name, lambda seal: self._offer(number, to, seal, instead))
+            await self._shards.give(number, to.name, lambda seal: self._offer(number, to, seal))
         except (NotTaken, ApiError):
             self._refused[to.id] = self._clock.monotonic_ns()
             raise
@@ -190,43 +185,27 @@ class Giving:
 
     async def _give_all(self) -> None:
         asked: set[str] = set()
-        """The brokers that did not take a shard. They are not asked again, so a stop waits once for each of them."""
-
-        def next_heir(number: int) -> Line | None:
-            return heir(number, [line for line in self.roster.others() if line.id not in asked])
-
-        def instead(number: int, to: Line) -> Line | None:
-            asked.add(to.id)
-            return next_heir(number)
-
+        """The brokers that take no shards, or did not answer."""
         for number in self._shards.committed():
-            to = next_heir(number)
-            while to is not None and not self._why_fixed(number):
+            while not self._why_fixed(number) and (to := heir(
+                    number, [line for line in self.roster.others() if line.id not in asked])) is not None:
                 try:
-                    await self._give(number, to, partial(instead, number))
+                    await self._give(number, to)
+                    break
                 except ApiError as error:
                     _log.info("shard %d: %s does not take it: %s", number, to.name, error)
-                    to = instead(number, to)
-                except NotTaken as error:
-                    _log.info("shard %d: no broker has taken it: %s", number, error)
-                    break
-                else:
-                    break
+                    asked.add(to.id)
+                except NotTaken:
+                    if self._peers.is_owned(number):
+                        break  # a third broker was faster
+                    return  # the store may be failing: a stop must not wait for each shard
 
-    async def _offer(self, number: int, to: Line, seal: Position | None, instead: Callable[[Line], Line | None],
-                     ) -> None:
-        """Let a broker take a shard, which is sealed. Raises: NotTaken."""
-        while True:
-            question = {"do": "take", "shard": number, "seal": None if seal is None else [*seal]}
-            try:
-                await self._peers.ask(f"BROKER.{to.id}", question, _TAKE_SECONDS)
-                return
-            except ApiError as error:
-                other = instead(to)
-                if other is None or self._peers.is_owned(number):  # or a third broker was faster
-                    raise NotTaken(str(error)) from None
-                _log.info("shard %d: %s did not take it, offering it to %s: %s", number, to.name, other.name, error)
-                to = other
+    async def _offer(self, number: int, to: Line, seal: Position | None) -> None:
+        question = {"do": "take", "shard": number, "seal": None if seal is None else [*seal]}
+        try:
+            await self._peers.ask(f"BROKER.{to.id}", question, _TAKE_SECONDS)
+        except ApiError as error:
+            raise NotTaken(str(error)) from None
 
     async def _step_down(self, number: int, question: dict[str, Any]) -> dict[str, Any]:
         """Answer a request to hand a shard over: to the broker that it prefers, or to the one with the fewest shards.
