@@ -14,8 +14,7 @@ or if one is overdue: what was committed since the last poll must not make it wa
                                     or the last claim is under our own configured name (a restart)
     otherwise                       no new entry and no heartbeat was found for T, by its own monotonic clock
 
-If another broker is to take a free shard, this one leaves it free for a while (``HoldOff``). If the owner gives the
-shard to this broker, it says where the seal is. Then one round of requests replaces the search for it.
+If another broker is to take a free shard, this one leaves it free for a while (``HoldOff``).
 
 The wait returns the end of the log that it saw (``Watched``). An owner may wake up after the last poll, and the short
 cuts consider the last claim alone, so ``ownership.take_shard`` compares, and delays its first answer if another lease
@@ -29,7 +28,6 @@ On a directory a lock decides: flock takes it, and the process holds it for life
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from collections.abc import Callable
@@ -41,7 +39,6 @@ from broker.cluster.hold_off import NEVER_NS, HoldOff
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Watched, newest_checkpoint, newest_claim
 from broker.storage.format.claim import Claim, Seal
-from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, Position
 from broker.storage.objectstore.base import NotFound, ObjectStore, StoreLock, Transient
 from broker.storage.paths import ShardPaths
@@ -121,7 +118,7 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
             began_ns = clock.monotonic_ns()
             since_ns, last_ns = began_ns - last_ns, began_ns
             try:
-                grew = await hold_off.poll(watch.poll)
+                grew = await watch.poll()
                 seen_at_ns = max(seen_at_ns, watch.heartbeat_ns)
                 free_since_ns = (free_since_ns or began_ns) if watch.free else None
                 if free_since_ns is not None and began_ns - free_since_ns >= hold_off.delay_ns:
@@ -178,10 +175,7 @@ class _Watch:
         self._me = me
         self._retry = retry
         self._heartbeats = heartbeats
-        self._hold_off = hold_off
         self._wake = hold_off.wake
-        self._sealed = False
-        """True if the owner has sealed its epoch at the awaited number."""
         self._next: Position | None = None
         self._run_id = b""
         self._followed: Followed | None = None
@@ -224,9 +218,6 @@ class _Watch:
         store, paths, retry = self._store, self._paths, self._retry
         grew = False
         self.found = 0
-        if (seal := self._hold_off.seal) is not None and seal >= (self._next or seal) and await self._ends_at(seal):
-            self._next, self._sealed, self.free = seal, True, True
-            return True
         if self._next is None:
             newest = await newest_checkpoint(store, paths, retry)
             epoch = await newest_claim(store, paths, newest, retry)
@@ -240,35 +231,27 @@ class _Watch:
             self.free = True  # there has never been an owner
             return grew
         if grew:
-            self.free = self._sealed = False
+            self.free = False
             await self.close()
             self.owner, self._run_id = await self._claimant(self._next.epoch)
             if self._is_ours:
                 self.free = True
                 return True
             await self._follow()
-        number, seal_there = await end_of_segments(store, paths, self._next, retry, gently=True)
+        number, seal = await end_of_segments(store, paths, self._next, retry, gently=True)
         if number > self._next.number:
             self.found = 0 if grew else number - self._next.number
             self._next = Position(self._next.epoch, number)
             self.free = self._is_ours  # the entries of an earlier run, or of this one before it lost the shard
             grew = True
-        if seal_there is not None:
-            self.free = self._sealed = await self._sealed_by_owner(self._next)
+        if seal is not None:
+            self.free = await self._sealed_by_owner(self._next)
         return grew
-
-    async def _ends_at(self, seal: Position) -> bool:
-        """Return whether the owner of the newest epoch has sealed it there, which it does after all of its puts."""
-        try:
-            claimed, sealed = await asyncio.gather(self._claimed(seal.epoch + 1), self._sealed_by_owner(seal))
-        except FormatError:
-            return False  # another entry is there
-        return sealed and not claimed
 
     def seen(self, *, silent: bool) -> Watched:
         """Return the end of the log at the last poll."""
         number = self._followed.number if self._followed is not None else 0
-        return Watched(*(self._next or Position(0, 0)), silent, self._run_id, number, self._sealed)
+        return Watched(*(self._next or Position(0, 0)), silent, self._run_id, number)
 
     async def skip_to_checkpoint(self) -> bool:
         """Return whether there is a checkpoint at or beyond the awaited number; then the wait continues after it."""

@@ -22,7 +22,6 @@ from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard
 from tests.sim.oracle import Lost
-from tests.sim.reading import Reading
 from tests.storage.objectstore.faulty import FaultyStore
 
 if TYPE_CHECKING:
@@ -110,12 +109,10 @@ class Broker:
         while True:
             run_rng = random.Random(rng.getrandbits(64))
             shard: Shard | None = None
-            reading = Reading(store, self.paths, self.clock, run_rng)
             try:
-                watched = None
                 if rng.random() < 0.5:
-                    watched = await wait_for_lease(store, self.paths, me, self.clock, run_rng, world.lease_ns)
-                taken = await take_shard(store, self.paths, me, self.clock, run_rng, watched, ended=reading.begin)
+                    await wait_for_lease(store, self.paths, me, self.clock, run_rng, world.lease_ns)
+                taken = await take_shard(store, self.paths, me, self.clock, run_rng)
                 settings, keys = world.settings(), None
                 opened: ObjectStore = store
                 if world.masters is not None:
@@ -125,8 +122,7 @@ class Broker:
                     settings.log.codec, opened = keys.codec, KeyedStore(store, keys)
                 shard = await Shard.open(
                     opened, self.paths, taken.epoch, me.nonce, self.clock, run_rng, settings,
-                    began_ns=taken.began_ns, clock_trusted=self._clock_trusted, earlier=reading.task,
-                    opening=taken.opening,
+                    began_ns=taken.began_ns, clock_trusted=self._clock_trusted,
                     after_round=None if keys is None else KeysOfDeletedStreams(keys, retrying, self.clock).after_round)
                 if keys is not None:
                     await keys.begin(taken.epoch, list(shard.state.streams.values()), retrying)
@@ -141,7 +137,6 @@ class Broker:
             except (Fenced, StoreError, CutOff) as error:
                 world.note("ended", self.name, type(error).__name__)
             finally:
-                reading.end()
                 self.owner = None
                 if shard is not None:
                     world.deleted += shard.sweeper.deleted

@@ -1,14 +1,11 @@
 """Gives this broker's shards to other brokers, and takes theirs: on request, to balance them, and before a stop.
 
     this broker                                  the other
+    is it ready? ─────────────────────────────>  it does not stop, knows the shard, and has read the catalogue
     write a checkpoint
-    is it ready? ─────────────────────────────>  it does not stop, and has read the shard and the catalogue
     close the streams, drain, seal
-    take it, sealed at … ─────────────────────>  claim, read what was added, serve
+    take it ──────────────────────────────────>  claim, recover, settle, serve
                  <─────────────────────────────  it serves
-
-Between the third step and the fourth one, the shard's streams take no messages, so all reads that can be done before
-are done before.
 
 The seal of its own owner makes a shard free, so the other broker waits for no lease. If it does not answer, this broker
 takes the shard back. Safety needs none of these messages: a hand-over is a clean stop and a take-over of one shard.
@@ -25,7 +22,6 @@ from broker.jetstream.owners.balance import heir, next_gift
 from broker.jetstream.owners.roster import INTERVAL_SECONDS, Line, Roster
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
-from broker.storage.format.header import Position
 
 if TYPE_CHECKING:
     from broker.base.clock import Clock
@@ -58,14 +54,11 @@ class OwnedShards(Protocol):
     def committed(self) -> dict[int, int]:
         """Return the bytes that the shards which are served have committed so far, by number."""
 
-    async def write_checkpoint(self, number: int) -> None:
-        """Write a checkpoint of a shard, which serves meanwhile."""
+    async def give(self, number: int, to: str, take: Callable[[], Any]) -> None:
+        """Hand a shard over. Raises: NotTaken: it stays."""
 
-    async def give(self, number: int, to: str, take: Callable[[Position | None], Any]) -> None:
-        """Hand a shard over: call ``take`` with the position of the seal. Raises: NotTaken: it stays."""
-
-    async def take(self, number: int, seconds: float, seal: Position | None = None) -> None:
-        """Take a shard that is free, and sealed there, as its owner says. Raises: NotTaken."""
+    async def take(self, number: int, seconds: float) -> None:
+        """Take a shard that is free. Raises: NotTaken."""
 
     def leave(self, number: int, seconds: float) -> None:
         """Leave a shard to another broker for so long."""
@@ -173,10 +166,9 @@ class Giving:
         if why := self._why_fixed(number):
             raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, why)
         try:
-            await self._shards.write_checkpoint(number)
             await self._peers.ask(f"BROKER.{to.id}", {"do": "prepare", "shard": number}, _READY_SECONDS)
             self._gifts[number] = to.id
-            await self._shards.give(number, to.name, lambda seal: self._offer(number, to, seal))
+            await self._shards.give(number, to.name, lambda: self._offer(number, to))
         except (NotTaken, ApiError):
             self._refused[to.id] = self._clock.monotonic_ns()
             raise
@@ -200,10 +192,9 @@ class Giving:
                         break  # a third broker was faster
                     return  # the store may be failing: a stop must not wait for each shard
 
-    async def _offer(self, number: int, to: Line, seal: Position | None) -> None:
-        question = {"do": "take", "shard": number, "seal": None if seal is None else [*seal]}
+    async def _offer(self, number: int, to: Line) -> None:
         try:
-            await self._peers.ask(f"BROKER.{to.id}", question, _TAKE_SECONDS)
+            await self._peers.ask(f"BROKER.{to.id}", {"do": "take", "shard": number}, _TAKE_SECONDS)
         except ApiError as error:
             raise NotTaken(str(error)) from None
 
@@ -267,9 +258,8 @@ class Giving:
         if question["do"] == "prepare":
             await self._prepare(number, _PREPARE_SECONDS)
         elif question["do"] == "take":
-            seal = question.get("seal")  # earlier releases do not say it
             try:
-                await self._shards.take(number, _TAKE_SECONDS - 1, None if seal is None else Position(*map(int, seal)))
+                await self._shards.take(number, _TAKE_SECONDS - 1)
             except NotTaken as error:
                 raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, str(error)) from None
             self.roster.publish()
