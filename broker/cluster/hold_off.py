@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from contextlib import suppress
+
+from broker.base.within import within
 
 __all__ = ["NEVER_NS", "HoldOff"]
 
@@ -54,6 +55,5 @@ class HoldOff:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, until ``end`` at most."""
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+        await within(self._wake.wait(), seconds)
         self._wake.clear()

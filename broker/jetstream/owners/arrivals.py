@@ -17,10 +17,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Container, Coroutine, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker.base.backoff import Backoff
+from broker.base.within import within
 from broker.jetstream.account.held import msgs_of
 from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.owners.departures import Departures
@@ -143,8 +144,7 @@ class Arrivals:
             except Exception:
                 _log.exception("stream %s > %s cannot come into shard %d", entry.account, entry.name, entry.to)
                 await asyncio.sleep(_POLL_SECONDS)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._persisted.changed.wait(), _POLL_SECONDS)
+            await within(self._persisted.changed.wait(), _POLL_SECONDS)
 
     def _is_expected(self, entry: CatalogueEntry, shard: ShardStreams) -> bool:
         if (entry.to is None or entry.to not in self._serving or self._shards.get(entry.to) is not shard

@@ -11,9 +11,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Container, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from broker.base.within import within
 from broker.jetstream.owners.persisted import POLL_SECONDS, PersistedShards
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
@@ -121,8 +122,7 @@ class Follower:
 
     async def _follow(self) -> None:
         while True:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), self._idle_seconds)
+            await within(self._changed.wait(), self._idle_seconds)
             self._changed.clear()
             # A shard that is taken after this read began has been settled by a newer one (rule 2).
             serving = {number: shard for number, shard in self._shards.items() if number in self._serving}

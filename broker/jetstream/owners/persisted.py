@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
+from broker.base.within import within
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
 from broker.storage.objectstore.base import StoreError
@@ -70,8 +71,7 @@ class PersistedShards:
                 with suppress(StoreError, FormatError, CutOff):
                     if holds(state := await self.state(number)):
                         return number, state
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self.changed.wait(), POLL_SECONDS)
+            await within(self.changed.wait(), POLL_SECONDS)
 
     async def catalogue(self) -> Mapping[int, CatalogueEntry]:
         """Return persisted entries, never older ones than before. Raises: StoreError, FormatError, CutOff."""
