@@ -88,8 +88,6 @@ class BlockBudget:
 
         If there are not too many blocks, nothing is unloaded.
         """
-        from broker.jetstream.stream.state.in_turns import sorted_in_turns
-
         held = 0
         streams: dict[int, Stream] = {}
         async for stream in self._each():
@@ -99,6 +97,8 @@ class BlockBudget:
                 streams[last_ns << _ID_BITS | stream.stream_id] = stream
         if held <= self.most:
             return 0
+        from broker.jetstream.stream.state.in_turns import sorted_in_turns
+
         now_ns = self._clock.now_ns()
         dropped = turn = 0
         for key in await sorted_in_turns(list(streams)):
