@@ -123,10 +123,9 @@ def _serve(control: socket.socket) -> None:
             import_module(name)
     keep_files()
     load_files()
-    from broker.jetstream.api.first_use import FIRST_USED
+    from broker.jetstream.api.first_use import import_first_used
 
-    for name in FIRST_USED:
-        import_module(name)
+    import_first_used()
     gc.collect()
     gc.freeze()
     woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)

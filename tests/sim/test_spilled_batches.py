@@ -6,12 +6,11 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from broker.jetstream.api.first_use import FIRST_USED
+from broker.jetstream.api.first_use import import_first_used
 from broker.jetstream.stream.publish import atomic
 from broker.jetstream.stream.publish.spill import Spill
 from tests.sim.conftest import make_small
@@ -68,8 +67,7 @@ def test_a_seed_is_a_history_in_each_process() -> None:
 
 def _play() -> None:
     """Print the digest of a world, and the number of runs of batches that it wrote."""
-    for name in FIRST_USED:  # otherwise a thread loads them, which a virtual clock does not wait for
-        import_module(name)
+    import_first_used()  # otherwise a thread does, for which a virtual clock does not wait
     runs = 0
     write = Spill.write
 

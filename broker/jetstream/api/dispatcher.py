@@ -25,11 +25,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker.jetstream.account.held import NO_RESPONDERS
 from broker.jetstream.api.first_use import first_used_loaded, load_first_used
 from broker.jetstream.api.pace import HEAVY, Pace
+from broker.jetstream.api.postponed import Postponed
 from broker.jetstream.api.request import Request, Route, Silent, Tracked
 from broker.jetstream.api.routes import (
     API_PREFIX,
@@ -123,10 +125,10 @@ class Api:
         self._idle: list[asyncio.Future[tuple[str, deque[Request]]]] = []
         """Futures on which tasks without a lane wait for one: starting a task costs more than a small request."""
         self._subscriptions: list[Subscription] = []
-        self._early: list[tuple[Msg, Source | None]] = []
+        self._early = Postponed(waiting, self._tasks, "requests before the catalogue")
         """The requests that came before this broker knew the streams of the others."""
-        self._unloaded: list[tuple[bytes, Msg, Source | None, bool]] = []
-        """The arguments of ``_admit`` that came before the modules of the first use were loaded."""
+        self._unloaded = Postponed(waiting, self._tasks, "load modules of JetStream")
+        """The requests that came before the modules of the first use were loaded."""
 
     def start(self) -> None:
         """Subscribe to the API."""
@@ -157,8 +159,8 @@ class Api:
                 self._waiting.done(is_info_request(request.tokens))
         self._lanes.clear()
         self._idle.clear()
-        self._take_early()
-        self._take_unloaded()
+        self._early.drop()
+        self._unloaded.drop()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -243,30 +245,15 @@ class Api:
                 continue  # the subscriptions of ``subscribe_stream`` have the request
             if self._shared.leads:
                 self._on_led_request(rest, op, source)
-            elif self._waiting.admit(False):
-                self._hold(op, source)
-
-    def _hold(self, op: Msg, source: Source | None) -> None:
-        """Let a request wait: whether another broker answers it is not known yet."""
-        if not self._early:
-            task = asyncio.get_running_loop().create_task(self._until_leads(), name="requests before the catalogue")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        self._early.append((op, source))
+            else:
+                # Whether another broker answers it is not known yet.
+                self._early.add(partial(self._on_led_request, rest, op, source), self._until_leads)
 
     async def _until_leads(self) -> None:
         assert self._shared is not None
         with suppress(TimeoutError):
             async with asyncio.timeout(_LEAD_SECONDS):
                 await self._shared.until_leads()
-        for op, source in self._take_early():
-            self._on_led_request(op[0][len(API_PREFIX):], op, source)
-
-    def _take_early(self) -> list[tuple[Msg, Source | None]]:
-        early, self._early = self._early, []
-        for _ in early:
-            self._waiting.done(False)
-        return early
 
     def _on_led_request(self, rest: bytes, op: Msg, source: Source | None) -> None:
         assert self._shared is not None
@@ -297,8 +284,7 @@ class Api:
         Args: ``refused``: the owner of the request's stream cannot be reached.
         """
         if self._unloaded or not first_used_loaded():
-            if self._waiting.admit(False):
-                self._load(rest, op, source, refused)
+            self._unloaded.add(partial(self._admit, rest, op, source, refused=refused), load_first_used)
             return
         self._show(op, source)
         tokens = rest.decode("utf-8", "replace").split(".")
@@ -316,28 +302,6 @@ class Api:
             self._refuse(request, route, ApiError(ApiErrors.REQUIRED_API_LEVEL))
         elif self._waiting.admit(is_info_request(tokens)):
             self._enqueue(request, route)
-
-    def _load(self, rest: bytes, op: Msg, source: Source | None, refused: bool) -> None:
-        """Call ``_admit`` with these arguments once the modules are loaded."""
-        if not self._unloaded:
-            task = asyncio.get_running_loop().create_task(self._until_loaded(), name="load modules of JetStream")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        self._unloaded.append((rest, op, source, refused))
-
-    async def _until_loaded(self) -> None:
-        try:
-            await load_first_used()
-        finally:
-            unloaded = self._take_unloaded()
-        for rest, op, source, refused in unloaded:
-            self._admit(rest, op, source, refused=refused)
-
-    def _take_unloaded(self) -> list[tuple[bytes, Msg, Source | None, bool]]:
-        unloaded, self._unloaded = self._unloaded, []
-        for _ in unloaded:
-            self._waiting.done(False)
-        return unloaded
 
     def _enqueue(self, request: Request, route: Route) -> None:
         """Put a request into its stream's lane; the lane's task serves until the lane is empty."""

@@ -14,16 +14,16 @@ from typing import Final
 
 from broker.base.garbage import keep_present
 
-__all__ = ["FIRST_USED", "first_used_loaded", "load_first_used", "load_first_used_later"]
+__all__ = ["first_used_loaded", "import_first_used", "load_first_used", "load_first_used_later"]
 
-FIRST_USED: Final = tuple(f"{__package__.rpartition('.')[0]}.{name}" for name in (
+_NAMES: Final = tuple(f"{__package__.rpartition('.')[0]}.{name}" for name in (
     "api.routes", "api.streams", "api.consumers", "api.messages", "api.direct_get", "api.backups", "api.inbox",
     "api.erasures", "config.stream_rules", "config.consumer_rules", "config.upstream_rules", "stream.stream",
     "stream.state.in_turns", "stream.upstream.mirror", "stream.upstream.source", "consumer.consumer", "consumer.start"))
 
 _DELAY_SECONDS: Final = 0.5
 
-_missing = list(FIRST_USED)
+_missing = list(_NAMES)
 """The modules that may not have been loaded yet."""
 
 
@@ -37,7 +37,7 @@ def first_used_loaded() -> bool:
 async def load_first_used() -> None:
     """Load the modules in a thread. If the call is cancelled, the thread finishes its imports."""
     if not first_used_loaded():
-        await asyncio.to_thread(_load)
+        await asyncio.to_thread(import_first_used)
 
 
 async def load_first_used_later() -> None:
@@ -51,7 +51,8 @@ def _is_loaded(name: str) -> bool:
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
-def _load() -> None:
-    for name in FIRST_USED:
+def import_first_used() -> None:
+    """Load the modules in this thread."""
+    for name in _NAMES:
         import_module(name)
         keep_present()

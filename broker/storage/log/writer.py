@@ -79,7 +79,7 @@ _SMALL_BYTES_MAX: Final = 16 * 1024
 class SealedBlock(Generic[Owner]):
     """A block whose contents are fixed: its core and head as a reader would decode them, and its messages.
 
-    ``chunks`` has one Chunk for each frame, for the cache, and none of a block of a run, which no cache needs at once.
+    ``chunks`` has one Chunk for each frame, for the cache, and none of a grouped block, which no cache needs at once.
     ``frames`` has a row for each stored section. ``head`` is None for a block without messages. For a small
     block, core, head and chunks are made on first use: if a thousand streams share a segment, most are never used.
     """
@@ -210,8 +210,8 @@ def seal_block(block: OpenBlock[Owner], position: Position, *, object_id: int = 
     """Fix the contents of ``block`` for the object at ``position``. Nothing may be added to it afterwards.
 
     Cost: 100 to 300 ns a message, on the loop; the join of each frame copies its bytes once.
-    Args: stored False skips that join for a block that will never be encoded. grouped: for a run, which
-        no cache needs at once: there are no chunks, and a large block of several subjects is stored by subject.
+    Args: stored False skips that join for a block that will never be encoded. grouped: the
+        block has no chunks, and is stored by subject if it is large and has several.
     """
     count = block.count
     core = BlockCore(block.stream_id, position, count=count, first_seq=block.first_seq, last_seq=block.last_seq,
