@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
 from broker.base.within import within
 from broker.cluster.hold_off import HoldOff
+
+
+async def cancel_after(turns: int, wake: Callable[[], object], waits: Coroutine[Any, Any, None]) -> None:
+    """Wake a task, and cancel it so many turns of the loop later. It must end."""
+    task = asyncio.create_task(waits)
+    await asyncio.sleep(0.01)
+    wake()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait((task,), timeout=1)
+    assert task.cancelled()
 
 
 @pytest.mark.parametrize("turns", range(5))
@@ -23,14 +37,7 @@ async def test_a_cancellation_while_the_wait_ends(turns: int, monkeypatch: pytes
             await within(event.wait(), 10)
             event.clear()
 
-    task = asyncio.create_task(wait_again_and_again())
-    await asyncio.sleep(0.01)
-    event.set()
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait((task,), timeout=1)
-    assert task.cancelled()
+    await cancel_after(turns, event.set, wait_again_and_again())
 
 
 @pytest.mark.parametrize("turns", range(5))
@@ -43,14 +50,7 @@ async def test_a_standby_that_is_woken_and_cancelled(turns: int, monkeypatch: py
         while True:
             await hold_off.sleep(10)
 
-    task = asyncio.create_task(stand_by())
-    await asyncio.sleep(0.01)
-    hold_off.wake()
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait((task,), timeout=1)
-    assert task.cancelled()
+    await cancel_after(turns, hold_off.wake, stand_by())
 
 
 async def test_the_event_and_the_time_end_the_wait() -> None:
