@@ -177,6 +177,8 @@ class _Watch:
         self._heartbeats = heartbeats
         self._wake = hold_off.wake
         self._next: Position | None = None
+        self._known = 0
+        """The epoch that ``free``, ``owner`` and the heartbeats belong to."""
         self._run_id = b""
         self._followed: Followed | None = None
         """The heartbeats of the owner, if it has any."""
@@ -230,14 +232,16 @@ class _Watch:
         if not self._next.epoch:
             self.free = True  # there has never been an owner
             return grew
-        if grew:
-            self.free = False
+        if self._next.epoch != self._known:  # also if an error ended the poll that found the epoch
+            self.free, grew = False, True
             await self.close()
             self.owner, self._run_id = await self._claimant(self._next.epoch)
+            if not self._is_ours:
+                await self._follow()
+            self._known = self._next.epoch
             if self._is_ours:
                 self.free = True
                 return True
-            await self._follow()
         number, seal = await end_of_segments(store, paths, self._next, retry, gently=True)
         if number > self._next.number:
             self.found = 0 if grew else number - self._next.number

@@ -173,6 +173,38 @@ def test_a_store_that_does_not_answer_does_not_mean_a_dead_owner() -> None:
     in_virtual_time(main)
 
 
+def test_a_store_that_fails_while_a_new_owner_is_found_does_not_hide_it() -> None:
+    """A broker sealed its shard for another one, which takes it. A poll of the first one finds the new claim, and fails
+    before it has read whose that is. Later polls must not take the shard for its own, and thus for free.
+    """
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        a, b = Rig(shared, clock, "a", 1, settings=LEASED), Rig(shared, clock, "b", 2, settings=LEASED)
+        end = await (await a.open()).close()
+        await seal_at(a.store, PATHS, end, 1, a.me, clock, a.rng)
+        hold_off = HoldOff(lambda: 600 * SECOND)
+        waiting = asyncio.ensure_future(wait_for_lease(a.store, PATHS, a.me, clock, a.rng, T, hold_off=hold_off))
+        await asyncio.sleep(6)
+        failed = asyncio.Event()
+
+        async def fail_after_the_claim(operation: str, key: str) -> None:
+            if (operation, key) == ("get", PATHS.epoch(2)) and key in shared.objects:
+                a.store.down = True
+                failed.set()
+
+        a.store.after = fail_after_the_claim
+        await b.open()
+        await failed.wait()
+        await asyncio.sleep(20)
+        a.store.down, a.store.after = False, None
+        hold_off.end()
+        await asyncio.sleep(60)
+        assert not waiting.done()
+        b.store.halt()
+        assert (await waiting).silent
+    in_virtual_time(main)
+
+
 async def test_a_directory_is_waited_for_by_its_lock(tmp_path: Path) -> None:
     """Two brokers on one directory: the second continues when the first releases the lock."""
     first, second = FileStore(tmp_path), FileStore(tmp_path)
