@@ -74,6 +74,13 @@ async def test_each_right_that_is_missing(spark: Any, minio: S3Server, tmp_path:
         def saves(_: int) -> None:
             frame.write.format("jetblock").mode("append").options(**of, nats=broker.url).save()
 
+        @plain_failures()
+        def streams(number: int) -> None:
+            lines = spark.readStream.schema("subject STRING, data STRING").json(str(rows))
+            lines.writeStream.format("jetblock").options(
+                **of, nats=broker.url, checkpointLocation=str(tmp_path / f"query-{number}"),
+            ).trigger(availableNow=True).start().awaitTermination()
+
         def expect(but: str | None, right: str, *calls: Callable[[int], None]) -> None:
             environ = session_of(minio, policy(minio, prefix, but=but))
             with monkeypatch.context() as patch, environment(spark, environ):
@@ -92,10 +99,10 @@ async def test_each_right_that_is_missing(spark: Any, minio: S3Server, tmp_path:
         texts: list[str] = []
 
         def attempts() -> None:
-            expect(None, "s3:GetObject", exports, audits, imports, saves)
+            expect(None, "s3:GetObject", exports, audits, imports, saves, streams)
             expect(large, "s3:GetObject", exports, audits)
             assert all(large in text for text in texts[-2:])
-            expect("", "s3:PutObject", imports, saves)
+            expect("", "s3:PutObject", imports, saves, streams)
             assert [path.name for path in tmp_path.rglob("*") if path.suffix in (".parquet", ".html")] == []
 
         attempts()
