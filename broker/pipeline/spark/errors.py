@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ def plainly(function: Callable[_P, _R]) -> Callable[_P, _R]:
             plain = error
         except ModuleNotFoundError as error:
             plain = _missing(error)
-        raise plain.with_traceback(None) from None
+        raise _bare(plain) from None
 
     return call
 
@@ -48,7 +49,7 @@ def plainly_each(rows: Iterator[_R]) -> Iterator[_R]:
         plain = error
     except ModuleNotFoundError as error:
         plain = _missing(error)
-    raise plain.with_traceback(None) from None
+    raise _bare(plain) from None
 
 
 def freeze_imports() -> None:
@@ -63,6 +64,17 @@ def freeze_imports() -> None:
         _frozen = True
         gc.collect()
         gc.freeze()
+
+
+def _bare(error: PipelineError) -> PipelineError:
+    """Return ``error`` without its frames. In a worker of Spark, also let the report to the driver be without frames.
+
+    Spark adds the frames of the worker to an error that ends it, unless the second variable is set. Spark sets the
+    first one in workers only. A driver must not set the second one: its workers would hide the frames of all errors.
+    """
+    if os.environ.get("SPARK_PYTHON_RUNTIME") == "PYTHON_WORKER":
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+    return error.with_traceback(None)
 
 
 def _missing(error: ModuleNotFoundError) -> PipelineError:

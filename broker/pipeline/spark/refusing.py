@@ -33,6 +33,5 @@ class RefusingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _refuse(self, *_: Any) -> NoReturn:
         raise self._error
 
-    # Spark shows a frame for each call that an error passes through, so no call is added here.
     refuse: Any = plainly(_refuse)
     initialOffset = latestOffset = getDefaultReadLimit = prepareForTriggerAvailableNow = partitions = read = refuse

@@ -19,8 +19,8 @@ from tests.pipeline.environment import environment
 from tests.real.s3 import session_of
 from tests.stores import Store, make_store
 
-LINES = 8
-"""Upper bound of the lines of an error: Spark's own first and last line, one frame of ours, and the text."""
+LINES = 2
+"""Lines of an error: the text, after Spark's own words, and Spark's SQLSTATE."""
 
 
 class World:
