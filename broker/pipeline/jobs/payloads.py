@@ -21,6 +21,9 @@ INFERRED_FROM: Final = 100_000
 """The number of messages that the schema is inferred from, the first of the stream."""
 PREFIX: Final = "data_"
 """Begins the name of a column if a message's column has the field's own name."""
+_LONE_SURROGATE: Final = (r"(?i)(?<!\\)(?:\\\\)*(?:\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f])|"
+                          r"(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f])")
+"""Finds an escape for half of a pair, as of a string that was cut within an emoji. No UTF-8 can express it."""
 _UNPARSED: Final = "_jetblock_unparsed"
 _VALUE: Final = "_jetblock_value"
 
@@ -68,8 +71,11 @@ def with_json_columns(frame: DataFrame, schema: StructType, reserved: Iterable[s
     text = F.col("data").cast("string")
     target = StructType([*schema.fields, StructField(_UNPARSED, StringType())])
     # Spark returns the first element of an array as the object, and ignores text after the object: both would be lost.
-    # As the only element of an array, the text must be one whole value.
-    whole = F.ltrim(text).startswith("{") & (F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))) == 1)
+    # As the only element of an array, the text must be one whole value. Spark also replaces bytes that are not UTF-8,
+    # and escapes of half a surrogate pair.
+    exact = F.is_valid_utf8(text) & ~(text.contains(r"\u") & text.rlike(_LONE_SURROGATE))
+    whole = (F.ltrim(text).startswith("{") & exact
+             & (F.json_array_length(F.concat(F.lit("["), text, F.lit("]"))) == 1))
     parsed = F.when(whole, F.from_json(text, target, {"columnNameOfCorruptRecord": _UNPARSED}))
     value = F.col(_VALUE)
     fields = [value.getField(field.name).alias(PREFIX + field.name if field.name.lower() in taken else field.name)

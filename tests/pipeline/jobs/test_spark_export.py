@@ -120,25 +120,29 @@ async def test_json_as_columns(spark: Any, orders: Orders, tmp_path: Path) -> No
 
 
 async def test_payloads_that_do_not_fit_stay_as_bytes(spark: Any, tmp_path: Path) -> None:
-    """No byte of a payload is lost if it is no object, has text after it, or another type than the schema says."""
+    """No byte of a payload is lost if it is no object, has text after it, or another type than the schema says, or if
+    a string in it cannot be stored as UTF-8."""
     from broker.storage.objectstore.file import FileStore
     from tests.pipeline.stores import Owner
 
     bodies = [b'{"n":1}', b"", b"[1]", b'[{"n":1},{"n":2}]', b'{"n":1}{"n":2}', b'{"n":1},{"n":2}', b'{"n":1} x',
-              b'{"n":"text"}', b'{"n":', b"\xff\xfe", b' {"n":2}\n']
+              b'{"n":"text"}', b'{"n":', b"\xff\xfe", b'{"s":"\xff"}', rb'{"s":"\ud83d"}',
+              rb'{"s":"\\\uDE00\ud83d\ude00"}']
+    fitting = [(b' {"n":2}\n', 2, None), (rb'{"n":3,"s":"\ud83d\ude00"}', 3, "\U0001f600"),
+               (rb'{"n":4,"s":"\\ud83d"}', 4, r"\ud83d")]
     (tmp_path / "store").mkdir()
     store = FileStore(tmp_path / "store")
     owner = Owner(store)
     await owner.start()
     stream = await owner.make("S")
-    stream.append([(b"S.x", b"", body) for body in bodies])
+    stream.append([(b"S.x", b"", body) for body in (*bodies, *(body for body, *_ in fitting))])
     await owner.stop()
     await store.close()
     export(spark, store=f"file://{tmp_path}/store", stream="S", to=str(tmp_path / "out"), payload="json",
-           schema="n INT")
+           schema="n INT, s STRING")
     rows = spark.read.parquet(str(tmp_path / "out")).orderBy("seq").collect()
-    assert [(row.n, None if row.data is None else bytes(row.data)) for row in rows] == [
-        (1, None), *((None, body) for body in bodies[1:-1]), (2, None)]
+    assert [(row.n, row.s, None if row.data is None else bytes(row.data)) for row in rows] == [
+        (1, None, None), *((None, None, body) for body in bodies[1:]), *((n, text, None) for _, n, text in fitting)]
 
 
 async def test_a_stream_in_a_bucket(spark: Any, minio: S3Server, tmp_path: Path) -> None:
