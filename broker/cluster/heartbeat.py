@@ -82,6 +82,8 @@ class Heartbeats:
         self._ended_deleted = False
         self._shards: dict[Leased, ShardPaths] = {}
         self._task: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+        """The put of the last heartbeat."""
 
     def add(self, log: Leased, paths: ShardPaths) -> None:
         """Renew the lease of a shard that was taken."""
@@ -90,8 +92,8 @@ class Heartbeats:
             self._task = asyncio.get_running_loop().create_task(self._keep_beating(), name="heartbeats")
 
     async def remove(self, log: Leased, *, sealed: bool) -> None:
-        """Stop renewing the lease of a shard. After the last shard, no more heartbeats are put; if we have ``sealed``
-        it, a last one says so, and standbys poll the logs at once.
+        """Stop renewing the lease of a shard. After the last shard, no more heartbeats are put. If we have ``sealed``
+        it, a last one says so, and standbys poll the logs at once; that put may outlast this call.
         """
         self._shards.pop(log, None)
         if self._shards or self._task is None:
@@ -100,10 +102,19 @@ class Heartbeats:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         if sealed:
-            with suppress(StoreError):
-                await self._put(last=True)
+            self._ending = asyncio.get_running_loop().create_task(self._put_last(), name="last heartbeat")
+
+    async def close(self) -> None:
+        """Wait for the last heartbeat."""
+        if self._ending is not None:
+            await self._ending
+
+    async def _put_last(self) -> None:
+        with suppress(StoreError):
+            await self._put(last=True)
 
     async def _keep_beating(self) -> None:
+        await self.close()  # this process has a shard again
         while True:
             began_ns = self._clock.monotonic_ns()
             try:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 from broker.base.within import within
+from broker.storage.format.header import Position
 
 __all__ = ["NEVER_NS", "HoldOff"]
+
+T = TypeVar("T")
 
 NEVER_NS = 1 << 62
 """A delay that never ends: the shard is not taken at all, even if its owner is silent."""
@@ -26,6 +30,10 @@ class HoldOff:
         self._ended_until = -math.inf
         self._left_ns, self._left_until = 0, -math.inf
         self._wake = asyncio.Event()
+        self.seal: Position | None = None
+        """Where the owner of the shard says that it has sealed it; None: not known. The store decides."""
+        self._told = asyncio.Event()
+        """Set when ``seal`` becomes known."""
 
     @property
     def delay_ns(self) -> int:
@@ -35,8 +43,11 @@ class HoldOff:
             return 0
         return max(self._delay_ns(), self._left_ns if now < self._left_until else 0)
 
-    def end(self, seconds: float = math.inf) -> None:
-        """Take the shard as soon as it is free within so many seconds, and poll at once."""
+    def end(self, seconds: float = math.inf, seal: Position | None = None) -> None:
+        """Take the shard as soon as it is free within so many seconds, and poll at once, first at ``seal``."""
+        if seal is not None:
+            self.seal = seal
+            self._told.set()
         self._ended_until = asyncio.get_running_loop().time() + seconds
         self._wake.set()
 
@@ -51,7 +62,22 @@ class HoldOff:
     def begin(self) -> None:
         """Hold off again."""
         self._ended_until = self._left_until = -math.inf
+        self.seal = None
         self._wake.clear()
+
+    async def poll(self, poll: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of ``poll``. If ``end`` names a seal meanwhile, cancel that and poll again."""
+        self._told.clear()
+        polling, told = asyncio.ensure_future(poll()), asyncio.ensure_future(self._told.wait())
+        try:
+            await asyncio.wait((polling, told), return_when=asyncio.FIRST_COMPLETED)
+            if polling.done():
+                return polling.result()
+        finally:
+            polling.cancel()
+            told.cancel()
+            await asyncio.gather(polling, told, return_exceptions=True)
+        return await poll()
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, until ``end`` at most."""

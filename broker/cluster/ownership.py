@@ -14,6 +14,10 @@ number. A put at a skipped number would have been refused, so the outcome is the
 store has lost the segment at a missing number, that number is not sealed (``_expect_end``). Between claim and opening,
 standbys have no other sign that the taker is alive. So this must not take long, and epochs are sealed concurrently.
 
+If the owner before has sealed its own epoch (a clean stop, or a hand-over), nothing is left to search or to seal. The
+taker reads that seal itself: it trusts no one who says that it is there. Then it reads beside its claim and its opening
+what it would otherwise read after them (``Earlier``).
+
 A live, busy owner (two copies of one configuration) may win the race for the next number again and again. So after two
 losses a seal is put some numbers ahead of it. As always, everything beyond the epoch's end never existed.
 
@@ -28,6 +32,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -46,11 +51,15 @@ from broker.storage.objectstore.base import NotFound, ObjectStore, StoreError
 from broker.storage.paths import COPYING, ShardPaths, parse
 from broker.storage.put import Fenced, StoreRetry, key_taken_error, put_ours
 
-__all__ = ["Overtaken", "Taken", "Watched", "newest_checkpoint", "newest_claim", "newest_claimant", "positions",
-           "seal_at", "sealer_of", "take_shard"]
+__all__ = ["Earlier", "Overtaken", "Taken", "Watched", "do_nothing", "newest_checkpoint", "newest_claim",
+           "newest_claimant", "positions", "seal_at", "sealer_of", "take_shard"]
 
 _RACES_LOST = 2
 """The numbers lost to a live owner before a seal is put ahead of it."""
+
+
+async def do_nothing() -> None:
+    """Do nothing."""
 
 
 class Watched(NamedTuple):
@@ -68,6 +77,17 @@ class Watched(NamedTuple):
     heartbeat: int = 0
 
 
+class Earlier(NamedTuple):
+    """The epochs before the one of a taker, once they cannot change any more.
+
+    ends: the end of each of them, from that of the newest checkpoint on. roots: the positions of all checkpoints,
+    ascending.
+    """
+
+    ends: dict[int, int]
+    roots: list[Position]
+
+
 class Overtaken(Fenced):
     """Another broker has claimed an epoch since the wait ended: we own nothing, and must wait for the new owner."""
 
@@ -77,30 +97,42 @@ class Taken(NamedTuple):
 
     epoch: our epoch. ends: the end of each earlier epoch from the checkpoint's on. began_ns: the time, by the outside
     clock, at which the put of the opening began; the lease counts from then. serve_from_ns: the time, by the monotonic
-    clock, before which nothing may be answered because the former owner may answer; 0: it cannot.
+    clock, before which nothing may be answered because the former owner may answer; 0: it cannot. opening: the object
+    that opens the epoch.
     """
 
     epoch: int
     ends: dict[int, int]
     began_ns: int
     serve_from_ns: int
+    opening: bytes
 
 
 async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock: Clock, rng: random.Random,
-               watched: Watched | None = None, lease_ns: int = 0, *,
-               reader_version: int = FORMAT_VERSION) -> Taken:
+                     watched: Watched | None = None, lease_ns: int = 0, *, reader_version: int = FORMAT_VERSION,
+                     before_claim: Callable[[], Awaitable[object]] = do_nothing,
+                     ended: Callable[[Earlier], object] = lambda _: None) -> Taken:
     """Make this process run the owner of the shard, and fence the owner before it.
 
     A call that fails or is cancelled leaves a claim, seals, perhaps an opening: the next taker handles all three.
     Args: watched is what the wait for ``lease_ns``, T, ended with; None if a lock replaces the lease. reader_version is
-        that of the opening.
+        that of the opening. before_claim is awaited before anything is put; the first reads run beside it. ended is
+        called as soon as no earlier owner can store anything more: if this call succeeds, what is read from then on is
+        not older than what any of them acted on.
     Raises: Overtaken, before anything is put, if an epoch beyond ``watched`` is claimed; Fenced if one later than ours
-    is;
-        Corrupt, naming the object; Transient; StoreRefused.
+        is; Corrupt, naming the object; Transient; StoreRefused; the errors of before_claim.
     """
     retry = StoreRetry(store, clock, rng)
-    epoch = await _claim(store, paths, me, retry, watched)
-    ends = await _seal_below(store, paths, epoch, me, retry, watched)
+    (newest, roots, sealed), _ = await asyncio.gather(_newest(store, paths, retry, watched), before_claim())
+    earlier = _cleanly_ended(watched, newest, roots) if sealed else None
+    clean = earlier is not None
+    if earlier is not None:
+        ended(earlier)
+    epoch = await _claim(store, paths, me, retry, watched, newest)
+    if earlier is None:
+        earlier = await _seal_below(store, paths, epoch, me, retry, watched)
+        ended(earlier)
+    ends = earlier.ends
     sealed_ns = clock.monotonic_ns()
     position = Position(epoch, 0)
     opening = Opening(me.name, tuple(Position(e, n) for e, n in sorted(ends.items())), clock.now_ns(),
@@ -111,7 +143,7 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
     # The two are independent: what shows whether a lease is over was stored before our claim, or never counts.
     holder, over = await asyncio.gather(
         retry.call(lambda: put_ours(store, key, data, me.nonce), f"put {key}"),
-        _leases_over(store, paths, ends, me, retry, watched))
+        _leases_over(store, paths, ends, me, retry, None if clean else watched))
     if holder is not None:
         if holder.kind != ObjectKind.SEAL:
             raise key_taken_error(holder, key)
@@ -120,13 +152,40 @@ async def take_shard(store: ObjectStore, paths: ShardPaths, me: Identity, clock:
     if over and watched is not None and watched.silent and watched.heartbeat:
         with suppress(StoreError):  # they are only garbage, and the shard is ours
             await delete_heartbeats(store, watched.run_id, watched.heartbeat, retry)
-    return Taken(epoch, ends, began_ns, 0 if over else sealed_ns + lease_ns)
+    return Taken(epoch, ends, began_ns, 0 if over else sealed_ns + lease_ns, data[0])
+
+
+async def _newest(store: ObjectStore, paths: ShardPaths, retry: StoreRetry, watched: Watched | None,
+                  ) -> tuple[int, list[Position], bool]:
+    """Return the highest claimed epoch, the positions of all checkpoints, and whether the owner of the epoch in
+    ``watched`` has sealed it where its log was seen to end."""
+    listing = positions(store, paths.checkpoints, "", retry)
+    if watched is not None and watched.epoch:
+        return await asyncio.gather(newest_claim(store, paths, Position(watched.epoch, 0), retry), listing,
+                                    _sealed_by_owner(store, paths, Position(watched.epoch, watched.number), retry))
+    roots = await listing
+    return await newest_claim(store, paths, _last(roots), retry), roots, False
+
+
+def _cleanly_ended(watched: Watched | None, newest: int, roots: list[Position]) -> Earlier | None:
+    """Return the earlier epochs if the one in ``watched``, which its owner has sealed, is the ``newest`` and has the
+    newest checkpoint.
+
+    Then nothing is left to seal: that owner sealed all epochs before its own. No entry can be swept between this call
+    and the opening, because no owner is left. Whoever claims the next epoch owns the shard after it, and nobody else.
+    """
+    if watched is None or not watched.number or newest != watched.epoch:
+        return None
+    root = _last(roots)
+    if max(1, root.epoch) != newest or root >= (newest, watched.number):
+        return None
+    return Earlier({newest: watched.number}, roots)
 
 
 async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, int], me: Identity, retry: StoreRetry,
                        watched: Watched | None) -> bool:
     """Return whether no owner of the epochs just sealed can still answer from its lease; ``watched`` None: there are
-    none.
+    none, or the last one has ended by itself.
 
     The epochs are checked from the newest down. Those that were never opened do not count, nor do those under our own
     name: an operator who gives two processes one name says that the earlier one has ended. The first other epoch
@@ -152,10 +211,10 @@ async def _leases_over(store: ObjectStore, paths: ShardPaths, ends: dict[int, in
     return True
 
 
-async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, retry: StoreRetry, watched: Watched | None
-                 ) -> int:
-    known = await newest_checkpoint(store, paths, retry) if watched is None else Position(watched.epoch, 0)
-    epoch = await newest_claim(store, paths, known, retry) + 1
+async def _claim(store: ObjectStore, paths: ShardPaths, me: Identity, retry: StoreRetry, watched: Watched | None,
+                 newest: int) -> int:
+    """Claim the epoch after ``newest``, the highest claimed one, or a later one. Raises: Overtaken."""
+    epoch = newest + 1
     while True:
         if watched is not None and epoch != watched.epoch + 1:
             by = await _claimant(store, paths, epoch - 1, retry)
@@ -174,17 +233,27 @@ async def newest_claim(store: ObjectStore, paths: ShardPaths, newest: Position, 
     of the log."""
     # Claims are never deleted, so those from that epoch on are the last ones.
     after = paths.epoch(newest.epoch - 1) if newest.epoch else ""
-    epoch = max([newest.epoch, *(claim.epoch for claim in await positions(store, paths.epochs, after, retry))])
+    claims, opened = await asyncio.gather(positions(store, paths.epochs, after, retry),
+                                    _is_opened(store, paths, newest.epoch + 1, retry))
+    epoch = max([newest.epoch, *(claim.epoch for claim in claims)])
+    if epoch > newest.epoch:
+        opened = await _is_opened(store, paths, epoch + 1, retry)
     # The log shows a newer epoch if the store has lost its claim. Claiming that epoch again would give it two writers.
-    while epoch < EPOCH_MAX and (await entries(store, paths, epoch + 1, [0], retry))[0] is not None:
+    while opened:
         epoch += 1
+        opened = await _is_opened(store, paths, epoch + 1, retry)
     return epoch
 
 
+async def _is_opened(store: ObjectStore, paths: ShardPaths, epoch: int, retry: StoreRetry) -> bool:
+    """Return whether an epoch has an opening, or a seal in its place."""
+    return epoch <= EPOCH_MAX and (await entries(store, paths, epoch, [0], retry))[0] is not None
+
+
 async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Identity, retry: StoreRetry,
-                      watched: Watched | None) -> dict[int, int]:
-    """End every epoch below ``epoch``, from the newest checkpoint's on; return the end of each. ``watched`` saves the
-    search in the log of its epoch: all numbers below its own had segments.
+                      watched: Watched | None) -> Earlier:
+    """End every epoch below ``epoch``, from the newest checkpoint's on. ``watched`` saves the search in the log of its
+    epoch: all numbers below its own had segments.
     """
     newest = await newest_checkpoint(store, paths, retry)
     while True:
@@ -205,9 +274,10 @@ async def _seal_below(store: ObjectStore, paths: ShardPaths, epoch: int, me: Ide
             found = await asyncio.gather(*[_seal_epoch(store, paths, first, known.get(first.epoch), epoch, me, retry)
                                            for first in batch])
             ends |= {first.epoch: end for first, end in zip(batch, found, strict=True)}
-        again = await newest_checkpoint(store, paths, retry)
+        roots = await positions(store, paths.checkpoints, "", retry)
+        again = _last(roots)
         if again.epoch < epoch and not (again.epoch in ends and again.number >= ends[again.epoch]):
-            return ends
+            return Earlier(ends, roots)
         newest = again
 
 
@@ -284,8 +354,11 @@ async def _put_seal(store: ObjectStore, paths: ShardPaths, position: Position, e
 
 async def newest_checkpoint(store: ObjectStore, paths: ShardPaths, retry: StoreRetry) -> Position:
     """Return the position of the newest root; (0, 0) if there is none."""
-    found = await positions(store, paths.checkpoints, "", retry)
-    return found[-1] if found else Position(0, 0)
+    return _last(await positions(store, paths.checkpoints, "", retry))
+
+
+def _last(roots: list[Position]) -> Position:
+    return roots[-1] if roots else Position(0, 0)
 
 
 async def newest_claimant(store: ObjectStore, paths: ShardPaths, retry: StoreRetry) -> str:

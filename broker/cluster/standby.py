@@ -14,7 +14,9 @@ or if one is overdue: what was committed since the last poll must not make it wa
                                     or the last claim is under our own configured name (a restart)
     otherwise                       no new entry and no heartbeat was found for T, by its own monotonic clock
 
-If another broker is to take a free shard, this one leaves it free for a while (``HoldOff``).
+If another broker is to take a free shard, this one leaves it free for a while (``HoldOff``). If the owner gives the
+shard to this broker, it says where the seal is. Then one round of requests replaces the search for it, even in the
+middle of a search.
 
 The wait returns the end of the log that it saw (``Watched``). An owner may wake up after the last poll, and the short
 cuts consider the last claim alone, so ``ownership.take_shard`` compares, and delays its first answer if another lease
@@ -28,6 +30,7 @@ On a directory a lock decides: flock takes it, and the process holds it for life
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from collections.abc import Callable
@@ -39,6 +42,7 @@ from broker.cluster.hold_off import NEVER_NS, HoldOff
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import Watched, newest_checkpoint, newest_claim
 from broker.storage.format.claim import Claim, Seal
+from broker.storage.format.errors import FormatError
 from broker.storage.format.header import HEADER_BYTES, Position
 from broker.storage.objectstore.base import NotFound, ObjectStore, StoreLock, Transient
 from broker.storage.paths import ShardPaths
@@ -118,7 +122,7 @@ async def wait_for_lease(store: ObjectStore, paths: ShardPaths, me: Identity, cl
             began_ns = clock.monotonic_ns()
             since_ns, last_ns = began_ns - last_ns, began_ns
             try:
-                grew = await watch.poll()
+                grew = await hold_off.poll(watch.poll)
                 seen_at_ns = max(seen_at_ns, watch.heartbeat_ns)
                 free_since_ns = (free_since_ns or began_ns) if watch.free else None
                 if free_since_ns is not None and began_ns - free_since_ns >= hold_off.delay_ns:
@@ -175,6 +179,7 @@ class _Watch:
         self._me = me
         self._retry = retry
         self._heartbeats = heartbeats
+        self._hold_off = hold_off
         self._wake = hold_off.wake
         self._next: Position | None = None
         self._known = 0
@@ -220,6 +225,9 @@ class _Watch:
         store, paths, retry = self._store, self._paths, self._retry
         grew = False
         self.found = 0
+        if (seal := self._hold_off.seal) is not None and seal >= (self._next or seal) and await self._ends_at(seal):
+            self._next, self.free = seal, True
+            return True
         if self._next is None:
             newest = await newest_checkpoint(store, paths, retry)
             epoch = await newest_claim(store, paths, newest, retry)
@@ -232,7 +240,7 @@ class _Watch:
         if not self._next.epoch:
             self.free = True  # there has never been an owner
             return grew
-        if self._next.epoch != self._known:  # also if an error ended the poll that found the epoch
+        if self._next.epoch != self._known:  # also if the poll that found the epoch was ended by an error, or a message
             self.free, grew = False, True
             await self.close()
             self.owner, self._run_id = await self._claimant(self._next.epoch)
@@ -242,15 +250,23 @@ class _Watch:
             if self._is_ours:
                 self.free = True
                 return True
-        number, seal = await end_of_segments(store, paths, self._next, retry, gently=True)
+        number, seal_there = await end_of_segments(store, paths, self._next, retry, gently=True)
         if number > self._next.number:
             self.found = 0 if grew else number - self._next.number
             self._next = Position(self._next.epoch, number)
             self.free = self._is_ours  # the entries of an earlier run, or of this one before it lost the shard
             grew = True
-        if seal is not None:
+        if seal_there is not None:
             self.free = await self._sealed_by_owner(self._next)
         return grew
+
+    async def _ends_at(self, seal: Position) -> bool:
+        """Return whether the owner of the newest epoch has sealed it there, which it does after all of its puts."""
+        try:
+            claimed, sealed = await asyncio.gather(self._claimed(seal.epoch + 1), self._sealed_by_owner(seal))
+        except FormatError:
+            return False  # another entry is there
+        return sealed and not claimed
 
     def seen(self, *, silent: bool) -> Watched:
         """Return the end of the log at the last poll."""

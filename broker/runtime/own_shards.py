@@ -30,6 +30,7 @@ from broker.cluster.hold_off import NEVER_NS, HoldOff
 from broker.jetstream.owners.giving import NotTaken
 from broker.runtime.shard_owner import ShardOwner
 from broker.storage.format.errors import CutOff, FormatError
+from broker.storage.format.header import Position
 from broker.storage.objectstore import StoreError
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
@@ -52,6 +53,10 @@ _AUTO_DELAY_NS: Final = 250_000_000
 class Services(Protocol):
     """Serves the streams of a shard."""
 
+    def ended(self, number: int) -> None:
+        """Begin to read what ``serve`` needs for a shard that is being taken: its earlier owners cannot store anything
+        more."""
+
     async def serve(self, owner: ShardOwner) -> None:
         """Settle and serve a shard that was taken. Raises: Fenced if it was lost meanwhile; StoreError, FormatError,
         CutOff."""
@@ -64,9 +69,9 @@ class Services(Protocol):
 
 
 class _Gift:
-    """A shard on its way to another broker, which is named ``to``; ``take`` returns once that serves it."""
+    """A shard on its way to another broker, which is named ``to``; ``take(seal)`` returns once that serves it."""
 
-    def __init__(self, to: str, take: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, to: str, take: Callable[[Position | None], Awaitable[object]]) -> None:
         self.to = to
         self.take = take
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -111,9 +116,11 @@ class OwnShards:
                        for number in range(settings.shards)]
         self._owners = [ShardOwner(
             host, number, partial(self._on_lost, number), waits=partial(self._on_wait, part),
-            before_claim=partial(self._before_claim, number), damaged=damaged, hold_off=part.hold_off)
+            before_claim=partial(self._before_claim, number), ended=partial(services.ended, number), damaged=damaged,
+            hold_off=part.hold_off)
             for number, part in enumerate(self._parts)]
         self._tasks: list[asyncio.Task[None]] = []
+        self._writing: set[asyncio.Task[None]] = set()
         self._claimed: set[int] = set()
         """Shards that have been taken once, as far as this process has looked."""
         self._cut_off = False
@@ -172,6 +179,7 @@ class OwnShards:
         if there > wanted:
             raise StartError(f"jetblock {{ shards: {wanted} }}: the store has {there} shards, and each needs an owner: "
                              f"set shards to {there} for all brokers, or let one broker without own retire empty ones")
+        self._claimed = set(range(there)) if there > 1 else set()  # shard 0 counts even if it was never taken
         self._tasks = [asyncio.create_task(self._keep(owner, part), name=f"shard {owner.number}")
                        for owner, part in zip(self._owners, self._parts, strict=True)]
         # With auto it is not known which shards are ours: those that are free, until all could have been taken.
@@ -184,10 +192,23 @@ class OwnShards:
 
     # --- giving and taking --------------------------------------------------------------------------------------------
 
-    async def give(self, number: int, to: str, take: Callable[[], Awaitable[object]]) -> None:
+    async def write_checkpoint(self, number: int) -> None:
+        """Write a checkpoint of a shard that is about to be given away. After a cancellation it is written to its end:
+        the shard serves on, and its later checkpoints follow this one."""
+        writing = asyncio.create_task(self._owners[number].write_checkpoint(), name="checkpoint before a hand-over")
+        self._writing.add(writing)
+        writing.add_done_callback(self._writing.discard)
+        await asyncio.shield(writing)
+
+    async def read_ahead(self, number: int) -> None:
+        """Read a shard that another broker is about to give to this process."""
+        await self._owners[number].read_ahead()
+
+    async def give(self, number: int, to: str, take: Callable[[Position | None], Awaitable[object]]) -> None:
         """Hand a shard over to the broker that is named ``to``; return once that serves it.
 
-        Args: ``take`` lets that broker take the shard, which is sealed then, and returns once it serves.
+        Args: ``take(seal)`` lets that broker take the shard, which is sealed there, and returns once it serves; None:
+            the shard could not be sealed.
         Raises: NotTaken: this process takes the shard back, or did not have it.
         """
         if number not in self.committed():
@@ -197,10 +218,14 @@ class OwnShards:
         part.ended.set()
         await asyncio.shield(gift.done)
 
-    async def take(self, number: int, seconds: float) -> None:
-        """Take a shard, whose owner has sealed it, at once; return when it serves. Raises: NotTaken."""
+    async def take(self, number: int, seconds: float, seal: Position | None = None) -> None:
+        """Take a shard, whose owner has sealed it, at once; return when it serves.
+
+        Args: ``seal``: where its owner says that it has sealed it; None: not known.
+        Raises: NotTaken.
+        """
         part = self._parts[number]
-        part.hold_off.end(seconds)
+        part.hold_off.end(seconds, seal)
         try:
             async with asyncio.timeout(seconds):
                 await part.serving.wait()
@@ -256,6 +281,7 @@ class OwnShards:
         try:
             while True:
                 shard = await owner.acquire()
+                self._claimed.add(number)
                 part.ended.clear()  # only what happens to the shard from now on counts
                 part.claiming = False
                 part.hold_off.begin()
@@ -268,6 +294,7 @@ class OwnShards:
                         await self._hand_over(owner, part, part.gift)
                         continue
                     if self._giving_up and shard.log.failure is None:
+                        await owner.write_checkpoint()
                         await self._seal(owner)
                         continue
                     part.end_gift(NotTaken("the shard was lost"))
@@ -290,22 +317,23 @@ class OwnShards:
         """
         number = owner.number
         log.info("Shard %d: handing it over to %s", number, gift.to)
+        seal: Position | None = None
         try:
-            await self._seal(owner)
-            await gift.take()
+            seal = await self._seal(owner)
+            await gift.take(seal)
             part.end_gift()
         except NotTaken as error:
             log.warning("shard %d: %s did not take it, taking it back: %s", number, gift.to, error)
-            part.hold_off.end(self._host.settings.lease_ns / 1e9)
+            part.hold_off.end(self._host.settings.lease_ns / 1e9, seal)
             part.end_gift(error)
         finally:
             part.end_gift(NotTaken("this broker stops"))
 
-    async def _seal(self, owner: ShardOwner) -> None:
-        """Close a shard, and seal it: any broker may take it at once."""
-        await owner.write_checkpoint()
+    async def _seal(self, owner: ShardOwner) -> Position | None:
+        """Close a shard, and seal it: any broker may take it at once. Returns: the position of the seal, if it is put.
+        """
         await self._services.close(owner.number, given=True)
-        await owner.give_back(checkpoint=False)
+        return await owner.give_back(checkpoint=False)
 
     async def _served(self, owner: ShardOwner, part: _OwnShard, shard: Shard) -> bool:
         """Serve a shard that was taken; return False if it cannot be served now."""

@@ -23,7 +23,7 @@ from broker.base.backoff import Backoff
 from broker.base.errors import StartError, StoreInUse
 from broker.base.histogram import Histogram
 from broker.cluster.hold_off import HoldOff
-from broker.cluster.ownership import Overtaken, Watched, newest_claimant, seal_at, take_shard
+from broker.cluster.ownership import Earlier, Overtaken, Watched, do_nothing, newest_claimant, seal_at, take_shard
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.format.errors import CutOff, FormatError, KeyMissing
 from broker.storage.format.header import FORMAT_VERSION, Position
@@ -41,6 +41,9 @@ from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced, StoreRetry
 from broker.storage.read.damage import explain
 from broker.storage.read.reader import BlockReader
+from broker.storage.read.recovery import recover_ended
+from broker.storage.read.snapshot import Snapshot, replay
+from broker.storage.read.steps import run
 from broker.storage.shard import Shard, ShardSettings
 from broker.storage.unsynced_tail import log_tail, repair_tail
 
@@ -66,12 +69,10 @@ _FIRST_SCRUB_SECONDS = 600.0
 """The time from a start to the first scrub, so that a broker that restarts again and again does not scrub."""
 _UNOWNED_SECONDS = 5.0
 """An owner that cannot be replaced within two leases and this time counts as alive."""
+_AHEAD_SECONDS = 15.0
+"""The time for which a shard that was read ahead is kept in memory: longer than a hand-over may take."""
 _STOP_GRACE_SECONDS = 1.0
 """A clean stop ends without the store if no put has completed for one request timeout plus this."""
-
-
-async def do_nothing() -> None:
-    """Do nothing."""
 
 
 class ShardOwner(LogListener):
@@ -83,12 +84,15 @@ class ShardOwner(LogListener):
 
     def __init__(self, host: StoreHost, number: int, lost: Callable[[BaseException], object], *,
                  waits: Callable[[], object] = lambda: None, before_claim: Callable[[], Awaitable[object]] = do_nothing,
+                 ended: Callable[[], object] = lambda: None,
                  damaged: Callable[[Finding], object] = lambda _: None, hold_off: HoldOff | None = None) -> None:
         """Args:
         number: the shard's number in the store.
         lost: called once each time ownership is lost; the callee must call ``abandon``.
         waits: called each time that a wait for another broker, or for the store, begins.
         before_claim: awaited when the shard may be taken, before it is touched; ``acquire`` passes its StartError on.
+        ended: called during each attempt to take the shard. If the attempt succeeds, no earlier owner has stored
+            anything since.
         damaged: called once for each damaged object that scrubbing finds.
         hold_off: how long a free shard is left to other brokers; None: it is taken at once.
         """
@@ -105,14 +109,17 @@ class ShardOwner(LogListener):
         self._lost = lost
         self._waits = waits
         self._before_claim = before_claim
+        self._ended = ended
         self._damaged = damaged
         self._hold_off = hold_off
         self.number = number
         self._in_use = asyncio.Event()
         """Set when the wait for another broker began."""
         self._served = False
-        self._sealed = False
-        """True once this process has sealed the epoch that it owned."""
+        self._seal: Position | None = None
+        """Where this process has sealed the epoch that it owned."""
+        self._ahead: Snapshot | None = None
+        """The shard as it was while another broker owned it, shortly before this process takes it."""
         self._before_scrub: asyncio.Task[None] | None = None
         self._lock: StoreLock | None = None
 
@@ -190,6 +197,24 @@ class ShardOwner(LogListener):
             acquiring.cancel()
             await asyncio.gather(acquiring, waiting, return_exceptions=True)
 
+    async def read_ahead(self) -> None:
+        """Read the shard, which another broker is about to hand over to this one. Then this process, if it takes the
+        shard soon, reads only what is added meanwhile.
+        """
+        if self.shard is not None:
+            return
+        host, paths = self._host, self._paths
+        with suppress(StoreError, FormatError, CutOff, KeyMissing):  # then the take-over reads all of it
+            if host.masters is not None:
+                await host.read_keys(paths)
+            retry = StoreRetry(host.store, host.clock, host.rng)
+            ahead = self._ahead = await run(replay(paths, thorough=False), host.store, retry)
+            asyncio.get_running_loop().call_later(_AHEAD_SECONDS, self._drop_ahead, ahead)
+
+    def _drop_ahead(self, ahead: Snapshot) -> None:
+        if self._ahead is ahead:
+            self._ahead = None
+
     async def _wait_until_free(self, silence_ns: int) -> Watched | None:
         """Wait until the shard may be taken; return the observed end of the log (None if a lock decides).
 
@@ -212,27 +237,39 @@ class ShardOwner(LogListener):
         settings = ShardSettings.for_store(store, self._settings, None if keys is None else keys.codec)
         began_ns = clock.monotonic_ns()
         directory = directory_of(store)
-        try:
+        reading: asyncio.Task[Snapshot | None] | None = None
+
+        async def check() -> None:
             # Before the claim: a broker with another key, or without one, must not take the shard.
-            if keys is not None:
+            await (self._check_master_key() if keys is None else keys.load(host.retrying))
+
+        async def read(earlier: Earlier) -> Snapshot | None:
+            if directory is None and keys is not None:
+                # Again after the seals: an owner that was fenced has put its last keys before its last segment.
                 await keys.load(host.retrying)
-            else:
-                await self._check_master_key()
+            ahead, self._ahead = self._ahead, None
+            return await recover_ended(store, paths, earlier.roots, earlier.ends, StoreRetry(store, clock, rng), ahead)
+
+        def read_earlier(earlier: Earlier) -> None:
+            nonlocal reading
+            self._ended()
+            reading = asyncio.create_task(read(earlier), name="replay earlier epochs")
+
+        try:
             if directory is not None:
+                await check()
                 log_tail(await asyncio.to_thread(repair_tail, directory, paths), store.url)
                 replay = partial(replay_journal, directory, paths)
                 if keys is not None and directory.put_sync is not None:
                     replay = partial(replay, keys.codec, partial(keys.flush_sync, directory.put_sync), keys.replay)
                 log_replayed(await asyncio.to_thread(replay), store.url)
             taken = await take_shard(store, paths, host.identity, clock, rng, watched, self._settings.lease_ns,
-                                     reader_version=await self._reader_version())
+                                     reader_version=await self._reader_version(),
+                                     before_claim=check if directory is None else do_nothing, ended=read_earlier)
             if directory is not None:
                 if not paths.shard:  # the log of another shard is synced at each put
                     directory.unsynced.on_failure = partial(self._sync_failed, asyncio.get_running_loop())
                 await asyncio.to_thread(directory.start_unsynced, paths.logs, paths.log(Position(taken.epoch, 1)))
-            if directory is None and keys is not None:
-                # Again after the seals: an owner that was fenced has put its last keys before its last segment.
-                await keys.load(host.retrying)
             if (held_ns := taken.serve_from_ns - clock.monotonic_ns()) > 0:
                 log.info("The last owner of %s may answer for up to %.1f s yet; serving after that", store.url,
                          held_ns / 1e9)
@@ -242,7 +279,7 @@ class ShardOwner(LogListener):
                 settings, began_ns=taken.began_ns, serve_from_ns=taken.serve_from_ns, executor=host.encoders,
                 clock_trusted=lambda: clock.trusted,
                 journal=journal_place(directory, paths) if directory is not None and self._settings.journal else None,
-                after_round=None if deleted is None else deleted.after_round)
+                after_round=None if deleted is None else deleted.after_round, earlier=reading, opening=taken.opening)
             if host.disk_cache is not None:
                 shard.eraser.on_done = host.disk_cache.clear
             if deleted is not None:
@@ -258,6 +295,10 @@ class ShardOwner(LogListener):
             if fenced.by or isinstance(fenced, Overtaken):
                 raise
             raise Fenced(str(fenced), await newest_claimant(store, paths, StoreRetry(store, clock, rng))) from None
+        finally:
+            if reading is not None:
+                reading.cancel()
+                await asyncio.gather(reading, return_exceptions=True)
         for problem in shard.recovered.problems:
             log.warning("a checkpoint cannot be used, an older one was: %s", problem)
         self.recovery_ns = clock.monotonic_ns() - began_ns
@@ -352,12 +393,13 @@ class ShardOwner(LogListener):
             except (StoreError, FormatError, Fenced) as error:
                 log.warning("shard %d: no checkpoint could be written: %s", self.number, error)
 
-    async def give_back(self, *, checkpoint: bool = True) -> None:
+    async def give_back(self, *, checkpoint: bool = True) -> Position | None:
         """Release the shard cleanly: commit everything sequenced, seal the epoch, release the lock.
 
         Args: ``checkpoint``: write a checkpoint before the seal.
         If the store no longer accepts puts, messages that are sequenced and not stored are dropped, as by a kill. They
         are not acknowledged, except on ``async`` streams.
+        Returns: the position of the seal; None if there is none.
         """
         await self._stop_scrub()
         shard = self.shard
@@ -375,14 +417,16 @@ class ShardOwner(LogListener):
                               shard.log.tail_bytes)
                     break
             await asyncio.gather(closing, return_exceptions=True)
+        seal = self._seal
         await self.abandon()
+        return seal
 
     async def _close(self, shard: Shard, checkpoint: bool) -> None:
         try:
             end = await shard.close(checkpoint=checkpoint)
             host = self._host
             await seal_at(host.store, self._paths, end, end.epoch, host.identity, host.clock, host.rng)
-            self._sealed = True
+            self._seal = end
         except (StoreError, FormatError, Fenced) as error:
             log.error("the log was not closed cleanly: %s", error)
 
@@ -392,8 +436,8 @@ class ShardOwner(LogListener):
         shard, self.shard = self.shard, None
         if shard is not None:
             await shard.abandon()
-        sealed, self._sealed = self._sealed, False
-        await self._host.detach(shard.log if shard is not None else None, sealed=sealed)
+        seal, self._seal = self._seal, None
+        await self._host.detach(shard.log if shard is not None else None, sealed=seal is not None)
         await self._sync(end=True)
         self._release()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from broker.jetstream.owners.giving import Giving
@@ -76,7 +77,7 @@ class SharedStore:
         self._giving = Giving(self.shards, peers, Line(server_id, name, self.shards.own, {}), clock,
                               store={"store": host.store_id.hex(), "url": host.store.url},
                               why_fixed=self._why_fixed, interval_ns=settings.lease_ns,
-                              prepare=self._catalogue.prepare, busy=lambda: host.commit_budget.busy)
+                              prepare=self._prepare, busy=lambda: host.commit_budget.busy)
         host.commit_budget.others = lambda: sum(line.busy for line in self._giving.roster.others())
 
     def start(self) -> None:
@@ -94,6 +95,10 @@ class SharedStore:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
         await self._giving.stop()
+
+    def ended(self, number: int) -> None:
+        """See ``Services``."""
+        self._catalogue.begin_to_settle(number)
 
     async def serve(self, owner: ShardOwner) -> None:
         """See ``Services``."""
@@ -123,6 +128,15 @@ class SharedStore:
                 reached_ns = clock.monotonic_ns()
             self.shards.set_cut_off(clock.monotonic_ns() - reached_ns >= limit_ns, clients=self._has_clients())
             await asyncio.sleep(_REACH_SECONDS)
+
+    async def _prepare(self, number: int, seconds: float) -> None:
+        """Read what this broker needs before it takes a shard; return after so many seconds at the latest."""
+        await asyncio.gather(self._catalogue.prepare(number, seconds), self._read_ahead(number, seconds))
+
+    async def _read_ahead(self, number: int, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.shards.read_ahead(number)
 
     def _why_fixed(self, number: int) -> str:
         """Return why a shard cannot be given to another broker now, or ""."""

@@ -266,6 +266,8 @@ class StoreHost:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        if self._heartbeats is not None:
+            await self._heartbeats.close()
         self.encoders.shutdown(wait=False)
         self.unpacking.shutdown(wait=False, cancel_futures=True)
         if self.disk_cache is not None:

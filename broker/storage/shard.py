@@ -31,7 +31,7 @@ from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound, ObjectStore
 from broker.storage.paths import HEARTBEATS, ShardPaths, block_key, object_key, parse
 from broker.storage.put import StoreRetry
-from broker.storage.read.recovery import recover
+from broker.storage.read.recovery import add_opening, recover
 from broker.storage.read.snapshot import Snapshot
 from broker.storage.state.applied import ShardState
 
@@ -137,20 +137,23 @@ class Shard:
                    rng: random.Random, settings: ShardSettings | None = None, *, began_ns: int | None = None,
                    serve_from_ns: int = 0, executor: Executor | None = None,
                    clock_trusted: Callable[[], bool] = lambda: True, journal: JournalPlace | None = None,
-                   after_round: Callable[[ShardState], Awaitable[None]] | None = None) -> Shard:
+                   after_round: Callable[[ShardState], Awaitable[None]] | None = None,
+                   earlier: Awaitable[Snapshot | None] | None = None, opening: bytes = b"") -> Shard:
         """Recover the shard, whose ``epoch`` was just opened, and start its log.
 
         Args: began_ns is when, by the outside clock, the put of the opening began. serve_from_ns is the earliest time
             to return, by the monotonic clock. Until then it puts heartbeats, but no root, which would mean that it has
             served. executor encodes segments; None: no threads. journal is where the log keeps its journal; the caller
             has replayed the one of an earlier owner (``journal_replay``). after_round is awaited after each checkpoint;
-            it raises nothing.
+            it raises nothing. earlier: what ``recover_ended`` has begun to read; opening: the object that opened the
+            epoch.
         Raises: Fenced; Corrupt, with the object's key; StoreError.
         """
         settings = settings or ShardSettings()
         heartbeat = RecoveryHeartbeat(store, paths.log, epoch, nonce, clock, rng, settings.log,
                       clock.outside_ns() if began_ns is None else began_ns)
-        snapshot = await heartbeat.renew_during(_recover(store, paths, epoch, clock, rng, serve_from_ns))
+        snapshot = await heartbeat.renew_during(
+            _recover(store, paths, epoch, clock, rng, serve_from_ns, earlier, opening))
         for number in range(snapshot.state.position.number + 1, heartbeat.position.number + 1):
             snapshot.state.apply_segment(Position(epoch, number))
         log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
@@ -212,7 +215,11 @@ class Shard:
 
 
 async def _recover(store: ObjectStore, paths: ShardPaths, epoch: int, clock: Clock, rng: random.Random,
-                   serve_from_ns: int) -> Snapshot:
-    snapshot = await recover(store, paths, epoch, StoreRetry(store, clock, rng))
+                   serve_from_ns: int, earlier: Awaitable[Snapshot | None] | None, opening: bytes) -> Snapshot:
+    before = await earlier if earlier is not None else None
+    if before is not None:
+        snapshot = add_opening(before, paths, epoch, opening)
+    else:
+        snapshot = await recover(store, paths, epoch, StoreRetry(store, clock, rng))
     await asyncio.sleep(max(0, serve_from_ns - clock.monotonic_ns()) / 1e9)
     return snapshot

@@ -8,16 +8,18 @@ from pathlib import Path
 import pytest
 
 from broker.cluster.heartbeat import Heartbeats
-from broker.cluster.hold_off import HoldOff
+from broker.cluster.hold_off import NEVER_NS, HoldOff
 from broker.cluster.ownership import seal_at
 from broker.cluster.standby import wait_for_lease, wait_for_lock
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.format.header import Position
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import ShardPaths
 from broker.storage.shard import ShardSettings
 from tests.manual_clock import ManualClock
+from tests.storage.objectstore.faulty import Faults
 from tests.storage.rig import PATHS, SECOND, Counting, Publisher, Rig, in_virtual_time
 
 T = 15 * SECOND
@@ -281,3 +283,60 @@ async def test_a_free_lock_is_left_to_others_for_a_while(tmp_path: Path) -> None
     assert not waiting.done()
     hold_off.end()
     (await waiting).release()
+
+
+async def sealed(shared: MemoryStore, clock: ManualClock, count: int) -> Position:
+    """Return the position of the seal of an owner that has published and stopped cleanly."""
+    a = Rig(shared, clock, "a", 1)
+    await a.open()
+    await Publisher(a, {}).publish_many(count)
+    assert a.shard is not None
+    end = await a.shard.close()
+    await seal_at(a.store, PATHS, end, end.epoch, a.me, clock, a.rng)
+    return end
+
+
+def test_a_standby_that_is_told_of_the_seal_does_not_search_for_it() -> None:
+    """The message comes while the standby is in the middle of a search, which then ends: one round of requests is left.
+    """
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        end = await sealed(shared, clock, 40)
+        b, told = Rig(shared, clock, "b", 2), HoldOff(lambda: NEVER_NS)
+        b.store.faults = Faults(latency_ns=SECOND)
+        counting = Counting(b.store)
+        waiting = asyncio.ensure_future(wait_for_lease(counting, PATHS, b.me, clock, b.rng, T, hold_off=told))
+        await asyncio.sleep(5.5)
+        assert not waiting.done()
+        counting.calls.clear()
+        told.end(10, end)
+        began_ns = clock.monotonic_ns()
+        watched = await waiting
+        assert clock.monotonic_ns() - began_ns < 1.1 * SECOND
+        assert watched[:3] == (end.epoch, end.number, False)
+        assert sorted(counting.calls) == [("get", PATHS.epoch(end.epoch + 1)), ("get", PATHS.log(end))]
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("what", ["no seal", "the seal of another broker", "an epoch that is over"])
+def test_a_standby_that_is_told_something_wrong_searches(what: str) -> None:
+    """The message is only a hint: what is in the store counts."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        end = told_of = await sealed(shared, clock, 10)
+        if what == "no seal":
+            told_of = Position(end.epoch, end.number - 2)
+        elif what == "the seal of another broker":
+            c = Rig(shared, clock, "c", 3)
+            await c.take_shard()
+            told_of = Position(2, 1)
+            await seal_at(c.store, PATHS, told_of, 3, c.me, clock, c.rng)
+            end = told_of
+        else:
+            end = await sealed(shared, clock, 3)
+        b, told = Rig(shared, clock, "b", 2), HoldOff()
+        told.end(60, told_of)
+        watched = await wait_for_lease(b.store, PATHS, b.me, clock, b.rng, T, hold_off=told)
+        assert watched[:2] == end
+        assert watched.silent is (what == "the seal of another broker")
+    in_virtual_time(main)

@@ -86,20 +86,24 @@ def seal_all(patch: pytest.MonkeyPatch) -> None:
 
 def relist(patch: pytest.MonkeyPatch) -> None:
     """Checkpoints are not listed again after sealing."""
-    newest_checkpoint = ownership.newest_checkpoint
+    positions = ownership.positions
     seal_below = ownership._seal_below
 
-    async def broken(store: ObjectStore, *args: Any) -> dict[int, int]:
-        first = await newest_checkpoint(store, args[0], args[3])
+    async def broken(store: ObjectStore, paths: ShardPaths, *args: Any) -> ownership.Earlier:
+        first: list[Position] | None = None
 
-        async def same(*_: Any) -> Position:
-            return first
+        async def same(store: ObjectStore, prefix: str, *more: Any) -> list[Position]:
+            nonlocal first
+            found = await positions(store, prefix, *more)
+            if prefix == paths.checkpoints:
+                first = found if first is None else first
+            return first if prefix == paths.checkpoints and first is not None else found
 
-        patch.setattr(ownership, "newest_checkpoint", same)
+        patch.setattr(ownership, "positions", same)
         try:
-            return await seal_below(store, *args)
+            return await seal_below(store, paths, *args)
         finally:
-            patch.setattr(ownership, "newest_checkpoint", newest_checkpoint)
+            patch.setattr(ownership, "positions", positions)
 
     patch.setattr(ownership, "_seal_below", broken)
 

@@ -16,12 +16,12 @@ from broker.storage.format.errors import CutOff
 from broker.storage.format.keyring import Cipher
 from broker.storage.keys.deleted import KeysOfDeletedStreams
 from broker.storage.keys.shard_keys import KeyedStore, ShardKeys
-from broker.storage.objectstore.base import ObjectStore, StoreError
-from broker.storage.objectstore.retrying import RetryingStore
+from broker.storage.objectstore.base import StoreError
 from broker.storage.paths import ShardPaths
 from broker.storage.put import Fenced
 from broker.storage.shard import Shard
 from tests.sim.oracle import Lost
+from tests.sim.reading import Reading
 from tests.storage.objectstore.faulty import FaultyStore
 
 if TYPE_CHECKING:
@@ -109,23 +109,25 @@ class Broker:
         while True:
             run_rng = random.Random(rng.getrandbits(64))
             shard: Shard | None = None
+            settings, keys, opened = world.settings(), None, store
+            if world.masters is not None:
+                keys = ShardKeys(self.paths, world.masters, Cipher.AES, me.nonce, Compression.ZSTD)
+                settings.log.codec, opened = keys.codec, KeyedStore(store, keys)
+            reading = Reading(store, self.paths, self.clock, run_rng, keys)
             try:
+                watched = None
                 if rng.random() < 0.5:
-                    await wait_for_lease(store, self.paths, me, self.clock, run_rng, world.lease_ns)
-                taken = await take_shard(store, self.paths, me, self.clock, run_rng)
-                settings, keys = world.settings(), None
-                opened: ObjectStore = store
-                if world.masters is not None:
-                    keys = ShardKeys(self.paths, world.masters, Cipher.AES, me.nonce, Compression.ZSTD)
-                    retrying = RetryingStore(store, clock=self.clock, rng=run_rng, give_up_ns=15 * SECOND)
-                    await keys.load(retrying)
-                    settings.log.codec, opened = keys.codec, KeyedStore(store, keys)
+                    watched = await wait_for_lease(store, self.paths, me, self.clock, run_rng, world.lease_ns)
+                taken = await take_shard(store, self.paths, me, self.clock, run_rng, watched,
+                                         before_claim=reading.load_keys, ended=reading.begin)
                 shard = await Shard.open(
                     opened, self.paths, taken.epoch, me.nonce, self.clock, run_rng, settings,
-                    began_ns=taken.began_ns, clock_trusted=self._clock_trusted,
-                    after_round=None if keys is None else KeysOfDeletedStreams(keys, retrying, self.clock).after_round)
+                    began_ns=taken.began_ns, clock_trusted=self._clock_trusted, earlier=reading.task,
+                    opening=taken.opening,
+                    after_round=None if keys is None else KeysOfDeletedStreams(
+                        keys, reading.retrying, self.clock).after_round)
                 if keys is not None:
-                    await keys.begin(taken.epoch, list(shard.state.streams.values()), retrying)
+                    await keys.begin(taken.epoch, list(shard.state.streams.values()), reading.retrying)
                 world.opened(self, taken.epoch, shard.state)
                 self.owner = world.make_owner(self, shard)
                 await self.owner.work(world.clock.monotonic_ns() + rng.randint(2, 60) * SECOND)
@@ -137,6 +139,7 @@ class Broker:
             except (Fenced, StoreError, CutOff) as error:
                 world.note("ended", self.name, type(error).__name__)
             finally:
+                reading.end()
                 self.owner = None
                 if shard is not None:
                     world.deleted += shard.sweeper.deleted

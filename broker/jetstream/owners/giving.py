@@ -1,11 +1,14 @@
 """Gives this broker's shards to other brokers, and takes theirs: on request, to balance them, and before a stop.
 
     this broker                                  the other
-    is it ready? ─────────────────────────────>  it does not stop, knows the shard, and has read the catalogue
     write a checkpoint
+    is it ready? ─────────────────────────────>  it does not stop, and has read the shard and the catalogue
     close the streams, drain, seal
-    take it ──────────────────────────────────>  claim, recover, settle, serve
+    take it, sealed at … ─────────────────────>  claim, read what was added, serve
                  <─────────────────────────────  it serves
+
+Between the third step and the fourth one, the shard's streams take no messages, so all reads that can be done before
+are done before.
 
 The seal of its own owner makes a shard free, so the other broker waits for no lease. If it does not answer, this broker
 takes the shard back. Safety needs none of these messages: a hand-over is a clean stop and a take-over of one shard.
@@ -16,12 +19,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from broker.jetstream.owners.balance import heir, next_gift
 from broker.jetstream.owners.roster import INTERVAL_SECONDS, Line, Roster
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
+from broker.storage.format.header import Position
 
 if TYPE_CHECKING:
     from broker.base.clock import Clock
@@ -54,11 +59,14 @@ class OwnedShards(Protocol):
     def committed(self) -> dict[int, int]:
         """Return the bytes that the shards which are served have committed so far, by number."""
 
-    async def give(self, number: int, to: str, take: Callable[[], Any]) -> None:
-        """Hand a shard over. Raises: NotTaken: it stays."""
+    async def write_checkpoint(self, number: int) -> None:
+        """Write a checkpoint of a shard, which serves meanwhile."""
 
-    async def take(self, number: int, seconds: float) -> None:
-        """Take a shard that is free. Raises: NotTaken."""
+    async def give(self, number: int, to: str, take: Callable[[Position | None], Any]) -> None:
+        """Hand a shard over: call ``take`` with the position of the seal. Raises: NotTaken: it stays."""
+
+    async def take(self, number: int, seconds: float, seal: Position | None = None) -> None:
+        """Take a shard that is free, and sealed there, as its owner says. Raises: NotTaken."""
 
     def leave(self, number: int, seconds: float) -> None:
         """Leave a shard to another broker for so long."""
@@ -161,14 +169,19 @@ class Giving:
         self._refused = {name: at_ns for name, at_ns in self._refused.items() if now_ns - at_ns < self._interval_ns}
         return [line for line in self.roster.others() if line.id not in self._refused]
 
-    async def _give(self, number: int, to: Line) -> None:
-        """Raises: NotTaken; ApiError: the shard cannot be given, or the other broker is not ready."""
+    async def _give(self, number: int, to: Line, instead: Callable[[Line], Line | None] = lambda _: None) -> None:
+        """Give a shard away. Args: ``instead(line)``: the broker that gets the shard if that of ``line`` does not take
+        it.
+
+        Raises: NotTaken; ApiError: the shard cannot be given, or the other broker is not ready.
+        """
         if why := self._why_fixed(number):
             raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, why)
         try:
+            await self._shards.write_checkpoint(number)
             await self._peers.ask(f"BROKER.{to.id}", {"do": "prepare", "shard": number}, _READY_SECONDS)
             self._gifts[number] = to.id
-            await self._shards.give(number, to.name, lambda: self._offer(number, to))
+            await self._shards.give(number, to.name, lambda seal: self._offer(number, to, seal, instead))
         except (NotTaken, ApiError):
             self._refused[to.id] = self._clock.monotonic_ns()
             raise
@@ -177,26 +190,43 @@ class Giving:
 
     async def _give_all(self) -> None:
         asked: set[str] = set()
-        """The brokers that take no shards, or did not answer."""
+        """The brokers that did not take a shard. They are not asked again, so a stop waits once for each of them."""
+
+        def next_heir(number: int) -> Line | None:
+            return heir(number, [line for line in self.roster.others() if line.id not in asked])
+
+        def instead(number: int, to: Line) -> Line | None:
+            asked.add(to.id)
+            return next_heir(number)
+
         for number in self._shards.committed():
-            while not self._why_fixed(number) and (to := heir(
-                    number, [line for line in self.roster.others() if line.id not in asked])) is not None:
+            to = next_heir(number)
+            while to is not None and not self._why_fixed(number):
                 try:
-                    await self._give(number, to)
-                    break
+                    await self._give(number, to, partial(instead, number))
                 except ApiError as error:
                     _log.info("shard %d: %s does not take it: %s", number, to.name, error)
-                    asked.add(to.id)
-                except NotTaken:
-                    if self._peers.is_owned(number):
-                        break  # a third broker was faster
-                    return  # the store may be failing: a stop must not wait for each shard
+                    to = instead(number, to)
+                except NotTaken as error:
+                    _log.info("shard %d: no broker has taken it: %s", number, error)
+                    break
+                else:
+                    break
 
-    async def _offer(self, number: int, to: Line) -> None:
-        try:
-            await self._peers.ask(f"BROKER.{to.id}", {"do": "take", "shard": number}, _TAKE_SECONDS)
-        except ApiError as error:
-            raise NotTaken(str(error)) from None
+    async def _offer(self, number: int, to: Line, seal: Position | None, instead: Callable[[Line], Line | None],
+                     ) -> None:
+        """Let a broker take a shard, which is sealed. Raises: NotTaken."""
+        while True:
+            question = {"do": "take", "shard": number, "seal": None if seal is None else [*seal]}
+            try:
+                await self._peers.ask(f"BROKER.{to.id}", question, _TAKE_SECONDS)
+                return
+            except ApiError as error:
+                other = instead(to)
+                if other is None or self._peers.is_owned(number):  # or a third broker was faster
+                    raise NotTaken(str(error)) from None
+                _log.info("shard %d: %s did not take it, offering it to %s: %s", number, to.name, other.name, error)
+                to = other
 
     async def _step_down(self, number: int, question: dict[str, Any]) -> dict[str, Any]:
         """Answer a request to hand a shard over: to the broker that it prefers, or to the one with the fewest shards.
@@ -258,8 +288,9 @@ class Giving:
         if question["do"] == "prepare":
             await self._prepare(number, _PREPARE_SECONDS)
         elif question["do"] == "take":
+            seal = question.get("seal")  # earlier releases do not say it
             try:
-                await self._shards.take(number, _TAKE_SECONDS - 1)
+                await self._shards.take(number, _TAKE_SECONDS - 1, None if seal is None else Position(*map(int, seal)))
             except NotTaken as error:
                 raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, str(error)) from None
             self.roster.publish()

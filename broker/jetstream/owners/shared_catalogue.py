@@ -12,7 +12,8 @@
 These rules make it safe, whatever crashes, is late, or acts after it lost its shard (docs/adr/0027-owners.md):
 
     1  nobody acts on an entry that is not persisted
-    2  who takes shard k reads the catalogue after that, and carries out what k lacks before k serves (``settle``)
+    2  who takes shard k reads the catalogue once no earlier owner of k can store anything more, and carries out what k
+       lacks before k serves (``settle``)
     3  the next step of a stream begins only when k has, in the store, what the step before it asked for
 
 Owns: the parts of that, and the steps of requests about streams in this broker's shards. Does not own: the streams
@@ -96,6 +97,8 @@ class SharedCatalogue(Catalogue):
         """The shards about which this broker answers questions."""
         self._hints: list[Subscription] = []
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._settling: dict[int, asyncio.Task[Mapping[int, CatalogueEntry] | None]] = {}
+        """The reads of the catalogue for shards that are being taken, by shard."""
         self._pending: dict[asyncio.Future[None], int] = {}
         """The steps that requests wait for, each with the shard that it needs."""
         self._persisted = PersistedShards(shards, count, read)
@@ -142,15 +145,31 @@ class SharedCatalogue(Catalogue):
         await self._follower.stop()
         await self.peers.stop()
 
+    def begin_to_settle(self, number: int) -> None:
+        """Begin to read the catalogue for ``settle``: earlier owners of the shard cannot store anything more."""
+        if number:
+            self._settling[number] = self._spawn(self._try_to_read(), "read the catalogue for a shard")
+
+    async def _try_to_read(self) -> Mapping[int, CatalogueEntry] | None:
+        with suppress(StoreError, FormatError, CutOff):  # then ``settle`` reads it
+            return await self._persisted.catalogue_in_store()
+        return None
+
     async def settle(self, log: Log, number: int) -> None:
         """Carry out in a shard, which was just taken and does not serve, what the catalogue says and it does not have.
 
-        Rule 2: the catalogue is read after the shard was taken, so no earlier owner has acted on a newer one. It is
-        read in the store, even if this broker believes that it owns shard 0: another broker may have taken that.
+        Rule 2: the read of the catalogue begins once no earlier owner of the shard can store anything more, so none has
+        acted on a newer one. It is read in the store, even if this broker believes that it owns shard 0: another broker
+        may have taken that.
         Raises: Fenced, StoreError, FormatError, CutOff.
         """
         changed = False
-        for entry in (await self._persisted.catalogue_in_store() if number else log.state.catalogue).values():
+        entries: Mapping[int, CatalogueEntry] | None = log.state.catalogue if not number else None
+        if (begun := self._settling.pop(number, None)) is not None:
+            entries = await begun
+        if entries is None:
+            entries = await self._persisted.catalogue_in_store()
+        for entry in entries.values():
             if entry.shard == number:
                 changed |= settle_stream(entry, log)
         if changed:
@@ -165,7 +184,8 @@ class SharedCatalogue(Catalogue):
 
     async def _read_for(self, number: int) -> None:
         with suppress(StoreError, FormatError, CutOff):
-            entries = await self._persisted.catalogue()
+            # ``settle`` reads in the store, too, even if this broker has shard 0.
+            entries = await (self._persisted.catalogue_in_store() if number else self._persisted.catalogue())
             for other in () if number else sorted({entry.shard for entry in entries.values()} - self._shards.keys()):
                 await self._persisted.state(other)
 

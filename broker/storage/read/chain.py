@@ -15,7 +15,7 @@ segment (storage.state), the position where the walk begins (snapshot).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 
 from broker.storage.format.errors import Corrupt, CutOff, VersionUnknown
@@ -38,11 +38,13 @@ class Chain:
     """The walk along the log, from a state's position to the end, or to ``until``.
 
     ``thorough``: at the log's end, read all later entries that may prove that the missing one existed. Otherwise read
-    only a few, which costs no further requests if nothing is new.
+    only a few, which costs no further requests if nothing is new. ``ends``: the end of each epoch to read, for a taker
+    that has just found out; None: the openings have them.
     """
 
     def __init__(self, paths: ShardPaths, state: ShardState, until: Position | None = None, *,
-                 thorough: bool = True) -> None:
+                 thorough: bool = True, ends: Mapping[int, int] | None = None) -> None:
+        self._ends = ends
         self.paths = paths
         self.state = state
         self.until = until
@@ -58,6 +60,9 @@ class Chain:
         """Walk along the log, and apply its segments to the state. Raises: CutOff; Corrupt; VersionUnknown."""
         epoch, number = self.state.position
         number += 1 if epoch else 0
+        if self._ends is not None:
+            yield from self._read_ended(epoch, number, self._ends)
+            return
         while True:
             found = yield from self._next_opening(epoch)
             end = None
@@ -79,8 +84,7 @@ class Chain:
                     stop = min(self.until.number + 1, end or self.until.number + 1)
                 reached = yield from self._epoch(epoch, number, stop)
                 if end is not None and stop is not None and reached < stop:
-                    key = self.paths.log(Position(epoch, reached))
-                    raise CutOff(f"{key} is gone, and epoch {epoch} ends at {end}", key)
+                    raise self._gone(Position(epoch, reached), end)
             if found is None:
                 yield from self._expect_end()
                 return
@@ -88,6 +92,22 @@ class Chain:
                 return
             epoch, number = later, 0
             self.epochs += 1
+
+    def _read_ended(self, epoch: int, number: int, ends: Mapping[int, int]) -> Steps[None]:
+        """Do the same for the epochs in ``ends``, from ``number`` of ``epoch`` on; 0, 0: from the beginning."""
+        if epoch and ends.get(epoch, 0) < number:
+            raise CutOff(f"epoch {epoch} was read up to {number}, and ends at {ends.get(epoch)}")
+        for one, end in sorted(ends.items()):
+            if not end or one < epoch:
+                continue
+            reached = yield from self._epoch(one, number if one == epoch else 0, end)
+            if reached < end:
+                raise self._gone(Position(one, reached), end)
+            self.epochs += one != epoch
+
+    def _gone(self, position: Position, end: int) -> CutOff:
+        key = self.paths.log(position)
+        return CutOff(f"{key} is gone, and epoch {position.epoch} ends at {end}", key)
 
     def follow(self) -> Steps[None]:
         """Do the same as ``read``, with fewer requests if nothing is new: look for the next opening only if a seal ends
@@ -160,7 +180,7 @@ class Chain:
                 if head is None:
                     self.sealed = end is None
                     return position.number
-                self._apply(position, head)
+                self.apply(position, head)
             number = stop
         return number
 
@@ -208,7 +228,8 @@ class Chain:
                 raise CutOff(f"{self.paths.log(position)} was deleted while it was read")
         return head
 
-    def _apply(self, position: Position, head: SegmentHead) -> None:
+    def apply(self, position: Position, head: SegmentHead) -> None:
+        """Apply a segment to the state."""
         state = self.state
         state.apply_segment(position)
         self.objects += 1

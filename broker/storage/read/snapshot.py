@@ -11,7 +11,7 @@ after that checkpoint. If a root or one of its pages is damaged or gone, the roo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from broker.storage.format.checkpoint import Root
@@ -25,7 +25,7 @@ from broker.storage.read.steps import Steps, list_positions, run
 from broker.storage.state.applied import ShardState
 from broker.storage.state.pages import held_of
 
-__all__ = ["Snapshot", "catch_up", "read_snapshot", "replay", "replay_from", "replay_to"]
+__all__ = ["Snapshot", "catch_up", "extended", "read_snapshot", "replay", "replay_ended", "replay_from", "replay_to"]
 
 RESTARTS_MAX = 20
 
@@ -99,6 +99,32 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, 
     raise CutOff(f"{paths.prefix}: the log moved on {RESTARTS_MAX} times while it was read")
 
 
+def replay_ended(paths: ShardPaths, roots: Sequence[Position], ends: Mapping[int, int],
+                 ahead: Snapshot | None = None) -> Steps[Snapshot]:
+    """Read the shard's state at the end of epochs that have ended, from the newest of ``roots``, all roots found.
+
+    Args: ends has the end of each epoch from that root's on. So nothing is searched. ahead is what ``replay`` has
+        found a little earlier; it is extended if it began with the same root, and must not be used any more.
+    Raises: CutOff or Corrupt, also if the root or one of its pages is damaged or gone; VersionUnknown. Then ``replay``
+        may find an older root.
+    """
+    root = roots[-1] if roots else None
+    if ahead is not None and root == (ahead.root.position if ahead.root is not None else None):
+        chain = Chain(paths, ahead.state, ends=ends)
+        yield from chain.read()
+        return extended(ahead, chain)._replace(roots=list(roots))
+    try:
+        return (yield from _from_root(paths, root, list(roots), [], ends=ends))
+    except Unusable as error:
+        raise CutOff(str(error)) from None
+
+
+def extended(snapshot: Snapshot, chain: Chain) -> Snapshot:
+    """Return ``snapshot`` after ``chain`` has applied more segments to its state."""
+    return snapshot._replace(segments=snapshot.segments + chain.segments, objects=snapshot.objects + chain.objects,
+                             epochs=snapshot.epochs + chain.epochs, head_bytes=snapshot.head_bytes + chain.head_bytes)
+
+
 def replay_from(paths: ShardPaths, position: Position | None, end: Position) -> Steps[Snapshot]:
     """Read the shard's state from this one root, or, if None, from the log's beginning; ignore all other roots.
 
@@ -157,7 +183,8 @@ def catch_up(paths: ShardPaths, state: ShardState) -> Steps[None]:
 
 def _from_root(paths: ShardPaths, position: Position | None, roots: list[Position], problems: list[str],
                wanted: Callable[[str, str], bool] | None = None, until: Position | None = None, *,
-               thorough: bool = True, end: Position | None = None, whole: bool = False) -> Steps[Snapshot]:
+               thorough: bool = True, end: Position | None = None, whole: bool = False,
+               ends: Mapping[int, int] | None = None) -> Steps[Snapshot]:
     root: Root | None = None
     members: dict[int, frozenset[int]] = {}
     if position is None:
@@ -165,7 +192,7 @@ def _from_root(paths: ShardPaths, position: Position | None, roots: list[Positio
         state.replaying = True
     else:
         root, state, members = yield from load_root(paths, position, wanted, until, whole=whole)
-    chain = Chain(paths, state, until, thorough=thorough)
+    chain = Chain(paths, state, until, thorough=thorough, ends=ends)
     gone: dict[int, Position] = {}
     if root is not None:
         for stream_id, positions in _held(paths, root):

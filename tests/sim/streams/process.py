@@ -27,6 +27,7 @@ from broker.storage.put import Fenced
 from broker.storage.read.cache import Cache
 from broker.storage.read.reader import BlockReader
 from broker.storage.shard import Shard
+from tests.sim.reading import Reading
 from tests.sim.streams.client import Client
 from tests.sim.streams.network import Connection
 from tests.sim.streams.record import Lost
@@ -165,6 +166,12 @@ class Process:
     async def _live(self) -> None:
         world, rng, lost = self.world, self.rng, 0
         while not self._clean:
+            settings, keys = world.settings(), None
+            store: ObjectStore = self.store
+            if "keys" in world.features:
+                keys = ShardKeys(PATHS, self.masters, Cipher.AES, self._me.nonce, Compression.ZSTD)
+                settings.log.codec, store = keys.codec, KeyedStore(self.store, keys)
+            reading = Reading(self.store, PATHS, self.clock, rng, keys)
             try:
                 waits = not world.leased or rng.random() < 0.85
                 watched = None
@@ -172,22 +179,18 @@ class Process:
                     watched = await wait_for_lease(self.store, PATHS, self._me, self.clock, rng, world.lease_ns,
                                                    silence_ns=world.lease_ns << min(lost, 4) if waits else 1)
                     watched = watched._replace(silent=watched.silent and waits)
-                taken = await take_shard(self.store, PATHS, self._me, self.clock, rng, watched, world.lease_ns)
+                taken = await take_shard(self.store, PATHS, self._me, self.clock, rng, watched, world.lease_ns,
+                                         before_claim=reading.load_keys, ended=reading.begin)
                 if "lease wait" not in world.features:
                     self.rightful_ns = world.clock.monotonic_ns() + world.lease_ns
-                settings, keys = world.settings(), None
-                store: ObjectStore = self.store
-                if "keys" in world.features:
-                    keys = ShardKeys(PATHS, self.masters, Cipher.AES, self._me.nonce, Compression.ZSTD)
-                    retrying = RetryingStore(self.store, clock=self.clock, rng=rng, give_up_ns=15 * SECOND)
-                    await keys.load(retrying)
-                    settings.log.codec, store = keys.codec, KeyedStore(self.store, keys)
                 self.shard = await Shard.open(
                     store, PATHS, taken.epoch, self._me.nonce, self.clock, rng, settings, began_ns=taken.began_ns,
-                    serve_from_ns=taken.serve_from_ns, clock_trusted=self._clock_trusted,
-                    after_round=None if keys is None else KeysOfDeletedStreams(keys, retrying, self.clock).after_round)
+                    serve_from_ns=taken.serve_from_ns, clock_trusted=self._clock_trusted, earlier=reading.task,
+                    opening=taken.opening,
+                    after_round=None if keys is None else KeysOfDeletedStreams(
+                        keys, reading.retrying, self.clock).after_round)
                 if keys is not None:
-                    await keys.begin(taken.epoch, list(self.shard.state.streams.values()), retrying)
+                    await keys.begin(taken.epoch, list(self.shard.state.streams.values()), reading.retrying)
                 if self.shard.log.lease_expired:
                     # An owner that starts to serve now would find that it may not read, as in ShardOwner.
                     await self.shard.log.persisted()
@@ -196,6 +199,8 @@ class Process:
             except (Fenced, StoreError, CutOff) as error:
                 world.note("ended", self.name, type(error).__name__)
                 lost += isinstance(error, Fenced)
+            finally:
+                reading.end()
             if not self._clean:
                 await asyncio.sleep(rng.choice((0.1, 1.0, 5.0)))
         self.ended = True

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from broker.cluster.ownership import Earlier, Watched, seal_at, take_shard
 from broker.storage.checkpoint.checkpointer import CheckpointSettings
 from broker.storage.format.errors import Corrupt, CutOff, VersionUnknown
 from broker.storage.format.header import Position
@@ -21,8 +22,8 @@ from broker.storage.format.records.table import BODIES
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import ObjectInfo
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.put import Fenced
-from broker.storage.read.recovery import recover
+from broker.storage.put import Fenced, StoreRetry
+from broker.storage.read.recovery import add_opening, recover, recover_ended
 from broker.storage.read.snapshot import read_snapshot, replay, replay_from
 from broker.storage.read.steps import run, run_blocking
 from broker.storage.shard import ShardSettings
@@ -482,4 +483,73 @@ def test_recovery_meets_a_later_owner() -> None:
         await c.take_shard()
         with pytest.raises(Fenced):
             await recover(b.store, PATHS, taken.epoch)
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["no checkpoint", "a checkpoint"])
+@pytest.mark.parametrize("ahead", ["not read ahead", "read ahead", "read ahead of the checkpoint"])
+def test_a_taker_that_reads_before_it_opens_its_epoch(checkpoint: bool, ahead: str) -> None:
+    """It arrives at the state that it would have replayed afterwards, whatever it has read before the seal. If no
+    checkpoint was written since, it reads only the segments that were added."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        old = await filled(clock, shared, 20)
+        assert old.shard is not None
+        new = Rig(shared, clock, "b", 2)
+        retry = StoreRetry(new.store, clock, new.rng)
+        before = await run(replay(PATHS, thorough=False), new.store, retry) if "of" in ahead else None
+        if checkpoint:
+            await old.shard.checkpointer.cut()
+        if ahead == "read ahead":
+            before = await run(replay(PATHS, thorough=False), new.store, retry)
+        stream = Stream(old.log, 9, "later")
+        stream.create()
+        stream.publish(30)
+        await old.log.persisted()
+        stream.remove(4, 7)
+        end = await old.shard.close(checkpoint=False)
+        await seal_at(old.store, PATHS, end, end.epoch, old.me, clock, old.rng)
+        watched = Watched(end.epoch, end.number, silent=False)
+        earlier: list[Earlier] = []
+        counting = Counting(new.store)
+        taken = await take_shard(counting, PATHS, new.me, clock, new.rng, watched, 15_000_000_000, ended=earlier.append)
+        assert sorted(operation for operation, _ in counting.calls) == ["get", "get", "list", "list", "put", "put"]
+        assert taken.ends == {end.epoch: end.number}
+        assert not taken.serve_from_ns
+        counting.calls.clear()
+        snapshot = await recover_ended(counting, PATHS, earlier[0].roots, earlier[0].ends, retry, before)
+        assert snapshot is not None
+        extended = before is not None and snapshot.state is before.state
+        assert extended is (before is not None and not (checkpoint and "of" in ahead))
+        if extended:
+            assert {key.rpartition("/")[0] for _, key in counting.calls} == {"v1/shards/0/log"}
+            assert len(counting.calls) < 5
+        snapshot = add_opening(snapshot, PATHS, taken.epoch, taken.opening)
+        wanted = await recover(new.store, PATHS, taken.epoch)
+        assert dump(snapshot.state) == dump(wanted.state)
+        assert snapshot.state.opening == wanted.state.opening
+        assert snapshot.roots == wanted.roots
+        for which in ("segments", "unnamed", "runs", "names", "position"):
+            assert getattr(snapshot.state, which) == getattr(wanted.state, which)
+    in_virtual_time(main)
+
+
+def test_a_taker_that_cannot_use_the_newest_checkpoint_replays_as_ever() -> None:
+    """The root is damaged: an older one is used."""
+    async def main(clock: ManualClock) -> None:
+        shared = MemoryStore()
+        old = await filled(clock, shared, 5)
+        assert old.shard is not None
+        await old.shard.checkpointer.cut()
+        root = max(key for key in shared.objects if "/checkpoint/" in key)
+        shared.objects[root] = shared.objects[root][:70] + b"damaged" + shared.objects[root][77:]
+        end = await old.shard.close(checkpoint=False)
+        await seal_at(old.store, PATHS, end, end.epoch, old.me, clock, old.rng)
+        new = Rig(shared, clock, "b", 2)
+        watched = Watched(end.epoch, end.number, silent=False)
+        earlier: list[Earlier] = []
+        taken = await take_shard(new.store, PATHS, new.me, clock, new.rng, watched, ended=earlier.append)
+        retry = StoreRetry(new.store, clock, new.rng)
+        assert await recover_ended(new.store, PATHS, earlier[0].roots, earlier[0].ends, retry) is None
+        assert (await recover(new.store, PATHS, taken.epoch)).problems
     in_virtual_time(main)
