@@ -25,12 +25,12 @@ from tests.storage.state import test_applied as applied
 KNOWN: dict[str, list[int]] = {
     "batches-in-two-segments": [87], "ceiling-lost-in-pages": [1], "clocks-believed": [19],
     "delivered-before-stored": [6], "double-ack-at-once": [22], "expires-early": [6], "fast-acks-at-once": [7],
-    "granted-again": [19], "half-adopted": [4],
-    "late-applied-pages": [207], "leaps-stamped": [19], "lease-from-end": [36], "never-muted": [72],
-    "never-right-again": [1], "pages-swept-to-newest-root": [1], "redelivered-lost-in-pages": [27],
+    "granted-again": [19], "half-adopted": [9],
+    "late-applied-pages": [83], "leaps-stamped": [19], "lease-from-end": [36], "never-muted": [72],
+    "never-right-again": [1], "pages-swept-to-newest-root": [2], "redelivered-lost-in-pages": [27],
     "request-gone-early": [4], "schedules-not-stored": [3],
     "suspended-for-ever": [1],
-    "totals-forgotten": [2], "update-lost-in-pages": [300], "wait-for-oldest": [8],
+    "totals-forgotten": [2], "update-lost-in-pages": [300], "wait-for-oldest": [12],
     "walks-interrupted": [23],
 }
 """Seeds that detect a bug which most seeds miss; these are tried first."""
