@@ -1,4 +1,4 @@
-"""A stream that has moved into a shard is served there, even if that fails at first."""
+"""A stream that was stopped for a move is served again, even if that fails at first."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ import pytest
 
 from broker.jetstream.account.account import Account
 from broker.jetstream.account.consumers import Consumers
+from broker.jetstream.account.held import HeldMessages
 from broker.jetstream.account.subscriptions import Subscriptions
 from broker.jetstream.config.consumer import ConsumerConfig
+from broker.jetstream.owners.departures import Departures
+from broker.jetstream.stream.stream import Stream
 from broker.storage.objectstore.base import Transient
 from tests.runtime.brokers import TrustedClock, in_virtual_time
 from tests.runtime.shared_brokers import SharedBroker, two_brokers
@@ -58,10 +61,48 @@ def test_a_failure_after_the_arrival(of: type, method: str, monkeypatch: pytest.
         await a.js.shared._moves.ask("A", "T", 1)  # type: ignore[union-attr]
         await until(lambda: serves(b, "S"))
         await until(lambda: serves(b, "T"))
-        assert "S cannot be served yet" in caplog.text
+        assert "A > S, which was stopped for a move, cannot be served again yet" in caplog.text
         await asyncio.sleep(10)
         stream = b.js.accounts["A"].streams["S"]
         assert set(b.js.accounts["A"].consumers.of(stream)) == {"one", "two"}
         assert app.subscription_count == before
+
+    in_virtual_time(main)
+
+
+def test_a_failure_after_a_departure_that_took_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream cannot leave its shard in time, and the first attempt to serve it there again fails. It is tried again,
+    what was published meanwhile is stored, and later the stream leaves.
+    """
+    async def main(clock: TrustedClock) -> None:
+        app, a, b = await two_brokers(clock, "S", "OTHER")
+        hold, may_depart, restore = Account.hold, Departures._may_depart, Account.restore
+        failures = [0]
+
+        async def holding(self: Account, stream: Stream) -> HeldMessages:
+            held = await hold(self, stream)
+            app.publish(b"s", b"", 0, b"held")
+            await asyncio.sleep(0)
+            return held
+
+        def too_late(self: Departures, *args: Any) -> bool:
+            return failures[0] > 0 and may_depart(self, *args)
+
+        def failing(self: Any, *args: Any) -> Any:
+            if failures[0]:
+                return restore(self, *args)
+            failures[0] += 1
+            raise Transient("the store does not answer")
+
+        monkeypatch.setattr(Account, "hold", holding)
+        monkeypatch.setattr(Departures, "_may_depart", too_late)
+        monkeypatch.setattr(Account, "restore", failing)
+        await a.js.shared._moves.ask("A", "S", 1)  # type: ignore[union-attr]
+        await until(lambda: failures[0] == 1)
+        assert not serves(a, "S")
+        await until(lambda: serves(a, "S"))
+        assert a.js.accounts["A"].streams["S"].live.last_seq == 1
+        await until(lambda: serves(b, "S"))
+        await until(lambda: b.js.accounts["A"].streams["S"].live.last_seq == 2)
 
     in_virtual_time(main)

@@ -20,13 +20,13 @@ from collections.abc import Callable, Container, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from broker.base.backoff import Backoff
 from broker.base.within import within
 from broker.jetstream.account.held import msgs_of
 from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.owners.departures import Departures
 from broker.jetstream.owners.persisted import PersistedShards
 from broker.jetstream.owners.requests import HeldRequests, Requests
+from broker.jetstream.owners.serving_again import serve_again
 from broker.jetstream.owners.stream_tasks import StreamTasks
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
@@ -50,8 +50,6 @@ __all__ = ["Arrivals", "StoredStream"]
 _log = logging.getLogger(__name__)
 
 _POLL_SECONDS: Final = 1.0
-_PAUSE_SECONDS_MAX: Final = 30.0
-"""The longest pause between two attempts to serve a stream."""
 _RELEASE_SECONDS: Final = 0.5
 _OPEN_SECONDS: Final = 5.0
 
@@ -173,7 +171,8 @@ class Arrivals:
         await shard.log.persisted()
         await self._flushed(entry.account)  # from now on requests come here, too
         msgs, acks, requests_there = await self._held(entry)
-        openings = await self._serve(entry, shard, account)
+        openings = await serve_again(account, entry, shard.log, lambda: (
+            self._shards.get(shard.number) is shard and shard.number in self._serving and shard.log.failure is None))
         if openings is None:
             return  # the next owner serves it
         account.deliver(entry.name, msgs, [])
@@ -187,23 +186,6 @@ class Arrivals:
         if openings and acks:
             await asyncio.wait(openings, timeout=_OPEN_SECONDS)
             account.deliver(entry.name, [], acks)
-
-    async def _serve(self, entry: CatalogueEntry, shard: ShardStreams, account: Account,
-                     ) -> list[asyncio.Task[None]] | None:
-        """Serve the stream, whose arrival is stored: no other shard may, so after an error it is tried again.
-
-        Returns: the openings of its consumers; None if the shard was lost, or is being given away.
-        """
-        backoff = Backoff(_POLL_SECONDS, _PAUSE_SECONDS_MAX)
-        while (self._shards.get(shard.number) is shard and shard.number in self._serving
-               and shard.log.failure is None):
-            try:
-                return account.restore([shard.log.state.streams[entry.stream_id]])
-            except Exception:
-                _log.exception("stream %s > %s cannot be served yet, though it has come into shard %d", entry.account,
-                               entry.name, shard.number)
-            await asyncio.sleep(backoff.next())
-        return None
 
     async def _held(self, entry: CatalogueEntry) -> tuple[list[Msg], list[Msg], list[Msg]]:
         """Return the publishes, acks and requests that the other owner holds; none if it does not answer."""

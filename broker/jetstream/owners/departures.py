@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from broker.jetstream.account.held import HeldMessages, packed
 from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.owners.requests import HeldRequests, Requests
+from broker.jetstream.owners.serving_again import serve_again
 from broker.jetstream.owners.stream_tasks import StreamTasks
 from broker.jetstream.wire.error_table import ApiErrors
 from broker.jetstream.wire.errors import ApiError
@@ -232,16 +233,14 @@ class Departures:
                 shard.log.urgent()
             await shard.log.persisted()
         except BaseException:
-            if not departs and self._is_here(entry, shard):
-                self._resume(entry, shard, held)
-            else:
+            if departs:
                 held.end()
+            else:
+                await self._resume(entry, shard, held)
             raise
         if not departs:
-            if not self._is_here(entry, shard):
-                held.end()  # the shard is lost, or is being given away
+            if not await self._resume(entry, shard, held):
                 return False
-            self._resume(entry, shard, held)
             _log.warning("stream %s > %s stays in shard %d for now: its last blocks could not be moved within %g s",
                          entry.account, entry.name, entry.shard, HOLD_SECONDS)
             return False
@@ -259,12 +258,19 @@ class Departures:
                 and not any(True for page in state.blocks.pages for _ in page.log_keys())
                 and all(run[3] for page in state.blocks.pages for run, _ in page.run_counts(entry.stream_id)))
 
-    def _resume(self, entry: CatalogueEntry, shard: ShardStreams, held: _Held) -> None:
-        """Serve the stream here again, from its applied state; all its records are persisted."""
-        held.stop_listening()
-        held.account.restore([shard.log.state.streams[entry.stream_id]])
+    async def _resume(self, entry: CatalogueEntry, shard: ShardStreams, held: _Held) -> bool:
+        """Serve the stream here again, from its applied state; all its records are persisted.
+
+        Returns: False if the shard is lost, or is being given away.
+        """
+        if self._is_here(entry, shard):
+            held.stop_listening()
+        if await serve_again(held.account, entry, shard.log, lambda: self._is_here(entry, shard)) is None:
+            held.end()
+            return False
         held.account.deliver(entry.name, *held.msgs.take())
         self._requests.answer(entry.account, held.requests.take())
+        return True
 
     def _expire(self, stream_id: int, held: _Held) -> None:
         if self._held.get(stream_id) is held:
