@@ -107,7 +107,7 @@ class Heartbeats:
     async def close(self) -> None:
         """Wait for the last heartbeat."""
         if self._ending is not None:
-            await self._ending
+            await asyncio.wait((self._ending,))  # whose cancellation does not cancel the put
 
     async def _put_last(self) -> None:
         with suppress(StoreError):

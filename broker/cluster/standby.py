@@ -264,8 +264,8 @@ class _Watch:
         """Return whether the owner of the newest epoch has sealed it there, which it does after all of its puts."""
         try:
             claimed, sealed = await asyncio.gather(self._claimed(seal.epoch + 1), self._sealed_by_owner(seal))
-        except FormatError:
-            return False  # another entry is there
+        except (FormatError, ValueError):
+            return False  # another entry is there, or this is no position of a log
         return sealed and not claimed
 
     def seen(self, *, silent: bool) -> Watched:

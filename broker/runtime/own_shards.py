@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from broker.base.errors import StartError
 from broker.cluster.hold_off import NEVER_NS, HoldOff
 from broker.jetstream.owners.giving import NotTaken
-from broker.runtime.shard_owner import ShardOwner
+from broker.runtime.shard_owner import STOP_GRACE_SECONDS, ShardOwner
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
 from broker.storage.objectstore import StoreError
@@ -194,11 +194,19 @@ class OwnShards:
 
     async def write_checkpoint(self, number: int) -> None:
         """Write a checkpoint of a shard that is about to be given away. After a cancellation it is written to its end:
-        the shard serves on, and its later checkpoints follow this one."""
+        the shard serves on, and its later checkpoints follow this one.
+
+        Raises: NotTaken: the store takes nothing, so the shard cannot be closed cleanly now.
+        """
         writing = asyncio.create_task(self._owners[number].write_checkpoint(), name="checkpoint before a hand-over")
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
-        await asyncio.shield(writing)
+        while not writing.done():
+            done = self._host.puts_done
+            await asyncio.wait((writing,), timeout=self._host.settings.put_timeout_ns / 1e9 + STOP_GRACE_SECONDS)
+            if not writing.done() and self._host.puts_done == done:
+                raise NotTaken(f"shard {number} stays: {self._host.store.url} takes nothing")
+        writing.result()
 
     async def read_ahead(self, number: int) -> None:
         """Read a shard that another broker is about to give to this process."""

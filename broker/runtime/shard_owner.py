@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from broker.maintenance.scrub import Finding, Scrubber
     from broker.runtime.store_host import StoreHost
 
-__all__ = ["ShardOwner", "do_nothing"]
+__all__ = ["STOP_GRACE_SECONDS", "ShardOwner", "do_nothing"]
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ _UNOWNED_SECONDS = 5.0
 """An owner that cannot be replaced within two leases and this time counts as alive."""
 _AHEAD_SECONDS = 15.0
 """The time for which a shard that was read ahead is kept in memory: longer than a hand-over may take."""
-_STOP_GRACE_SECONDS = 1.0
+STOP_GRACE_SECONDS = 1.0
 """A clean stop ends without the store if no put has completed for one request timeout plus this."""
 
 
@@ -409,7 +409,7 @@ class ShardOwner(LogListener):
             closing = asyncio.create_task(self._close(shard, checkpoint), name="close the log")
             while not closing.done():
                 done = self._host.puts_done
-                await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + _STOP_GRACE_SECONDS)
+                await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + STOP_GRACE_SECONDS)
                 if not closing.done() and self._host.puts_done == done:
                     closing.cancel()
                     log.error("the log was not closed cleanly: %s takes nothing: %s; %d bytes that were not stored are "

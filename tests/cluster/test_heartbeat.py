@@ -13,16 +13,18 @@ from unittest.mock import patch
 
 import pytest
 
+from broker.cluster.heartbeat import Heartbeats
 from broker.cluster.heartbeat_watch import HeartbeatWatch
+from broker.cluster.identity import Identity
 from broker.config.settings import StorageSettings
 from broker.runtime.shard_set import ShardSet
 from broker.runtime.store_host import StoreHost
 from broker.storage.format.heartbeat import Heartbeat
 from broker.storage.objectstore.base import Listing, StoreRefused, Transient
 from broker.storage.objectstore.memory import MemoryStore
-from broker.storage.paths import HEARTBEATS, HeartbeatPaths
+from broker.storage.paths import HEARTBEATS, HeartbeatPaths, ShardPaths
 from tests.runtime.brokers import Costly, Inline, TrustedClock, in_virtual_time
-from tests.storage.objectstore.faulty import Faults
+from tests.storage.objectstore.faulty import Faults, FaultyStore
 from tests.storage.rig import MS, SECOND
 
 SHARDS = 4
@@ -67,6 +69,19 @@ class Process:
         """The number of shards for which this process answers from memory."""
         return sum(owner.shard is not None and owner.shard.log.failure is None and not owner.shard.log.lease_expired
                    for owner in self.shards)
+
+
+class QuietLog:
+    """The log of a shard whose lease is renewed. Attributes: ``renewed``: how often."""
+
+    epoch = 1
+    quiet = True
+
+    def __init__(self) -> None:
+        self.renewed = 0
+
+    def renew_lease(self, began_ns: int) -> None:
+        self.renewed += 1
 
 
 def two_answer(first: Process, second: Process) -> bool:
@@ -423,5 +438,38 @@ def test_a_process_that_is_heard_of_again_during_a_take_over(moment: str) -> Non
         await taking
         assert second.answers == SHARDS
         await first.shards.abandon()
+
+    in_virtual_time(main)
+
+
+def test_a_shard_that_is_lost_while_the_last_heartbeat_is_put() -> None:
+    """A process gives its last shard away, has one again, and loses it, all while the put of the last heartbeat hangs.
+    With the next shard it puts heartbeats as ever.
+    """
+    async def main(clock: TrustedClock) -> None:
+        store = FaultyStore(MemoryStore(), rng=random.Random(1))
+        beats = Heartbeats(store, Identity("a", b"n" * 16), clock, random.Random(1), int(T * SECOND), always=True)
+        logs = [QuietLog() for _ in range(3)]
+        beats.add(logs[0], ShardPaths(0))
+        await asyncio.sleep(6)
+        answered = asyncio.Event()
+
+        async def hang(operation: str, key: str) -> None:
+            if operation == "put":
+                await answered.wait()
+
+        store.before = hang
+        await beats.remove(logs[0], sealed=True)
+        await asyncio.sleep(1)
+        beats.add(logs[1], ShardPaths(1))
+        await asyncio.sleep(1)
+        await beats.remove(logs[1], sealed=False)
+        answered.set()
+        await asyncio.sleep(1)
+        beats.add(logs[2], ShardPaths(2))
+        await asyncio.sleep(4 * T)
+        assert logs[2].renewed >= 4
+        await beats.remove(logs[2], sealed=False)
+        await beats.close()
 
     in_virtual_time(main)

@@ -318,7 +318,7 @@ def test_a_standby_that_is_told_of_the_seal_does_not_search_for_it() -> None:
     in_virtual_time(main)
 
 
-@pytest.mark.parametrize("what", ["no seal", "the seal of another broker", "an epoch that is over"])
+@pytest.mark.parametrize("what", ["no seal", "the seal of another broker", "an epoch that is over", "no number"])
 def test_a_standby_that_is_told_something_wrong_searches(what: str) -> None:
     """The message is only a hint: what is in the store counts."""
     async def main(clock: ManualClock) -> None:
@@ -326,6 +326,8 @@ def test_a_standby_that_is_told_something_wrong_searches(what: str) -> None:
         end = told_of = await sealed(shared, clock, 10)
         if what == "no seal":
             told_of = Position(end.epoch, end.number - 2)
+        elif what == "no number":
+            told_of = Position(1 << 40, 3)
         elif what == "the seal of another broker":
             c = Rig(shared, clock, "c", 3)
             await c.take_shard()

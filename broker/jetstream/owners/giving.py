@@ -60,7 +60,7 @@ class OwnedShards(Protocol):
         """Return the bytes that the shards which are served have committed so far, by number."""
 
     async def write_checkpoint(self, number: int) -> None:
-        """Write a checkpoint of a shard, which serves meanwhile."""
+        """Write a checkpoint of a shard, which serves meanwhile. Raises: NotTaken: the store takes nothing."""
 
     async def give(self, number: int, to: str, take: Callable[[Position | None], Any]) -> None:
         """Hand a shard over: call ``take`` with the position of the seal. Raises: NotTaken: it stays."""
@@ -103,6 +103,8 @@ class Giving:
         self._task: asyncio.Task[None] | None = None
         self._gifts: dict[int, str] = {}
         """The shards that are being given away, each with the id of the broker that is to take it."""
+        self._locks: dict[int, asyncio.Lock] = {}
+        """A lock for each shard: a request and the balance must not give one at the same time."""
         self._refused: dict[str, int] = {}
         """The brokers that did not take a shard, each with the time at which that was."""
         self.roster = Roster(peers, me.id, self._own_line, clock)
@@ -177,16 +179,19 @@ class Giving:
         """
         if why := self._why_fixed(number):
             raise ApiError.of(ApiErrors.CLUSTER_NO_PEERS, why)
-        try:
+        async with self._locks.setdefault(number, asyncio.Lock()):
+            if number not in self._shards.committed():
+                raise NotTaken(f"shard {number} is not served here")
             await self._shards.write_checkpoint(number)
-            await self._peers.ask(f"BROKER.{to.id}", {"do": "prepare", "shard": number}, _READY_SECONDS)
-            self._gifts[number] = to.id
-            await self._shards.give(number, to.name, lambda seal: self._offer(number, to, seal, instead))
-        except (NotTaken, ApiError):
-            self._refused[to.id] = self._clock.monotonic_ns()
-            raise
-        finally:
-            self._gifts.pop(number, None)
+            try:
+                await self._peers.ask(f"BROKER.{to.id}", {"do": "prepare", "shard": number}, _READY_SECONDS)
+                self._gifts[number] = to.id
+                await self._shards.give(number, to.name, lambda seal: self._offer(number, to, seal, instead))
+            except (NotTaken, ApiError):
+                self._refused[to.id] = self._clock.monotonic_ns()
+                raise
+            finally:
+                self._gifts.pop(number, None)
 
     async def _give_all(self) -> None:
         asked: set[str] = set()
