@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from broker.jetstream.account.consumers import Consumers
 from broker.jetstream.account.held import HeldMessages
 from broker.jetstream.account.subscriptions import Subscriptions
 from broker.jetstream.config.consumer import ConsumerConfig
-from broker.jetstream.owners.departures import Departures
+from broker.jetstream.owners.departures import HOLD_SECONDS, Departures
 from broker.jetstream.stream.stream import Stream
 from broker.storage.objectstore.base import Transient
 from tests.runtime.brokers import TrustedClock, in_virtual_time
@@ -104,5 +105,46 @@ def test_a_failure_after_a_departure_that_took_too_long(monkeypatch: pytest.Monk
         assert a.js.accounts["A"].streams["S"].live.last_seq == 1
         await until(lambda: serves(b, "S"))
         await until(lambda: b.js.accounts["A"].streams["S"].live.last_seq == 2)
+
+    in_virtual_time(main)
+
+
+def test_a_message_whose_segment_is_stored_too_late() -> None:
+    """A message is on its way to the store when its stream is stopped, and not there when the time for that is over.
+    The stream stays then: otherwise it would leave without the message, which is acknowledged later.
+    """
+    async def main(clock: TrustedClock) -> None:
+        app, a, b = await two_brokers(clock, "S", "OTHER")
+        hold, stop_and_leave = Account.hold, Departures._stop_and_leave
+        publishes, acks = [1], list[Any]()
+        app.subscribe(b"acks", lambda ops, start, end, *_: acks.extend(ops[start:end]))
+
+        async def holding(self: Account, stream: Stream) -> HeldMessages:
+            if publishes:
+                publishes.pop()
+                app.publish(b"s", b"acks", 0, b"late")
+                while not stream.live.last_seq:  # noqa: ASYNC110 (no event says so)
+                    await asyncio.sleep(0)
+                a.store.before = late
+            return await hold(self, stream)
+
+        async def leaving(self: Departures, *args: Any) -> bool:
+            # The hold begins at a whole second, so that its end, half a second later, is an exact number.
+            time = asyncio.get_running_loop().time()
+            await asyncio.sleep(math.ceil(time) - time)
+            return await stop_and_leave(self, *args)
+
+        async def late(operation: str, key: str) -> None:
+            if operation == "put" and "/log/" in key:
+                a.store.before = None
+                await asyncio.sleep(2 * HOLD_SECONDS)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Account, "hold", holding)
+            patch.setattr(Departures, "_stop_and_leave", leaving)
+            await a.js.shared._moves.ask("A", "S", 1)  # type: ignore[union-attr]
+            await until(lambda: serves(b, "S"))
+        assert len(acks) == 1
+        assert b.js.accounts["A"].streams["S"].live.last_seq == 1
 
     in_virtual_time(main)

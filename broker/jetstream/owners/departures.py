@@ -216,17 +216,18 @@ class Departures:
     async def _stop_and_leave(self, entry: CatalogueEntry, shard: ShardStreams, account: Account, stream: Stream,
                               merger: Merger) -> bool:
         assert entry.to is not None
-        began, departs = asyncio.get_running_loop().time(), False
+        ends, in_time, departs = asyncio.get_running_loop().time() + HOLD_SECONDS, False, False
         requests = self._requests.hold(entry.account, entry.name)
         held = _Held(account, await account.hold(stream), requests)
         self._keep(entry)  # its name stays taken
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(began + HOLD_SECONDS):
+                async with asyncio.timeout_at(ends):
                     await shard.log.persisted()
                     while await merger.isolate(entry.stream_id, hurried=True):
                         pass
-            departs = self._may_depart(entry, shard, began)
+                    in_time = True  # the clock does not tell: a timeout may come at the very end of the time
+            departs = in_time and self._may_depart(entry, shard, stream)
             if departs:
                 shard.log.block(UnusedStream(shard.log.state.streams[entry.stream_id])).add(Departure(entry.to))
                 shard.log.barrier()
@@ -251,10 +252,10 @@ class Departures:
         self._left(entry)
         return True
 
-    def _may_depart(self, entry: CatalogueEntry, shard: ShardStreams, began: float) -> bool:
-        """Return whether the stream shares no object, within the time for which it may be stopped."""
+    def _may_depart(self, entry: CatalogueEntry, shard: ShardStreams, stream: Stream) -> bool:
+        """Return whether the stored state of the stream has all of its messages, and shares no object."""
         state = shard.log.state.streams[entry.stream_id]
-        return (asyncio.get_running_loop().time() - began <= HOLD_SECONDS and self._is_here(entry, shard)
+        return (self._is_here(entry, shard) and state.last_seq == stream.live.last_seq
                 and not any(True for page in state.blocks.pages for _ in page.log_keys())
                 and all(run[3] for page in state.blocks.pages for run, _ in page.run_counts(entry.stream_id)))
 
