@@ -120,6 +120,7 @@ def play(seed: int, event: str, side: str, first: int, stride: int) -> list[str]
     return stopped
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("side", ["before", "after"])
 @pytest.mark.parametrize("event", EVENTS)
 def test_a_new_owner_is_stopped_at_each_step(event: str, side: str) -> None:
