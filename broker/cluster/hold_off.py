@@ -31,7 +31,8 @@ class HoldOff:
         self._left_ns, self._left_until = 0, -math.inf
         self._wake = asyncio.Event()
         self.seal: Position | None = None
-        """Where the owner of the shard says that it has sealed it; None: not known. The store decides."""
+        """The position of the seal that the shard's owner says it has put; None: it has said nothing. This is only a
+        hint: the standby reads what the store has there."""
         self._told = asyncio.Event()
         """Set when ``seal`` becomes known."""
 
@@ -66,7 +67,7 @@ class HoldOff:
         self._wake.clear()
 
     async def poll(self, poll: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of ``poll``. If ``end`` names a seal meanwhile, cancel that and poll again."""
+        """Return the result of ``poll``. If ``end`` names a seal meanwhile, cancel that call and make another."""
         self._told.clear()
         polling, told = asyncio.ensure_future(poll()), asyncio.ensure_future(self._told.wait())
         try:

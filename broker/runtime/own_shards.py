@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from broker.base.errors import StartError
 from broker.cluster.hold_off import NEVER_NS, HoldOff
 from broker.jetstream.owners.giving import NotTaken
-from broker.runtime.shard_owner import STOP_GRACE_SECONDS, ShardOwner
+from broker.runtime.shard_owner import ShardOwner
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position
 from broker.storage.objectstore import StoreError
@@ -201,11 +201,8 @@ class OwnShards:
         writing = asyncio.create_task(self._owners[number].write_checkpoint(), name="checkpoint before a hand-over")
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
-        while not writing.done():
-            done = self._host.puts_done
-            await asyncio.wait((writing,), timeout=self._host.settings.put_timeout_ns / 1e9 + STOP_GRACE_SECONDS)
-            if not writing.done() and self._host.puts_done == done:
-                raise NotTaken(f"shard {number} stays: {self._host.store.url} takes nothing")
+        if not await self._host.finishes(writing):
+            raise NotTaken(f"shard {number} stays: {self._host.store.url} takes nothing")
         writing.result()
 
     async def read_ahead(self, number: int) -> None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from broker.maintenance.scrub import Finding, Scrubber
     from broker.runtime.store_host import StoreHost
 
-__all__ = ["STOP_GRACE_SECONDS", "ShardOwner", "do_nothing"]
+__all__ = ["ShardOwner", "do_nothing"]
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,6 @@ _UNOWNED_SECONDS = 5.0
 """An owner that cannot be replaced within two leases and this time counts as alive."""
 _AHEAD_SECONDS = 15.0
 """The time for which a shard that was read ahead is kept in memory: longer than a hand-over may take."""
-STOP_GRACE_SECONDS = 1.0
-"""A clean stop ends without the store if no put has completed for one request timeout plus this."""
 
 
 class ShardOwner(LogListener):
@@ -117,7 +115,7 @@ class ShardOwner(LogListener):
         """Set when the wait for another broker began."""
         self._served = False
         self._seal: Position | None = None
-        """Where this process has sealed the epoch that it owned."""
+        """The position of the seal that this process has put at the end of its own epoch; None: it has put none."""
         self._ahead: Snapshot | None = None
         """The shard as it was while another broker owned it, shortly before this process takes it."""
         self._before_scrub: asyncio.Task[None] | None = None
@@ -407,15 +405,10 @@ class ShardOwner(LogListener):
             # A sync may take longer than a put, and every put of the stop would wait for it.
             await self._sync(end=False)
             closing = asyncio.create_task(self._close(shard, checkpoint), name="close the log")
-            while not closing.done():
-                done = self._host.puts_done
-                await asyncio.wait((closing,), timeout=self._settings.put_timeout_ns / 1e9 + STOP_GRACE_SECONDS)
-                if not closing.done() and self._host.puts_done == done:
-                    closing.cancel()
-                    log.error("the log was not closed cleanly: %s takes nothing: %s; %d bytes that were not stored are "
-                              "dropped", self._host.store.url, shard.log.store_error or "no answer",
-                              shard.log.tail_bytes)
-                    break
+            if not await self._host.finishes(closing):
+                closing.cancel()
+                log.error("the log was not closed cleanly: %s takes nothing: %s; %d bytes that were not stored are "
+                          "dropped", self._host.store.url, shard.log.store_error or "no answer", shard.log.tail_bytes)
             await asyncio.gather(closing, return_exceptions=True)
         seal = self._seal
         await self.abandon()

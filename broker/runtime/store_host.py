@@ -61,6 +61,8 @@ _READ_BYTES = 256 * 1024
 """Bytes of small messages that one read of a connection brings at most."""
 _UNPACKING_THREADS = 2
 """Threads that decompress blocks read ahead."""
+_PUT_GRACE_SECONDS = 1.0
+"""Added to the timeout of a put: after both, a store that has completed no put counts as one that takes nothing."""
 
 
 class StoreHost:
@@ -151,6 +153,17 @@ class StoreHost:
         objects = decode_all(await read_wrapped(self.retrying, paths))
         assert self.masters is not None
         await asyncio.to_thread(open_all, objects, self.masters, self.store.url)
+
+    async def finishes(self, task: asyncio.Task[None]) -> bool:
+        """Wait for the end of a task that puts objects. Returns: False once the store takes nothing: no put of this
+        process has completed for one request timeout and a second.
+        """
+        while not task.done():
+            done = self.puts_done
+            await asyncio.wait((task,), timeout=self.settings.put_timeout_ns / 1e9 + _PUT_GRACE_SECONDS)
+            if not task.done() and self.puts_done == done:
+                return False
+        return True
 
     async def check(self, *, must_exist: bool = False) -> None:
         """Probe the store, and create it if there is none; with ``must_exist``, that is an error. Raises:
