@@ -11,6 +11,7 @@ from broker.base.clock import GuardedClock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take_shard
 from broker.cluster.standby import wait_for_lease
+from broker.jetstream.api.first_use import import_first_used
 from broker.jetstream.engine import JetStream
 from broker.server.routing.router import Router
 from broker.storage.erasure.eraser import ErasureSettings
@@ -41,6 +42,9 @@ __all__ = ["Process"]
 
 PATHS = ShardPaths(0)
 SECOND = 1_000_000_000
+
+import_first_used()
+# Otherwise the first world of a process would import them in a thread, and have another history than later ones.
 
 
 class Process:

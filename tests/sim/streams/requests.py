@@ -74,7 +74,11 @@ class Requests:
         return reply
 
     def route(self, ops: list[Msg]) -> None:
-        self.process.router.route(ops, 0, len(ops), self, self.process.clock.now_ns())
+        """Publish messages, as a connection does over as many turns of the loop as their work takes."""
+        router, done = self.process.router, 0
+        while done < len(ops):
+            router.outward.work = 0
+            done = router.route(ops, done, len(ops), self, self.process.clock.now_ns())
 
     def _on_answer(self, ops: Sequence[Msg], start: int, end: int, source: object, now_ns: int) -> None:
         if self.process.dead:

@@ -57,6 +57,9 @@ Otherwise each commit of a busy stream would cost a GET. nats-server does not ch
 _TIMER_NS_MAX = 3_600_000_000_000
 """Maximum delay of the timer: the wall clock may be set in the meantime, so it is read again at least this often."""
 
+_UNTRUSTED_NS = 1_000_000_000
+"""Delay after which a clock that is not trusted is read again: it may be far behind, and right a moment later."""
+
 _BLOCKS_AT_ONCE = 512
 _MSGS_AT_ONCE = 25_000
 """Messages that expire in one turn of the loop as whole blocks: about 5 ms if all are in memory and freed one by
@@ -153,6 +156,8 @@ class Retention:
         self._arm(min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
 
     def _arm(self, delay_ns: int) -> None:
+        if not self._log.clock_trusted():
+            delay_ns = min(delay_ns, _UNTRUSTED_NS)
         self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.expire)
 
     def expire(self) -> None:
@@ -171,10 +176,13 @@ class Retention:
             self.one_by_one.arm()
             return
         if not self._log.clock_trusted():
-            self._arm(1_000_000_000)
+            self._arm(_UNTRUSTED_NS)
             return
         if not live.blocks_loaded:
-            if self._expiring is None:
+            stored_ns = live.ahead.stored_at(live.first_seq, live.first_time_ns)
+            if stored_ns + self._max_age_ns > self._clock.now_ns():
+                self.arm_at(live.first_time_ns)
+            elif self._expiring is None:
                 self._expiring = self._tasks.start(self._expire_after(None), "expiry")
             return
         limit_ns = self._clock.now_ns() - self._max_age_ns

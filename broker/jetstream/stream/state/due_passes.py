@@ -3,7 +3,8 @@
 Owns: the timer and the task of the current pass. Does not own: the due times and the work of a pass (retention.ttl,
 scheduler).
 
-No pass starts while the clock is not trusted.
+No pass starts while the clock is not trusted. Its time may also be wrong then, so the delay of a timer that is set
+meanwhile means nothing, and the clock is read again soon.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class DuePasses:
         self._carry_out = carry_out
         self._untrusted_ns = untrusted_ns
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_due_ns = 0
+        self._due_ns = 0
+        """The time of the next pass. The timer may be set for an earlier time, to read the clock again."""
         self._pass: asyncio.Task[None] | None = None
 
     @property
@@ -55,15 +57,15 @@ class DuePasses:
         return self._timer is not None or self._pass is not None
 
     def in_time_for(self, due_ns: int) -> bool:
-        """Return whether the timer is set for ``due_ns`` or earlier."""
-        return self._timer is not None and due_ns >= self._timer_due_ns
+        """Return whether the next pass is due at ``due_ns`` or earlier."""
+        return self._timer is not None and due_ns >= self._due_ns
 
     def set(self, due_ns: int, least_ns: int = 0) -> None:
         """Start a pass at ``due_ns``, but not before ``least_ns`` from now."""
-        now_ns = self._clock.now_ns()
-        delay_ns = min(max(due_ns - now_ns, least_ns, 0), _TIMER_NS_MAX)
-        self._timer_due_ns = now_ns + delay_ns
-        self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.begin)
+        delay_ns_max = _TIMER_NS_MAX if self._log.clock_trusted() else self._untrusted_ns
+        delay_ns = min(max(due_ns - self._clock.now_ns(), least_ns, 0), delay_ns_max)
+        self._due_ns = due_ns
+        self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self._timed_out)
 
     def cancel(self) -> None:
         """Stop the timer; a running pass continues."""
@@ -72,7 +74,7 @@ class DuePasses:
             self._timer = None
 
     def begin(self) -> None:
-        """Start a pass unless one is running. This is the timer's callback."""
+        """Start a pass unless one is running."""
         self.cancel()
         if self._pass is not None:
             return
@@ -80,6 +82,13 @@ class DuePasses:
             self.set(0, self._untrusted_ns)
         else:
             self._pass = self._tasks.start(self._run(), self._what)
+
+    def _timed_out(self) -> None:
+        self.cancel()
+        if self._due_ns > self._clock.now_ns() and self._pass is None:
+            self.set(self._due_ns)
+        else:
+            self.begin()
 
     async def _run(self) -> None:
         try:

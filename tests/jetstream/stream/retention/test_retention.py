@@ -127,6 +127,40 @@ async def test_age_waits_for_a_clock_that_is_trusted() -> None:
     await world.close()
 
 
+async def test_a_timer_that_is_set_by_a_wrong_clock_is_set_again() -> None:
+    """A clock that is an hour behind, and not trusted, is right a moment later: the message expires at once."""
+    world = World()
+    stream = world.stream(max_age=10 * SECOND)
+    await ask(world, stream, pub(b"S.a"))
+    trusted = False
+    world.log.clock_trusted = lambda: trusted
+    world.clock.leap(-3000 * SECOND)
+    stream.retention.close()
+    stream.retention.arm()
+    world.clock.leap(3010 * SECOND)
+    trusted = True
+    async with asyncio.timeout(30):
+        while stream.msgs:  # noqa: ASYNC110  # it is the stream's
+            await asyncio.sleep(0.002)
+    await world.close()
+
+
+async def test_blocks_stay_in_the_store_until_a_message_is_due() -> None:
+    """The timer of a restored stream reads nothing from the store before its first message reaches max_age."""
+    world = World()
+    stream = world.stream(max_age=7200 * SECOND)
+    await ask(world, stream, pub(b"S.a"))
+    stream = await world.restart(stream)
+    world.clock.advance(3600 * SECOND)
+    await expire(world, stream)
+    assert not stream.live.blocks_loaded
+    assert stream.msgs == 1
+    world.clock.advance(3600 * SECOND)
+    await expire(world, stream)
+    assert stream.msgs == 0
+    await world.close()
+
+
 async def test_the_timer_fires_by_itself() -> None:
     """A message expires on time without any request, after a restart too."""
     world = World()

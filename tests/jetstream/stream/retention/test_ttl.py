@@ -119,6 +119,26 @@ async def test_nothing_expires_while_the_clock_is_not_trusted() -> None:
     await world.close()
 
 
+async def test_a_timer_that_is_set_by_a_wrong_clock_is_set_again() -> None:
+    """A clock that is an hour behind, and not trusted, is right a moment later: the message expires at once."""
+    world = World()
+    stream = world.stream(allow_msg_ttl=True)
+    await ask(world, stream, pub(b"S.a", Nats_TTL="10"))
+    trusted = False
+    world.log.clock_trusted = lambda: trusted
+    world.clock.leap(-3000 * SECOND)
+    stream = await world.restart(stream)
+    world.log.clock_trusted = lambda: trusted
+    stream.ttls.passes.cancel()
+    stream.ttls.arm()
+    world.clock.leap(3010 * SECOND)
+    trusted = True
+    async with asyncio.timeout(30):
+        while stream.msgs:  # noqa: ASYNC110  # it is the stream's
+            await asyncio.sleep(0.002)
+    await world.close()
+
+
 async def test_max_age_skips_messages_that_never_expire() -> None:
     """Blocks at the front that consist of such messages are not examined again and again."""
     world = World(settings=LogSettings(segment_count=4))
