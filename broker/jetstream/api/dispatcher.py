@@ -243,10 +243,10 @@ class Api:
             rest = op[0][len(API_PREFIX):]
             if not rest.startswith(OF_CLUSTERS) and name_in(rest) in self.account.streams:
                 continue  # the subscriptions of ``subscribe_stream`` have the request
-            if self._shared.leads:
+            if self._shared.leads and not self._early:
                 self._on_led_request(rest, op, source)
             else:
-                # Whether another broker answers it is not known yet.
+                # Whether another broker answers it is not known yet, or earlier requests still wait for that.
                 self._early.add(partial(self._on_led_request, rest, op, source), self._until_leads)
 
     async def _until_leads(self) -> None:
