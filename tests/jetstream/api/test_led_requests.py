@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from broker.jetstream.api.dispatcher import Api
 from broker.config.settings import JetStreamSettings
+from broker.jetstream.api.dispatcher import Api
 from broker.jetstream.api.waiting import Waiting
 from broker.protocol.run import Msg
 
