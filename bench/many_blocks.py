@@ -29,7 +29,7 @@ from broker.cluster.ownership import seal_at, take_shard
 from broker.config.settings import ServerLimits
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.config.stream_rules import check_stream
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.format.block import Outcome
 from broker.storage.format.message_size import message_size
 from broker.storage.format.record import Record

@@ -28,7 +28,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import BLOCKS_MIN
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import SUMMARY_SUBJECTS_MAX

@@ -14,7 +14,7 @@ from broker.base.clock import Clock
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take_shard
 from broker.maintenance.substitute import SUBSTITUTE
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.format.block import Outcome, Removed
 from broker.storage.format.errors import FormatError

@@ -15,7 +15,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 
 from broker.base.clock import Clock
 from broker.config.settings import StorageSettings
-from broker.storage.checkpoint.checkpointer import Checkpointer, CheckpointSettings
+from broker.storage.checkpoint.checkpointer import Checkpointer
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.checkpoint.sweeper import READER_GRACE_NS, Sweeper
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings

@@ -12,7 +12,7 @@ import pytest
 from broker.cluster.entries import BATCH, entries
 from broker.cluster.openings import known_ends
 from broker.cluster.ownership import newest_checkpoint, seal_at, take_shard
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.format.opening import encode_opening

@@ -11,7 +11,7 @@ from broker.cluster.heartbeat import Heartbeats
 from broker.cluster.hold_off import NEVER_NS, HoldOff
 from broker.cluster.ownership import seal_at
 from broker.cluster.standby import wait_for_lease, wait_for_lock
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.format.header import Position
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.file import FileStore

@@ -8,7 +8,7 @@ from typing import Any
 
 from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take_shard
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.format.block import Outcome
 from broker.storage.format.message_size import message_size

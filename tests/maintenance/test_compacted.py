@@ -12,7 +12,7 @@ from broker.inspect.verify import verify
 from broker.maintenance.copy import Copier
 from broker.maintenance.destination import Destination
 from broker.maintenance.fsck import fsck
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.store import StoreFormat
 from broker.storage.log.settings import LogSettings

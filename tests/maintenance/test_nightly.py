@@ -17,7 +17,7 @@ from broker.inspect.source import Source
 from broker.inspect.survey import read_survey
 from broker.inspect.verify import verify
 from broker.maintenance.fsck import fsck
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.records.release import Release

@@ -21,7 +21,7 @@ from broker.inspect.shardview import key_of
 from broker.inspect.source import Source
 from broker.inspect.survey import entries, read_survey
 from broker.maintenance.plan import Lost
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import HEADER_BYTES
 from broker.storage.log.settings import LogSettings

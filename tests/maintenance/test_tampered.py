@@ -20,7 +20,7 @@ from broker.inspect.objects import check_object
 from broker.inspect.problems import Problem
 from broker.inspect.shardview import NoStream
 from broker.inspect.source import CannotInspect, Source
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockCore, BlockRef
 from broker.storage.format.document import encode_document

@@ -10,7 +10,7 @@ import pytest
 import broker.jetstream.stream.dropping as dropping
 import broker.jetstream.stream.publish.ceiling as ceiling
 import broker.jetstream.stream.publish.sequencer as sequencer
-import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.checkpoint.directory_pages as directory_pages
 import broker.storage.checkpoint.subject_pages as subject_pages
 import broker.storage.state.ids as state_ids
 import broker.storage.state.packed as packed
@@ -37,12 +37,12 @@ def make_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dropping, "_IDLE_NS", 0)
     monkeypatch.setattr(pages, "INLINE_CONSUMER_MAX", 25)
     monkeypatch.setattr(pages, "DIRECTORY_STREAMS", 2)
-    monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 2)
-    monkeypatch.setattr(checkpointer, "_PAGE_OBJECTS_MAX", 4)
+    monkeypatch.setattr(directory_pages, "DIRECTORY_STREAMS", 2)
+    monkeypatch.setattr(directory_pages, "_PAGE_OBJECTS_MAX", 4)
     monkeypatch.setattr(subject_pages, "BLOCKS_MIN", 8)
     monkeypatch.setattr(subject_pages, "ROWS_MAX", 20)
     monkeypatch.setattr(state_ids, "PART_IDS", 12)
     monkeypatch.setattr(pages, "INLINE_IDS_BYTES_MAX", 60)
-    monkeypatch.setattr(checkpointer, "_IDS_BYTES_MAX", 200)
+    monkeypatch.setattr(directory_pages, "_IDS_BYTES_MAX", 200)
     monkeypatch.setattr(ceiling, "_STEP", 64)
     monkeypatch.setattr(sequencer, "_CEILING_MARGIN", 16)

@@ -17,7 +17,7 @@ import broker.jetstream.stream.adoption as adoption
 import broker.jetstream.stream.dropping as dropping
 import broker.jetstream.stream.retention.ttl as ttl
 import broker.jetstream.stream.stream as stream_module
-import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.checkpoint.writer as checkpoint_writer
 import broker.storage.compaction.merge as merge
 import broker.storage.put as put_module
 import broker.storage.read.recovery as recovery
@@ -127,7 +127,7 @@ def ours_by_nonce_alone(patch: pytest.MonkeyPatch) -> None:
             return None if header.nonce == nonce else header
         return None
 
-    for module in (put_module, ownership, checkpointer):
+    for module in (put_module, ownership, checkpoint_writer):
         patch.setattr(module, "put_ours", broken)
 
 

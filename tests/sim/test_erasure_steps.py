@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from broker.erasure.verify import verify_store
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.erasure.eraser import Eraser
 from broker.storage.log.settings import LogSettings

@@ -23,7 +23,7 @@ import random
 from collections import Counter
 from typing import Any
 
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.keys.master import Masters
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore

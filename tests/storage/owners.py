@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import Position
 from broker.storage.format.records.body import RecordBody

@@ -12,7 +12,7 @@ import pytest
 
 from broker.jetstream.account.unused import UnusedStream
 from broker.jetstream.catalogue import settle
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockPlace
 from broker.storage.format.records.arrival import Arrival

@@ -25,7 +25,7 @@ from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take_shard
 from broker.maintenance.fsck import fsck
 from broker.storage import journal_reader, unsynced_tail
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.errors import CutOff, FormatError
 from broker.storage.format.header import Position

@@ -1,7 +1,7 @@
 """Joins the pages with message ids of streams, at the beginning of a round.
 
 Owns which pages are read back, to be written again together with newer ids, and the limits of that work. Does not own
-the contents of a page (id_rows, state.ids), nor the round that writes it (checkpointer).
+the contents of a page (id_rows, state.ids), nor what writes it (directory_pages).
 
     pages    │ 65 536 │ 65 536 │ 30 000 │ 9 000 │ new       the new ids are joined with pages of at most twice as many
 

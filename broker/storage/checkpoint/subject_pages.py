@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, suppress
 from itertools import islice
 from operator import itemgetter
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from broker.storage.checkpoint.threads import in_thread
 from broker.storage.format.errors import FormatError
 from broker.storage.format.index import decode_index
-from broker.storage.format.page import Page, PageKind, PageRef
+from broker.storage.format.page import Page, PageKind
 from broker.storage.format.subject_rows import SubjectRows, SubjectRowsWriter
 from broker.storage.objectstore.base import NotFound, StoreError
 from broker.storage.paths import block_key
@@ -37,6 +37,7 @@ from broker.storage.state.subjects import SubjectPage, decode_subjects
 
 if TYPE_CHECKING:
     from broker.storage.checkpoint.erasing import Erasing
+    from broker.storage.checkpoint.writer import CheckpointWriter
     from broker.storage.format.block import BlockRef
     from broker.storage.log.log import Log
     from broker.storage.paths import ShardPaths
@@ -84,12 +85,12 @@ class SubjectPager:
     """The subject pages of one shard's streams."""
 
     def __init__(self, log: Log, paths: ShardPaths, settings: SubjectSettings,
-                 put: Callable[[int, list[Page]], Awaitable[list[PageRef]]], *, threads: bool) -> None:
+                 writer: CheckpointWriter, *, threads: bool) -> None:
         self._log = log
         self._store = log.store
         self._paths = paths
         self._settings = settings
-        self._put = put
+        self._writer = writer
         self._threads = threads
         self._rounds = 0
         self._unreadable: set[int] = set()
@@ -258,8 +259,8 @@ class SubjectPager:
         if rows_of:
             state = self._log.state
             bodies = await in_thread(lambda: [rows.pack() for rows in rows_of], threads=self._threads)
-            refs = await self._put(self._log.epoch, [Page(PageKind.SUBJECTS, state.position, stream.stream_id, body)
-                                                     for body in bodies])
+            refs = await self._writer.put_pages([Page(PageKind.SUBJECTS, state.position, stream.stream_id, body)
+                                                 for body in bodies])
             made = [SubjectPage(rows.first_seq, rows.last_seq, rows.count, ref)
                     for rows, ref in zip(rows_of, refs, strict=True)]
         if stream.subjects is pages:

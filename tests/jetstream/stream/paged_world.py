@@ -9,7 +9,7 @@ from broker.cluster.identity import Identity
 from broker.cluster.ownership import seal_at, take_shard
 from broker.jetstream.config.stream import StreamConfig
 from broker.jetstream.stream.stream import Stream
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.header import ObjectKind

@@ -15,7 +15,7 @@ from broker.inspect.survey import read_survey
 from broker.inspect.verify import verify
 from broker.jetstream.stream.stream import Stream
 from broker.maintenance.owner import correct_shard
-from broker.storage.checkpoint import checkpointer, id_pages
+from broker.storage.checkpoint import checkpointer, directory_pages, id_pages
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.errors import VersionUnknown
 from broker.storage.format.page import PageKind
@@ -145,7 +145,7 @@ async def test_answers_are_those_of_a_window(seed: int, monkeypatch: pytest.Monk
     rng = random.Random(seed)
     monkeypatch.setattr(state_ids, "PART_IDS", rng.choice([5, 20, 1 << 16]))
     monkeypatch.setattr(state_pages, "INLINE_IDS_BYTES_MAX", rng.choice([0, 0, 150]))
-    monkeypatch.setattr(checkpointer, "_IDS_BYTES_MAX", rng.choice([50, 1 << 20]))
+    monkeypatch.setattr(directory_pages, "_IDS_BYTES_MAX", rng.choice([50, 1 << 20]))
     merging = CompactionSettings(few=2, segments=1 << 30, quiet_ns=1 << 60, cpu=1.0, bytes_per_second=1 << 40)
     how = settings(compaction=merging)
     world = PagedWorld()
@@ -303,7 +303,7 @@ async def test_an_id_is_written_a_few_times(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_a_stream_that_does_not_change_keeps_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds caused by another stream name its object as long as it is needed."""
-    monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 1)
+    monkeypatch.setattr(directory_pages, "DIRECTORY_STREAMS", 1)
     world, stream = await _paged(5)
     other = world.stream("OTHER")
     for _ in range(5):

@@ -14,7 +14,7 @@ import pytest
 from broker.jetstream.filters import Filters
 from broker.jetstream.stream.state import subject_search, subject_state
 from broker.jetstream.stream.stream import Stream
-from broker.storage.checkpoint import checkpointer, subject_pages
+from broker.storage.checkpoint import directory_pages, subject_pages
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.page import PageKind
 from broker.storage.format.subject_rows import SubjectRows, SubjectRowsWriter
@@ -241,7 +241,7 @@ async def test_pages_that_no_root_needs_are_released() -> None:
 
 async def test_a_stream_that_does_not_change_keeps_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds caused by another stream name its object as long as it is needed."""
-    monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 1)
+    monkeypatch.setattr(directory_pages, "DIRECTORY_STREAMS", 1)
     world, stream = await _paged(blocks=5)
     other = world.stream("OTHER")
     for _ in range(5):
@@ -342,7 +342,7 @@ async def test_pages_are_made_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(SubjectRows, "pack", lambda self: (threads["pack"].add(threading.get_ident()), pack(self))[1])
     world = PagedWorld()
     await world.open()
-    world.shard.checkpointer._pager._threads = True
+    world.shard.checkpointer._subject_pager._threads = True
     stream = world.stream()
     await world.settle(stream)
     await _fill(world, stream, 10, random.Random(1))

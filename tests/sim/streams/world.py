@@ -29,7 +29,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.keys.master import LocalKey, Masters
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.checkpoint.directory_pages as directory_pages
 import broker.storage.state.expiries as expiries
 import broker.storage.state.packed as packed
 import broker.storage.state.pages as pages
@@ -18,7 +19,7 @@ from broker.cluster.ownership import seal_at
 from broker.inspect.source import Source
 from broker.inspect.survey import read_survey
 from broker.inspect.verify import verify
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.checkpoint.subject_pages import SubjectSettings
 from broker.storage.format.checkpoint import Root
 from broker.storage.format.codec import unpack_value
@@ -48,10 +49,11 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "INLINE_CONSUMER_MAX", 20)
     monkeypatch.setattr(pages, "INLINE_EXPIRIES_MAX", 3)
     monkeypatch.setattr(expiries, "PAGE_ROWS", 4)
-    monkeypatch.setattr(checkpointer, "DIRECTORY_STREAMS", 3)
-    monkeypatch.setattr(checkpointer, "_PAGE_OBJECTS_MAX", 5)
-    monkeypatch.setattr(checkpointer, "_TURN_WEIGHT", 1)
+    monkeypatch.setattr(directory_pages, "DIRECTORY_STREAMS", 3)
+    monkeypatch.setattr(directory_pages, "_PAGE_OBJECTS_MAX", 5)
+    monkeypatch.setattr(directory_pages, "_TURN_WEIGHT", 1)
     monkeypatch.setattr(checkpointer, "_STREAMS_AT_ONCE", 1)
+    monkeypatch.setattr(directory_pages, "_STREAMS_AT_ONCE", 1)
     monkeypatch.setattr(pages, "_CONSUMERS_AT_ONCE", 1)
 
 

@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.format.records.kinds import RecordKind
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.memory import MemoryStore

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.checkpoint.sweeper import Sweeper
 from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.records.kinds import RecordKind
@@ -273,7 +273,7 @@ async def leave_strays(shared: MemoryStore, clock: ManualClock) -> list[str]:
     old = Rig(shared, clock, "old", 1, settings=often(segments=1 << 20, segment_bytes=5))
     shard = await old.open()
     stream = await churn(old, 2)
-    await shard.checkpointer._put_pages(1, [])
+    await shard.checkpointer._writer.put_pages([])
     old.store.stall_put(old.store.puts)
     for _ in range(3):
         stream.publish()

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-import broker.storage.checkpoint.checkpointer as checkpointer
+import broker.storage.checkpoint.directory_pages as directory_pages
 import broker.storage.state.table as table
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.compaction.compactor import Compactor
 from broker.storage.compaction.settings import CompactionSettings
 from broker.storage.format.block import BlockPlace
@@ -298,7 +298,7 @@ def test_a_round_has_all_of_an_adoption_or_nothing(turns: int) -> None:
         assert len(await read_all(shared)) == 140
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table, "PAGE_ENTRIES", 16)
-        patch.setattr(checkpointer, "_TURN_WEIGHT", 1)
+        patch.setattr(directory_pages, "_TURN_WEIGHT", 1)
         in_virtual_time(main)
 
 

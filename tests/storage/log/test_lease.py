@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from broker.base.clock import GuardedClock
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.format.header import Position
 from broker.storage.log.heartbeat import RecoveryHeartbeat
 from broker.storage.log.settings import LogSettings

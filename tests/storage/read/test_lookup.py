@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.format.checkpoint import Root
 from broker.storage.objectstore.memory import MemoryStore
 from broker.storage.paths import parse

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from broker.cluster.ownership import Earlier, Watched, seal_at, take_shard
-from broker.storage.checkpoint.checkpointer import CheckpointSettings
+from broker.storage.checkpoint.settings import CheckpointSettings
 from broker.storage.format.errors import Corrupt, CutOff, VersionUnknown
 from broker.storage.format.header import Position
 from broker.storage.format.records.body import RecordBody
