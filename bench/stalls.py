@@ -77,7 +77,7 @@ def fill(state: ShardState, blocks: int, number: int = 7) -> StreamState:
         first, last = (i - 1) * A_BLOCK + 1, i * A_BLOCK
         stream.blocks.append((1, 1, i, 0, number, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK,
                               now + i, now + i, ((b"S.a", A_BLOCK, first, last),)))
-        state.segments[position_key(Position(1, i))] = 1
+        state.counts.segments[position_key(Position(1, i))] = 1
     stream.last_seq = stream.msgs = blocks * A_BLOCK
     stream.bytes = 100 * stream.msgs
     stream.first_time_ns, stream.last_time_ns = now + 1, now + blocks

@@ -282,13 +282,13 @@ async def missing(source: Source, view: ShardView, log: LogListing, roots: Colle
 def _unlisted(view: ShardView, log: LogListing, roots: Collection[Position]) -> set[str]:
     """Return keys in the state and not in the listings: objects of blocks, unreleased segments, kept checkpoints."""
     paths = view.paths
-    keys = {paths.log(position) for key in view.state.segments
+    keys = {paths.log(position) for key in view.state.counts.segments
             if (position := key_position(key)) not in log}
     for stream, entry in entries(view):
         ref = entry.ref
         if ref.place != BlockPlace.LOG:
             keys.add(key_of(paths, stream, ref))
-        elif ref.position not in log and (not stream.held or position_key(ref.position) in view.state.segments):
+        elif ref.position not in log and (not stream.held or position_key(ref.position) in view.state.counts.segments):
             # A newer broker may have released segments after a record that could not be applied to this stream.
             keys.add(key_of(paths, stream, ref))
     keys |= held_runs(view)

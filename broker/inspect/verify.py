@@ -318,7 +318,7 @@ class Diagnosis:
             return None
         if checked.header is not None and checked.header.kind == ObjectKind.SEAL:
             return None
-        if position_key(position) in state.segments or position in self.released:
+        if position_key(position) in state.counts.segments or position in self.released:
             return None
         epoch = self.epochs.get(position.epoch)
         if position > state.position:
@@ -429,7 +429,7 @@ async def _checkpoints(source: Source, shard: ShardSurvey, known: list[Problem],
     roots: list[Position | None] = [position for position, _ in shard.roots
                                     if position != newest and position <= state.position]
     roots = roots[:_ROOTS_MAX - 1] + roots[_ROOTS_MAX - 1:][-1:]
-    if newest is not None and position_key(Position(1, 0)) in state.segments:
+    if newest is not None and position_key(Position(1, 0)) in state.counts.segments:
         roots.insert(0, None)  # no segment was deleted, so the whole log exists
     kept = {newest}
     if view.snapshot.root is not None:
@@ -492,8 +492,10 @@ def state_differences(one: ShardState, other: ShardState) -> list[str]:
     found: list[str] = []
     if one.position != other.position:
         found.append(f"it ends at {one.position}, not at {other.position}")
-    for name in ("segments", "unnamed", "opening", "names"):
-        if getattr(one, name) != getattr(other, name):
+    for name, first, second in (("segments", one.counts.segments, other.counts.segments),
+                                ("unreferenced segments", one.counts.unreferenced, other.counts.unreferenced),
+                                ("opening", one.opening, other.opening), ("names", one.names, other.names)):
+        if first != second:
             found.append(f"{name} differ")
     if {p: x.to_record() for p, x in one.released.items()} != {p: x.to_record() for p, x in other.released.items()}:
         found.append("released objects differ")

@@ -273,7 +273,7 @@ class Scrubber:
         place, state = self._place, self._state()
         assert place.upto is not None
         upto = position_key(place.upto)
-        segments = list(state.segments.items())
+        segments = list(state.counts.segments.items())
         for at in range(0, len(segments), _SLICE):
             for number, live in segments[at:at + _SLICE]:
                 where = bisect_left(place.log, number)
@@ -281,7 +281,7 @@ class Scrubber:
                 if live and number <= upto and not listed:
                     await self._expect(self._paths.log(key_position(number)), partial(self._live_segment, number))
             await asyncio.sleep(0)
-        for at, run in enumerate(list(state.runs), 1):
+        for at, run in enumerate(list(state.counts.runs), 1):
             if at % _RUNS_SLICE == 0:
                 await asyncio.sleep(0)
             epoch, number, _, stream_id = run
@@ -294,11 +294,11 @@ class Scrubber:
 
     def _live_segment(self, number: int) -> bool:
         assert self._state is not None
-        return bool(self._state().segments.get(number))
+        return bool(self._state().counts.segments.get(number))
 
     def _live_run(self, run: RunKey) -> bool:
         assert self._state is not None
-        return run in self._state().runs
+        return run in self._state().counts.runs
 
     async def _expect(self, key: str, named: Callable[[], bool]) -> None:
         """Report an object as missing if it does not exist, and ``named()``: it has live blocks. Raises: StoreError."""
@@ -314,7 +314,7 @@ class Scrubber:
         """Return True for a staged run that no stream has: any program may have put it, and it will be deleted."""
         assert self._state is not None
         return (key.kind == ObjectKind.RUN and key.position is not None and key.position.epoch == STAGED_EPOCH
-                and (*key.position, key.object_id, key.incarnation or 0) not in self._state().runs)
+                and (*key.position, key.object_id, key.incarnation or 0) not in self._state().counts.runs)
 
     async def _finding(self, checked: Checked) -> Finding:
         assert self._state is not None

@@ -196,7 +196,7 @@ async def test_many_runs_are_compared_in_turns_of_the_loop(monkeypatch: pytest.M
     """All runs with live blocks are listed: the loop gets a turn after each few of them."""
     scrubber = Scrubber(MemoryStore(), PATHS, SystemClock(), ScrubSettings())
     state = ShardState()
-    state.runs.update({(1, number, number, 0): 1 for number in range(1, 5001)})
+    state.counts.runs.update({(1, number, number, 0): 1 for number in range(1, 5001)})
     scrubber._state = lambda: state
     scrubber._place.upto = Position(2, 0)
     made, most = [0], 0

@@ -44,7 +44,7 @@ async def compact(broker: Broker) -> None:
     shard = shard_of(broker)
     assert shard.compactor is not None
     merges = shard.compactor.merges
-    held = {key for key, count in shard.state.segments.items() if count}
+    held = {key for key, count in shard.state.counts.segments.items() if count}
     await shard.compactor.work(quiet=True)
     assert shard.compactor.merges > merges
     for _ in range(4):
@@ -54,7 +54,7 @@ async def compact(broker: Broker) -> None:
         assert await shard.checkpointer.cut()
         await shard.sweeper.after_round(shard.checkpointer)
     await shard.log.drain()
-    freed = [ShardPaths(0).log(key_position(key)) for key in held if not shard.state.segments.get(key)]
+    freed = [ShardPaths(0).log(key_position(key)) for key in held if not shard.state.counts.segments.get(key)]
     assert len(freed) > 5
     for _ in range(2000):
         if not set(freed) & {info.key for info in await shard.log.store.list("v1/")}:

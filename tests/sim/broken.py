@@ -137,11 +137,11 @@ def released(patch: pytest.MonkeyPatch) -> None:
                  if (key := parse(info.key)) is not None and key.position is not None and key.position not in keep]
         roots = [key.position for info in await self._store.list(self._paths.checkpoints)
                  if (key := parse(info.key)) is not None and key.position not in {root.position for root in kept}]
-        unnamed = [key for key in state.unnamed if key <= position_key(kept[-1].position)]
-        segments = [Position(key >> 48, key & ((1 << 48) - 1)) for key in unnamed]
-        for key in unnamed:
-            state.segments.pop(key)  # type: ignore[call-overload]
-            state.unnamed.discard(key)
+        keys = [key for key in state.counts.unreferenced if key <= position_key(kept[-1].position)]
+        segments = [Position(key >> 48, key & ((1 << 48) - 1)) for key in keys]
+        for key in keys:
+            state.counts.segments.pop(key)  # type: ignore[call-overload]
+            state.counts.unreferenced.discard(key)
         self._queue.append((0, Released(kept[-1].position, segments, pages, [r for r in roots if r is not None])))
         self._wake.set()
 

@@ -264,9 +264,9 @@ def dump(state: ShardState) -> dict[str, Any]:
     return {
         "position": state.position,
         "names": dict(sorted(state.names.items())),
-        "segments": dict(sorted(state.segments.items())),
-        "unnamed": sorted(state.unnamed),
-        "runs": dict(sorted(state.runs.items())),
+        "segments": dict(sorted(state.counts.segments.items())),
+        "unreferenced": sorted(state.counts.unreferenced),
+        "runs": dict(sorted(state.counts.runs.items())),
         "letgo": {at: released.to_record() for at, released in sorted(state.released.items())},
         "streams": {s.stream_id: {
             "who": (s.account, s.name, s.config, s.created_ns, s.extra, s.ceiling, s.offline),

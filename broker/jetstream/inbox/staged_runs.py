@@ -149,8 +149,7 @@ class StagedRuns:
         self._gone = {key: missed for key, missed in self._gone.items() if not missed or missed >= oldest}
 
     def _named(self, run: RunKey) -> bool:
-        state = self._log.state
-        return run in state.runs or run in state.freed_runs
+        return self._log.state.counts.has_counted(run)
 
     def _may_be_named(self, run: RunKey) -> bool:
         """Return whether a stream names the run, or may name it in a record that was not applied because it is

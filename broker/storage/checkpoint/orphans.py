@@ -47,7 +47,7 @@ async def orphan_segments(store: ObjectStore, paths: ShardPaths, state: ShardSta
                 found |= await _without_seals(unknown, paths, is_seal, ask)
                 unknown = []
             key = position_key(position)
-            if key not in state.segments and key not in known:
+            if key not in state.counts.segments and key not in known:
                 unknown.append(position)
         await asyncio.sleep(0)
     return found | await _without_seals(unknown, paths, is_seal, ask)
@@ -79,7 +79,8 @@ async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, 
         texts = await list_(prefix, some)
         # A stream may have arrived from another shard meanwhile, with runs that are older than the listing.
         names = {stream.stream_id: (stream.account, stream.name) for stream in state.streams.values()}
-        known = {run_key(paths, run, *names.get(run[3], ("", ""))) for run in (*state.runs, *state.freed_runs)
+        counts = state.counts
+        known = {run_key(paths, run, *names.get(run[3], ("", ""))) for run in (*counts.runs, *counts.freed_runs)
                  if not run[3] or run[3] in names}
         known.update(*(released.runs for released in state.released.values()))
         for i, text in enumerate(texts):
@@ -89,7 +90,8 @@ async def orphan_runs(store: ObjectStore, paths: ShardPaths, state: ShardState, 
             if (key is not None and key.kind is ObjectKind.RUN and key.position is not None
                     and STAGED_EPOCH < key.position.epoch < epoch and text not in known
                     and (key.incarnation is None or not state.is_elsewhere(paths.shard, key.incarnation))
-                    and not state.is_offline(key.incarnation or 0) and position_key(key.position) > state.uncounted_to):
+                    and not state.is_offline(key.incarnation or 0)
+                    and position_key(key.position) > counts.uncounted_to):
                 found.append(text)
     return found
 

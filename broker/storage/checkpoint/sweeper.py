@@ -110,7 +110,7 @@ class Sweeper(LogListener):
     def start(self, checkpointer: Checkpointer) -> None:
         """Begin to delete, including released objects of earlier owners. The checkpointer awaits ``after_round``."""
         self._log.listen(self)
-        self._log.state.observe_removals(self._blocks_left)
+        self._log.state.counts.observe_removals(self._blocks_left)
         due_ns = self._clock.monotonic_ns() + self._grace_ns
         self._queue.extend((due_ns, released) for released in self._log.state.released.values())
         loop = asyncio.get_running_loop()
@@ -120,7 +120,7 @@ class Sweeper(LogListener):
 
     async def stop(self) -> None:
         """End; the next owner deletes the released objects that exist."""
-        self._log.state.stop_observing_removals()
+        self._log.state.counts.stop_observing_removals()
         if self._tidying is not None:
             self._tidying.cancel()
             self._tidying = None
@@ -186,12 +186,13 @@ class Sweeper(LogListener):
         Args: ``held`` are segments that these roots name for streams that were offline. A start from such a root
             applies them first.
         """
-        state, limit = self._log.state, position_key(oldest)
-        uncounted_to = state.uncounted_to
-        keys = list(state.unnamed)
+        counts, limit = self._log.state.counts, position_key(oldest)
+        uncounted_to = counts.uncounted_to
+        keys = list(counts.unreferenced)
         for at in range(0, len(keys), _POSITIONS_MAX):
             # Omit segments that were released meanwhile, or that a later block of the same segment has named again.
-            some = {key for key in keys[at:at + _POSITIONS_MAX] if uncounted_to < key <= limit and key in state.unnamed}
+            some = {key for key in keys[at:at + _POSITIONS_MAX]
+                    if uncounted_to < key <= limit and key in counts.unreferenced}
             unused = some - self._in_use - held
             self._held_back = self._held_back or len(unused) < len(some)
             yield list(map(key_position, sorted(unused)))
@@ -206,8 +207,8 @@ class Sweeper(LogListener):
 
         They count as released from here on. If the record is not persisted, the next owner finds them as orphans.
         """
-        state, in_use = self._log.state, self._in_use
-        freed, uncounted_to = state.freed_runs, state.uncounted_to
+        counts, in_use = self._log.state.counts, self._in_use
+        freed, uncounted_to = counts.freed_runs, counts.uncounted_to
         unused = [run for run in freed if run not in in_use and position_key(Position(*run[:2])) > uncounted_to]
         keys = [run_key(self._paths, run, *freed.pop(run)) for run in unused[:_POSITIONS_MAX]]
         more = max(0, _POSITIONS_MAX - len(keys))
@@ -250,11 +251,11 @@ class Sweeper(LogListener):
             self._tidying = asyncio.get_running_loop().call_soon(self._tidy)
 
     def _tidy(self) -> None:
-        state = self._log.state
+        counts = self._log.state.counts
         self._tidying = None
-        if state.update_counts(_TIDIED_AT_ONCE):
+        if counts.update(_TIDIED_AT_ONCE):
             self._tidying = asyncio.get_running_loop().call_soon(self._tidy)
-        if state.freed > self._swept_to:
+        if counts.freed > self._swept_to:
             self._freed.set()
 
     async def _ask_for_rounds(self, checkpointer: Checkpointer) -> None:
@@ -262,7 +263,7 @@ class Sweeper(LogListener):
         state = self._log.state
         while True:
             self._freed.clear()
-            if state.freed <= self._swept_to:
+            if state.counts.freed <= self._swept_to:
                 await self._freed.wait()
             rounds = checkpointer.rounds
             with suppress(TimeoutError):
@@ -270,7 +271,7 @@ class Sweeper(LogListener):
                     await self._log.store_filled.wait()
             if self._log.full:
                 await asyncio.sleep(_ROUNDS_APART_FULL_S)
-            if checkpointer.rounds != rounds or state.freed <= self._swept_to or not self._clock_trusted():
+            if checkpointer.rounds != rounds or state.counts.freed <= self._swept_to or not self._clock_trusted():
                 continue  # a round ran anyway, or would free nothing
             if checkpointer.roots and state.position <= checkpointer.roots[-1].position:
                 # A root is identified by its position. An empty record advances the position of an idle log.

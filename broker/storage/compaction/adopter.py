@@ -68,8 +68,7 @@ class Adopter:
                     self._log.urgent()  # the last record is stored with the next commit, or within a second
                 await self._log.persisted()
                 await self._notify_streams(recorded)
-        state, runs = self._log.state, set(runs_of(run))
-        if runs.isdisjoint(state.runs) and runs.isdisjoint(state.freed_runs):
+        if not any(map(self._log.state.counts.has_counted, runs_of(run))):
             # The state does not count this run: all blocks to replace had been removed before, or their streams
             # deleted.
             self._sweeper.abandon_run(key)

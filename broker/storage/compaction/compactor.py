@@ -226,8 +226,8 @@ class Compactor(LogListener):
                     or key.position is None or key.position.epoch == STAGED_EPOCH):
                 continue
             stream, run = state.streams.get(key.incarnation), (*key.position, key.object_id, key.incarnation)
-            if (stream is not None and stream.departed is None and stream.offline is None and run not in state.runs
-                    and run not in state.freed_runs):
+            if (stream is not None and stream.departed is None and stream.offline is None
+                    and not state.counts.has_counted(run)):
                 orphans.append(text)
         self._sweeper.release_runs(orphans)
 

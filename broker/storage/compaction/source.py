@@ -125,8 +125,8 @@ class Source:
         place, epoch, number, object_id, stream_id = one.key
         state = self._log.state
         if place == BlockPlace.LOG:
-            return state.segments.get(position_key(Position(epoch, number)), 0)
-        return state.runs.get((epoch, number, object_id, stream_id), 0)
+            return state.counts.segments.get(position_key(Position(epoch, number)), 0)
+        return state.counts.runs.get((epoch, number, object_id, stream_id), 0)
 
     def _key_of(self, one: StoredObject) -> str | None:
         stream = self._log.state.streams.get(one.blocks[0])

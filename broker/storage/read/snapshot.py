@@ -58,8 +58,8 @@ def replay(paths: ShardPaths, wanted: Callable[[str, str], bool] | None = None, 
            thorough: bool = True, whole: bool = False) -> Steps[Snapshot]:
     """Read the shard's state as it stands in the store.
 
-    Args: wanted(account, name) selects the streams: pages and blocks of others are not read, and ``state.segments`` has
-        no counts. None selects all. thorough: see ``Chain``; the log's owner does not need it. whole: as for
+    Args: wanted(account, name) selects the streams: pages and blocks of others are not read, and ``state.counts`` is
+        not made. None selects all. thorough: see ``Chain``; the log's owner does not need it. whole: as for
         ``ShardState``.
     Raises: Corrupt, which names the object, if the log cannot be read further; VersionUnknown if a newer broker wrote
         it; CutOff if the log changed faster than it could be read, RESTARTS_MAX times.

@@ -1,8 +1,10 @@
 """The applied state of a shard: its streams and consumers after a replay of its persisted segments.
 
-Owns the state of a shard (``stream``, ``consumer`` and ``released`` define its parts), which recovery, checkpoints and
-readers without a broker share. Does not own decisions: a block lists the messages that limits, expiry and acks removed.
-So any version and any reader arrives at the same state, without a clock.
+Owns the state of a shard, which recovery, checkpoints and readers without a broker share. ``stream``, ``consumer``,
+``released`` and ``reference_counts`` define its parts, and ``stream_records`` the effect of a record on one stream.
+
+Does not own decisions: a block lists the messages that limits, expiry and acks removed. So any version and any reader
+arrives at the same state, without a clock.
 
 A block is applied in this order:
 
@@ -19,7 +21,6 @@ begins at the lowest of these.
 
 from __future__ import annotations
 
-from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 
 from broker.storage.format.block import (
@@ -36,79 +37,51 @@ from broker.storage.format.block import (
     checked_ref,
 )
 from broker.storage.format.errors import Corrupt
-from broker.storage.format.header import Position, key_position, position_key
+from broker.storage.format.header import Position
 from broker.storage.format.index import Head
 from broker.storage.format.record import Record
 from broker.storage.format.records.adoption import Adopted, Adoption
 from broker.storage.format.records.append import Append
 from broker.storage.format.records.arrival import Arrival
 from broker.storage.format.records.catalogue import Catalogue, CatalogueEntry
-from broker.storage.format.records.ceiling import Ceiling
-from broker.storage.format.records.consumer_create import ConsumerCreate
-from broker.storage.format.records.consumer_delete import ConsumerDelete
-from broker.storage.format.records.consumer_state import ConsumerDelta
-from broker.storage.format.records.consumer_update import ConsumerUpdate
 from broker.storage.format.records.departure import Departure
-from broker.storage.format.records.expiry import Expiry
 from broker.storage.format.records.message_ids import MessageIds
 from broker.storage.format.records.opening import Opening
 from broker.storage.format.records.release import Release
 from broker.storage.format.records.remains import Remains
-from broker.storage.format.records.schedule import Schedule
 from broker.storage.format.records.stream_create import StreamCreate
 from broker.storage.format.records.stream_delete import StreamDelete
-from broker.storage.format.records.stream_update import StreamUpdate
-from broker.storage.state.consumer import ConsumerState
 from broker.storage.state.erasures import REMAINS
 from broker.storage.state.extra import update_extra
-from broker.storage.state.held import HeldPart, held_parts
 from broker.storage.state.ids import WINDOW, BlockIds
+from broker.storage.state.reference_counts import ReferenceCounts
 from broker.storage.state.released import Released
-from broker.storage.state.stream import DEPARTED, MOVES, SOURCES, START, StreamState
-from broker.storage.state.stream_entry import DAMAGED, check_entry, unpack_entry
+from broker.storage.state.stream import DEPARTED, START, StreamState
+from broker.storage.state.stream_entry import DAMAGED
+from broker.storage.state.stream_records import CHANGES, OWNER_CHANGES, arrived_by, created_by
 from broker.storage.state.swap import dead_in, is_newer
-from broker.storage.state.table import BlockEntry, BlockTable, Kept, RunKey, TablePage, pages_of, run_keys
+from broker.storage.state.table import BlockEntry, BlockTable, Kept, RunKey, pages_of, run_keys
 
 __all__ = ["ShardState"]
 
-_RECORDS_MAX = 16
-_LEFT_AT_ONCE = 1024
-"""Blocks whose counts are updated in one step: less than a millisecond."""
-
 
 class ShardState:
-    """The state of a shard at ``position``; for a reader, only the streams that are ``wanted``.
-
-    ``segments`` has the number of live blocks in each segment that is not released; 0: nothing refers to the segment.
-    ``runs`` has the number of live blocks in each run; a run without any is in ``freed_runs`` instead. Objects that an
-    offline stream needs for its repair (``held``) count like blocks.
-
-    Counts are not updated during a replay; ``finish_replay`` makes them. A reader's state has no counts.
-
-    Millions of blocks leave when a stream is deleted or purged. They leave their tables at once, and the counts a slice
-    at a time, by ``update_counts``. Until then a count is too high, so a segment is kept for longer but never lost.
-    """
+    """The state of a shard at ``position``; for a reader, only the streams that are ``wanted``."""
 
     __slots__ = (
+        "_changes",
         "_deleted",
-        "_leaving",
         "_only",
-        "_removal_observer",
-        "_uncounted",
         "_unmade",
         "catalogue",
-        "freed",
-        "freed_runs",
+        "counts",
         "ids_unlisted_ns",
         "names",
         "opening",
         "position",
         "released",
         "replaying",
-        "runs",
-        "segments",
         "streams",
-        "unnamed",
         "unwanted",
         "wanted",
         "whole",
@@ -127,36 +100,24 @@ class ShardState:
         """Maps (account, name) to stream_id."""
         self.released: dict[Position, Released] = {}
         """Released objects that are not known to be deleted, by the position of the release record."""
-        self.segments: dict[int, int] = {}
-        """Maps the ``position_key`` of a segment to the number of its live blocks."""
-        self.unnamed: set[int] = set()
-        """The keys in ``segments`` without live blocks."""
-        self.freed = START
-        """The ``position`` when a segment last lost its last live block. Later roots do not need that segment."""
-        self.runs: dict[RunKey, int] = {}
-        """Maps a run to the number of its live blocks."""
-        self.freed_runs: dict[RunKey, tuple[str, str]] = {}
-        """Runs that lost their last live block in this process, with account and name of the stream that had it."""
+        self.counts = ReferenceCounts()
+        """The numbers of live blocks in segments and runs, once the replay is finished. A reader has none."""
         self.ids_unlisted_ns = 0
         """Message ids up to this time may be in blocks only. See ``StreamIds.unlisted_ns``."""
-        self._removal_observer: Callable[[], object] | None = None
-        self._leaving: deque[tuple[StreamState, TablePage | HeldPart]] = deque()
-        """Removed blocks that the counts include until ``update_counts``."""
         self.catalogue: dict[int, CatalogueEntry] = {}
         """In shard 0: the streams of other shards, by incarnation."""
         self.position = START
         self.opening: Opening | None = None
         """The newest opening; None: none was replayed yet."""
-        self.replaying = False
+        self.replaying = wanted is not None
+        """True until ``finish_replay``; in a reader's state, always."""
+        self._changes = OWNER_CHANGES if self.whole else CHANGES
         self._unmade: dict[int, Position] = {}
         """Streams with messages before any create record, and where; a later delete record explains them."""
         self._deleted: set[int] = set()
         """Streams that were deleted during this replay."""
         self._only = 0
         """The only stream to which segments are applied at the moment; 0: all streams."""
-        self._uncounted: dict[int, int] = {}
-        """Offline streams with a damaged table, whose blocks are not counted. Maps the stream_id to a ``position_key``:
-        all of its blocks are in segments and runs up to there, or in runs below the stream's own prefix."""
 
     def stream(self, account: str, name: str) -> StreamState | None:
         """Return the stream of that name, or None."""
@@ -182,19 +143,12 @@ class ShardState:
         stream = self.streams.get(stream_id)
         return stream is not None and stream.offline is not None
 
-    @property
-    def uncounted_to(self) -> int:
-        """The last ``position_key`` of segments and runs that may have uncounted live blocks; -1: there are none."""
-        return max(self._uncounted.values(), default=-1)
-
     def apply_segment(self, position: Position) -> None:
         """Begin a segment. Call this before its blocks are applied, and also if it has none."""
         if position <= self.position:
             raise ValueError(f"{position} applied after {self.position}")
         self.position = position
-        key = position_key(position)
-        self.segments.setdefault(key, 0)
-        self.unnamed.add(key)
+        self.counts.add_segment(position)
 
     def apply_block(self, core: BlockCore, ref: BlockRef | None, head: Head | None = None,
                     ids: BlockIds | None = None) -> None:
@@ -236,9 +190,7 @@ class ShardState:
             return
         try:
             if stream.blocks.append(packed):
-                key = position_key(self.position)
-                self.segments[key] += 1
-                self.unnamed.discard(key)
+                self.counts.add_to_segment(self.position)
             self._apply_outcome(stream, outcome, packed[LAST_TIME_NS])
         except Corrupt as error:  # the first page of the table cannot be unpacked
             self.set_offline(stream.stream_id, f"segment {self.position} cannot be applied: {error}")
@@ -267,19 +219,15 @@ class ShardState:
     def _hold(self, stream: StreamState, runs: Iterable[RunKey] = ()) -> None:
         """Record that an offline stream needs the segment at ``position`` for its repair, and ``runs``, which a record
         there names for it."""
-        counting = not self.replaying and self.wanted is None
         if not stream.held or stream.held[-1] != self.position:
             stream.held.append(self.position)
             stream.dirty = True
-            if counting:
-                key = position_key(self.position)
-                self.segments[key] += 1
-                self.unnamed.discard(key)
+            if not self.replaying:
+                self.counts.add_to_segment(self.position)
         for run in runs:
             stream.held_runs.append(run)
-            if counting:
-                self.runs[run] = self.runs.get(run, 0) + 1
-                self.freed_runs.pop(run, None)
+            if not self.replaying:
+                self.counts.add_to_run(run)
 
     def finish_replay(self) -> None:
         """End a replay: make names and counts. Raises: Corrupt for blocks of a stream that was never created."""
@@ -292,57 +240,7 @@ class ShardState:
             return
         self.replaying = False
         self._deleted.clear()
-        segments: Counter[int] = Counter()
-        runs: dict[RunKey, int] = {}
-        for stream in self.streams.values():
-            if stream.offline is not None:
-                self._count_offline(stream, segments, runs)
-                continue
-            if stream.departed is not None:
-                continue
-            try:
-                for page in stream.blocks.pages:
-                    segments.update(page.log_keys())
-                    for run, count in page.run_counts(stream.stream_id):
-                        runs[run] = runs.get(run, 0) + count
-            except (ValueError, TypeError, OverflowError) as error:
-                raise Corrupt(f"stream {stream.name}", "block table", 0,
-                              f"a page's summary is damaged: {error}") from None
-        if not segments.keys() <= self.segments.keys():
-            self._refuse_released()
-        self.segments = dict.fromkeys(self.segments, 0)
-        self.segments.update(segments)
-        self.runs = runs
-        self.unnamed = {key for key, count in self.segments.items() if not count}
-        # It is not known which segments had blocks once and lost them. A few segments never had any: those with the
-        # shard's own records. If there are more, begin rounds that free them.
-        self.freed = self.position if len(self.unnamed) > _RECORDS_MAX else START
-
-    def _count_offline(self, stream: StreamState, segments: Counter[int], runs: dict[RunKey, int]) -> None:
-        """Count the objects that an offline stream needs for its repair: its blocks as of the last segment applied to
-        it, and ``held``. All of these leave the counts when the stream is deleted."""
-        parts: list[TablePage | HeldPart] = [*held_parts(stream.held, stream.held_runs)]
-        try:
-            for page in stream.blocks.pages:
-                deque(page.log_keys(), 0)
-                deque(page.run_counts(stream.stream_id), 0)
-            parts += stream.blocks.pages
-        except (ValueError, TypeError, OverflowError):
-            self._uncounted[stream.stream_id] = position_key(stream.held[0] if stream.held else self.position)
-        for part in parts:
-            # A newer broker may have released some segments after records that could not be applied here.
-            segments.update(key for key in part.log_keys() if key in self.segments)
-            for run, count in part.run_counts(stream.stream_id):
-                runs[run] = runs.get(run, 0) + count
-
-    def _refuse_released(self) -> None:
-        """Raise Corrupt for the stream that has a block in a released segment."""
-        for stream in self.streams.values():
-            for page in stream.blocks.pages if stream.offline is None else ():
-                for key in page.log_keys():
-                    if key not in self.segments:
-                        raise Corrupt(f"stream {stream.name}", "block table", 0,
-                                      f"it names segment {key_position(key)}, which was released")
+        self.counts.rebuild(self.streams.values(), self.position)
 
     def _created(self, core: BlockCore) -> StreamState | None:
         """Return the stream that this block creates.
@@ -360,7 +258,12 @@ class ShardState:
                 self._unmade.setdefault(core.stream_id, self.position)
             return None
         try:
-            stream = _created_by(record, core) if record.kind == StreamCreate.KIND else self._arrived(core, record)
+            if record.kind == StreamCreate.KIND:
+                stream = created_by(record, core.stream_id)
+            else:
+                stream = arrived_by(record, core.stream_id, whole=self.whole)
+                if not self.replaying:
+                    self.counts.add_arrived(stream)
         except DAMAGED as error:
             why = str(error) if isinstance(error, Corrupt) else repr(error)
             self.set_offline(core.stream_id, f"segment {self.position} is damaged: {why}")
@@ -380,9 +283,7 @@ class ShardState:
             if record.kind == Append.KIND:
                 self._append(stream, record)
         if core.count and ref is not None and blocks.append(ref.pack()) and counting and ref.place == BlockPlace.LOG:
-            key = position_key(ref.position)
-            self.segments[key] += 1
-            self.unnamed.discard(key)
+            self.counts.add_to_segment(ref.position)
         left: list[Kept] = []
         below = _trimmed_below(blocks, core) if len(core.removed) > 1 else 0
         # Skip ranges in blocks that leave by the outcome: a thousand steps of expiry would mark a thousand blocks.
@@ -392,54 +293,21 @@ class ShardState:
             for removed in ranges:
                 due.remove(removed[0], removed[1])
         if left and counting:
-            self._queue_removed(stream, pages_of(left))
+            self.counts.remove(stream, pages_of(left))
         deleted, departed, remains = False, None, None
         with_ids: Record | None = None
         for record in core.records:
             kind = record.kind
-            if kind == MessageIds.KIND:
+            if (change := self._changes.get(kind)) is not None:
+                change(stream, record.body)
+            elif kind == MessageIds.KIND:
                 with_ids = record
-            elif kind == ConsumerDelta.KIND:
-                delta = ConsumerDelta.decode(record.body)
-                consumer = stream.consumers.get(delta.name)
-                if consumer is not None:
-                    consumer.apply_delta(delta)
-                    consumer.place = None
-            elif kind == ConsumerCreate.KIND:
-                made = ConsumerState.created(ConsumerCreate.decode(record.body))
-                stream.consumers[made.name] = made
-            elif kind == ConsumerUpdate.KIND:
-                changed = ConsumerUpdate.decode(record.body)
-                consumer = stream.consumers.get(changed.name)
-                if consumer is None:
-                    raise Corrupt("record", f"record {kind}", 0, f"there is no consumer {changed.name}")
-                consumer.config = dict(changed.config)
-                update_extra(consumer.extra, changed.extra)
-                consumer.place = None
-            elif kind == ConsumerDelete.KIND:
-                stream.consumers.pop(ConsumerDelete.decode(record.body).name, None)
-            elif kind == StreamUpdate.KIND:
-                update = StreamUpdate.decode(record.body)
-                stream.config = dict(update.config)
-                update_extra(stream.extra, update.extra)
             elif kind == StreamDelete.KIND:
                 deleted = True
             elif kind == Departure.KIND:
                 departed = Departure.decode(record.body).to
             elif kind == Remains.KIND:
                 remains = record
-            elif kind == Ceiling.KIND:
-                stream.ceiling = Ceiling.decode(record.body).seq
-            elif kind == Expiry.KIND and self.whole:
-                expiry = Expiry.decode(record.body)
-                stream.expiries.add(expiry.seqs, expiry.expires_at_ns)
-            elif kind == Schedule.KIND and self.whole:
-                schedule = Schedule.decode(record.body)
-                for seq, due_ns in zip(schedule.seqs, schedule.due_at_ns, strict=True):
-                    if due_ns:
-                        stream.schedules.put(seq, due_ns)
-                    else:
-                        stream.schedules.remove(seq, seq)
         if with_ids is not None and self.whole and stream.config.get(WINDOW, 0):
             stream.ids.record(core, ids or BlockIds.of(core, with_ids, head))
         self._apply_outcome(stream, core.outcome, core.last_time_ns if core.count else stream.last_time_ns)
@@ -455,12 +323,8 @@ class ShardState:
         stream.extra[DEPARTED] = to
         if self.names.get((stream.account, stream.name)) == stream.stream_id:
             del self.names[stream.account, stream.name]
-        if self.replaying or self.wanted is not None:
-            return
-        while self.update_counts(_LEFT_AT_ONCE):  # the last block of a run may have left it: that run is ours to delete
-            pass
-        for page in stream.blocks.pages:
-            self._uncount(stream, page, moved=True)
+        if not self.replaying:
+            self.counts.remove_departed(stream)
 
     def _apply_to_departed(self, stream: StreamState, core: BlockCore) -> None:
         """Apply a block to a stream that has left: its bytes are removed, it comes back, or it is forgotten."""
@@ -484,25 +348,6 @@ class ShardState:
         stream.extra = {**stream.extra, REMAINS: packed}
         stream.position, stream.dirty = self.position, True
 
-    def _arrived(self, core: BlockCore, record: Record) -> StreamState:
-        """Return the stream that arrives from another shard. Raises: one of ``DAMAGED``."""
-        arrival = Arrival.decode(record.body)
-        check_entry(arrival.entry)
-        stream, _ = unpack_entry(arrival.entry, filters=True, whole=self.whole)
-        stream.extra = {**stream.extra, MOVES: stream.moves + 1}
-        stream.extra.pop(DEPARTED, None)
-        stream.extra.pop(REMAINS, None)
-        stream.extra[SOURCES] = sorted({*stream.extra.get(SOURCES, ()), arrival.source})
-        stream.position, stream.dirty = START, True
-        if stream.stream_id != core.stream_id:
-            raise ValueError(f"it is the entry of stream {stream.stream_id:016x}")
-        if self.wanted is None and not self.replaying:
-            for page in stream.blocks.pages:
-                for run, count in page.run_counts(stream.stream_id):
-                    self.runs[run] = self.runs.get(run, 0) + count
-                    self.freed_runs.pop(run, None)
-        return stream
-
     def _append(self, stream: StreamState, record: Record) -> None:
         """Add the staged blocks of an append record. Raises: Corrupt; ValueError if they cannot follow."""
         if record.after_seq:
@@ -513,10 +358,8 @@ class ShardState:
             if (ref[STREAM_ID] != stream.stream_id or ref[0] != BlockPlace.STAGED
                     or ref[LAST_SEQ] - ref[FIRST_SEQ] + 1 != ref[COUNT]):
                 raise ValueError(f"{BlockRef.of(ref)!r} is no staged block of this stream")
-            if stream.blocks.append(ref) and not self.replaying and self.wanted is None:
-                run = (ref[1], ref[2], ref[3], stream.stream_id)
-                self.runs[run] = self.runs.get(run, 0) + 1
-                self.freed_runs.pop(run, None)
+            if stream.blocks.append(ref) and not self.replaying:
+                self.counts.add_to_run((ref[1], ref[2], ref[3], stream.stream_id))
         if refs:
             stream.last_time_ns = max(stream.last_time_ns, refs[-1][LAST_TIME_NS])
             if self.whole and stream.config.get(WINDOW, 0):
@@ -527,7 +370,7 @@ class ShardState:
                 continue
             left = stream.blocks.remove(first, last, msgs, size)
             if left and not self.replaying:
-                self._queue_removed(stream, pages_of(left))
+                self.counts.remove(stream, pages_of(left))
         update_extra(stream.extra, append.extra)
 
     def _apply_outcome(self, stream: StreamState, outcome: Outcome, last_time_ns: int) -> None:
@@ -536,7 +379,7 @@ class ShardState:
         stream.last_time_ns = last_time_ns
         if trims:
             if (left := stream.blocks.trim(outcome[0])) and not self.replaying:
-                self._queue_removed(stream, left)
+                self.counts.remove(stream, left)
             if stream.expiries:
                 stream.expiries.trim(outcome[0])
             if stream.schedules:
@@ -553,10 +396,7 @@ class ShardState:
                 released = Released.of(self.position, release)
                 for done in release.done or ():
                     self.released.pop(done, None)
-                for position in released.segments:
-                    key = position_key(position)
-                    self.segments.pop(key, None)
-                    self.unnamed.discard(key)
+                self.counts.release_segments(released.segments)
                 if released.segments or released.pages or released.roots or released.runs:
                     earlier = self.released.setdefault(self.position, released)
                     if earlier is not released:  # two rounds ended within one segment
@@ -609,92 +449,20 @@ class ShardState:
         stays = entry.dead_count < ref.count
         stream.blocks.swap(parts, entry if stays else None)
         stream.dirty = True
-        if not self.replaying and self.wanted is None:
-            run = next(run_keys(stream.stream_id, [ref.pack()]))
-            self.runs[run] = self.runs.get(run, 0) + 1
-            self.freed_runs.pop(run, None)  # earlier adopted blocks of this run may have left
-            self._queue_removed(stream, pages_of([*parts] if stays else [*parts, entry]))
+        if not self.replaying:
+            self.counts.add_to_run(next(run_keys(stream.stream_id, [ref.pack()])))
+            self.counts.remove(stream, pages_of([*parts] if stays else [*parts, entry]))
 
     def _drop(self, stream: StreamState) -> None:
         del self.streams[stream.stream_id]
-        if self.replaying:
-            self._deleted.add(stream.stream_id)
         name = (stream.account, stream.name)
         if self.names.get(name) == stream.stream_id:
             del self.names[name]
-        left: list[TablePage | HeldPart] = [*held_parts(stream.held, stream.held_runs)]
-        table = stream.blocks.clear()
-        if stream.departed is not None:
-            table = []  # another shard has these blocks
-        if self._uncounted.pop(stream.stream_id, None) is None:
-            left += table
+        if self.replaying:
+            self._deleted.add(stream.stream_id)
         else:
-            self.freed = self.position  # objects that were kept for it may be free now
-        if left and not self.replaying:
-            self._queue_removed(stream, left)
-
-    def _queue_removed(self, stream: StreamState, pages: Sequence[TablePage | HeldPart]) -> None:
-        """Let ``update_counts`` subtract removed blocks from the counts; without an observer, do it now."""
-        self._leaving += [(stream, page) for page in pages]
-        if self._removal_observer is not None:
-            self._removal_observer()
-        else:
-            while self.update_counts(_LEFT_AT_ONCE):
-                pass
-
-    def observe_removals(self, observer: Callable[[], object]) -> None:
-        """Call ``observer`` after blocks were removed from their streams. The observer updates the counts: it calls
-        ``update_counts`` until that returns False. Without an observer, the counts are updated at once."""
-        assert self._removal_observer is None, "two observers would update the counts twice"
-        self._removal_observer = observer
-
-    def stop_observing_removals(self) -> None:
-        """Update the counts at once from now on."""
-        self._removal_observer = None
-
-    def update_counts(self, count: int) -> bool:
-        """Subtract up to ``count`` of the removed blocks from the counts, or one page of them. Returns: True if more
-        are left."""
-        leaving, taken = self._leaving, 0
-        while leaving and (not taken or taken + len(leaving[-1][1]) <= count):
-            stream, page = leaving.pop()
-            taken += len(page)
-            self._uncount(stream, page)
-        return bool(leaving)
-
-    def _uncount(self, stream: StreamState, page: TablePage | HeldPart, *, moved: bool = False) -> None:
-        """Subtract blocks from the counts, and free the objects that are not needed any more.
-
-        Args: ``moved``: the runs of the stream alone are another shard's now.
-        """
-        segments = self.segments
-        for key in page.log_keys():
-            live = segments.get(key)
-            if live is None:
-                continue  # a newer broker released the segment after records that could not be applied here
-            segments[key] = live - 1
-            if live == 1:
-                self.unnamed.add(key)
-                self.freed = self.position
-        for run, blocks in page.run_counts(stream.stream_id):
-            live = self.runs.get(run, 0)
-            if moved and run[3]:
-                self.runs.pop(run, None)
-            elif live > blocks:
-                self.runs[run] = live - blocks
-            elif live:
-                del self.runs[run]
-                self.freed_runs[run] = (stream.account, stream.name)
-                self.freed = self.position
-
-
-def _created_by(record: Record, core: BlockCore) -> StreamState:
-    """Return the stream that a create record makes. Raises: Corrupt."""
-    made = StreamCreate.decode(record.body)
-    stream = StreamState(core.stream_id, made.account, made.name, made.config, made.created_ns)
-    stream.ceiling = made.ceiling
-    update_extra(stream.extra, made.extra)
-    return stream
+            self.counts.remove_deleted(stream)
+        stream.blocks.clear()
 
 
 def _trimmed_below(blocks: BlockTable, core: BlockCore) -> int:

@@ -376,7 +376,7 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
     There may be a million segments. Their keys, which were added in ascending order, are copied at once, and packed a
     slice at a time.
     """
-    keys, opening, releases = list(state.segments), state.opening, list(state.released.values())
+    keys, opening, releases = list(state.counts.segments), state.opening, list(state.released.values())
     unlisted_ns = state.ids_unlisted_ns
     catalogue = [entry.encode() for entry in state.catalogue.values()]
     held = [[stream.stream_id, [list(at) for at in stream.held]] for stream in state.streams.values() if stream.held]
@@ -442,7 +442,7 @@ def shard_of(extra: dict[str, Any], position: Position, name: str,
     try:
         # Roots of earlier releases may have segments and release records after their position. Replay adds them.
         last = position_key(position)
-        state.segments = {key: 0 for key in map(position_key, unpack_runs(extra["segments"])) if key <= last}
+        state.counts.segments = {key: 0 for key in map(position_key, unpack_runs(extra["segments"])) if key <= last}
         opening = extra["opening"]
         state.opening = Opening.decode(opening, name) if opening else None
         for at, body in extra["letgo"]:

@@ -36,14 +36,14 @@ def read(client: MemoryObjectClient, found: list[ScanTask]) -> list[Row]:
 async def compacted(owner: Owner, store: MemoryStore) -> None:
     """Merge all blocks that are small or half dead, and wait until the replaced objects are deleted."""
     assert owner.shard.compactor is not None
-    held = {key for key, count in owner.shard.state.segments.items() if count}
+    held = {key for key, count in owner.shard.state.counts.segments.items() if count}
     await owner.shard.compactor.work(quiet=True)
     for _ in range(4):
         add_record(owner.log.block(owner.log.shard), 10, {})
         owner.log.urgent()
         await owner.log.persisted()
         await owner.round()
-    freed = {owner.paths.log(key_position(key)) for key in held if not owner.shard.state.segments.get(key)}
+    freed = {owner.paths.log(key_position(key)) for key in held if not owner.shard.state.counts.segments.get(key)}
     assert freed
     for _ in range(2000):
         if not freed & store.objects.keys():

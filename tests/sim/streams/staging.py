@@ -193,7 +193,7 @@ class Staging:
 
     def _unnamed(self) -> list[str]:
         named = {run[:3] for process in self._world.processes if process.shard is not None
-                 for run in process.shard.state.runs}
+                 for run in process.shard.state.counts.runs}
         return [text for text in self._store.objects if (key := parse(text)) is not None and key.kind is ObjectKind.RUN
                 and key.position is not None and key.position.epoch == STAGED_EPOCH
                 and (*key.position, key.object_id) not in named]

@@ -165,9 +165,9 @@ def test_a_record_releases_a_bounded_number_of_segments() -> None:
         apply = rig.log.state._apply_shard_records
 
         def applied(records: list[object]) -> None:
-            before = len(rig.log.state.segments)
+            before = len(rig.log.state.counts.segments)
             apply(records)  # type: ignore[arg-type]
-            sizes.append(before - len(rig.log.state.segments))
+            sizes.append(before - len(rig.log.state.counts.segments))
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(rig.log.state), "_apply_shard_records", lambda _, records: applied(records))

@@ -206,7 +206,7 @@ def test_random_histories(seed: int) -> None:
             await world.check_newer_version()
             state = world.shard.state
             for position in state.streams[S].held if S in state.streams else ():
-                assert state.segments.get(position_key(position))
+                assert state.counts.segments.get(position_key(position))
             if rng.random() < 0.3:
                 await world.shard.close()
             else:

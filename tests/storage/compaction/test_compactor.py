@@ -154,7 +154,7 @@ def test_killed_at_any_call_nothing_is_lost(calls: int) -> None:
         await one_by_one(later, Stream(later.log, 7, "s", known.last_seq, known.msgs), 40)
         await asyncio.sleep(20 * MINUTE)
         await same_everywhere(shared, later)
-        runs = {f"{run[2]:016x}" for run in later.log.state.runs}
+        runs = {f"{run[2]:016x}" for run in later.log.state.counts.runs}
         assert {key[-16:] for key in shared.objects if "/runs/" in key} == runs
     in_virtual_time(main)
 
@@ -234,7 +234,7 @@ def test_a_stream_that_is_deleted_during_a_merge(everything: bool) -> None:
         await rig.log.persisted()
         go.set()
         await working
-        assert not rig.log.state.runs
+        assert not rig.log.state.counts.runs
         await asyncio.sleep(20 * MINUTE)
         assert not [key for key in shared.objects if "/runs/" in key]
         assert await read_all(shared) == {}

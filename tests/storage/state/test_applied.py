@@ -70,10 +70,10 @@ def test_create_update_delete() -> None:
     segment(state, 2, first=1, last=10, records=[(RecordKind.STREAM_UPDATE, {"config": {"x": 1}}),
                                                  (RecordKind.CEILING, {"seq": 65536})])
     assert (stream.config, stream.ceiling, stream.msgs, stream.position) == ({"x": 1}, 65536, 10, Position(1, 2))
-    assert state.unnamed == {(1 << 48) + 1}
+    assert state.counts.unreferenced == {(1 << 48) + 1}
     segment(state, 3, records=[(RecordKind.STREAM_DELETE, {})])
     assert state.stream("$G", "s") is None
-    assert len(state.unnamed) == 3
+    assert len(state.counts.unreferenced) == 3
     segment(state, 4, first=11, last=12)  # a late block of a deleted stream
     assert state.streams == {}
 
@@ -101,7 +101,7 @@ def test_removed_ranges_span_blocks_and_all_dead_blocks_leave() -> None:
     assert [e.dead_count for e in stream.blocks] == [3, 3]
     assert [s for s in range(1, 31) if (e := stream.blocks.find(s)) and not e.is_dead(s)] == [
         *range(1, 8), *range(24, 31)]
-    assert (1 << 48) + 3 in state.unnamed
+    assert (1 << 48) + 3 in state.counts.unreferenced
     segment(state, 6, removed=[Removed(s, s, 1, 40) for s in (1, 2, 3, 4, 5, 6, 7)], outcome=Outcome(24, 30, 7, 280, 1))
     assert [e.ref.first_seq for e in stream.blocks] == [21]
 
@@ -115,7 +115,7 @@ def test_blocks_below_first_seq_leave() -> None:
     assert [e.ref.first_seq for e in state.streams[7].blocks] == [11, 21]
     segment(state, 6, outcome=Outcome(31, 30, 0, 0, 0), records=[(RecordKind.STREAM_UPDATE, {"config": {}})])
     assert len(state.streams[7].blocks) == 0
-    assert len(state.unnamed) == 6
+    assert len(state.counts.unreferenced) == 6
 
 
 def test_a_thousand_steps_of_expiry_in_a_segment_mark_only_the_remaining_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_a_thousand_steps_of_expiry_in_a_segment_mark_only_the_remaining_block(m
     segment(state, blocks + 2, removed=steps, outcome=Outcome(edge + 1, 10 * blocks, 6, 240, 1))
     assert marked == [(edge - 3, edge)]
     assert [(e.first_seq, e.dead_count, e.dead_bytes) for e in stream.blocks] == [(edge - 3, 4, 160)]
-    assert {key - (1 << 48) for key in state.unnamed} == {1, *range(2, blocks + 1), blocks + 2}
+    assert {key - (1 << 48) for key in state.counts.unreferenced} == {1, *range(2, blocks + 1), blocks + 2}
 
 
 @given(st.lists(st.tuples(st.integers(1, 100), st.integers(0, 12)), min_size=1, max_size=12), st.integers(1, 101))
@@ -265,7 +265,7 @@ def test_released_segments_leave_the_table_and_done_ends_the_release() -> None:
     segment(state, 2)
     body = Release([Position(1, 1), Position(1, 2)], [Position(1, 9)], [Position(1, 1)]).encode()
     segment(state, 3, records=[(RecordKind.RELEASE, body)], stream_id=0)
-    assert list(state.segments) == [(1 << 48) + 3]
+    assert list(state.counts.segments) == [(1 << 48) + 3]
     assert list(state.released[Position(1, 3)].segments) == [Position(1, 1), Position(1, 2)]
     segment(state, 4, records=[(RecordKind.RELEASE, {"done": [[1, 3]]})], stream_id=0)
     assert state.released == {}
@@ -402,7 +402,7 @@ def test_a_range_that_ends_after_the_runs_block() -> None:
         (ref(1, 1, 2), 0, 0), (run, 1, 41)]
     segment(state, 6, removed=[Removed(11, 13, 1, 39)], outcome=Outcome(1, 19, 1, 40, 1))
     assert [entry.ref for entry in stream.blocks] == [ref(1, 1, 2)]
-    assert (1, 3, 9, 0) in state.freed_runs
+    assert (1, 3, 9, 0) in state.counts.freed_runs
 
 
 def unreadable(state: ShardState, stream_id: int) -> None:

@@ -82,7 +82,7 @@ def fill(state: ShardState, blocks: int) -> StreamState:
         first, last = (i - 1) * A_BLOCK + 1, i * A_BLOCK
         stream.blocks.append((1, 1, i, 0, 7, 128, 160, 288, 120, 408, 90, first, last, A_BLOCK, 100 * A_BLOCK,
                               10**18 + i, 10**18 + i, ((b"S.a", A_BLOCK, first, last),)))
-        state.segments[position_key(Position(1, i))] = 1
+        state.counts.segments[position_key(Position(1, i))] = 1
     stream.last_seq, stream.msgs, stream.bytes = blocks * A_BLOCK, blocks * A_BLOCK, 100 * A_BLOCK * blocks
     stream.first_time_ns, stream.last_time_ns = 10**18 + 1, 10**18 + blocks
     state.position = stream.position = Position(1, blocks)
@@ -95,7 +95,7 @@ async def a_stream(blocks: int = BLOCKS, **config: Any) -> tuple[World, Stream]:
     await world.log.close()
     state = ShardState()
     stored = fill(state, blocks)
-    state.unnamed.clear()
+    state.counts.unreferenced.clear()
     world._begin(state)
     world.clock.advance(10**18)
     given = StreamConfig.from_json({"name": "S", "subjects": ["S.>"], **config})
@@ -217,7 +217,7 @@ async def test_a_purge_of_all_lists_no_block(monkeypatch: pytest.MonkeyPatch, ke
     world, stream, listener = await loaded()
     state, last_seq = world.log.state, BLOCKS * A_BLOCK
     meter = Meter()
-    state.observe_removals(lambda: None)
+    state.counts.observe_removals(lambda: None)
     monkeypatch.setattr(Live, "rows", lambda self, block: Rows(block))
     with meter.on(monkeypatch, front_module, "Removal"):
         purging = asyncio.ensure_future(stream.purge(None, 0, keep))
@@ -229,10 +229,11 @@ async def test_a_purge_of_all_lists_no_block(monkeypatch: pytest.MonkeyPatch, ke
     assert [gone[:3] for gone in listener.gone] == [(1, last_seq - keep, last_seq - keep)]
     await world.log.persisted()
     assert len(state.streams[7].blocks) == (2 if keep else 0)
-    assert len(state.unnamed) <= 1, "no segment of them in the turn that applied the purge"
-    while state.update_counts(1000):
+    assert len(state.counts.unreferenced) <= 1, "no segment of them in the turn that applied the purge"
+    while state.counts.update(1000):
         pass
-    assert len(state.unnamed) == BLOCKS + 1 - (2 if keep else 0), "all segments of them, and that of the purge"
+    unreferenced = len(state.counts.unreferenced)
+    assert unreferenced == BLOCKS + 1 - (2 if keep else 0), "all segments of them, and that of the purge"
     assert stream.live.msgs == sum(block.live_msgs for block in stream.live.blocks)
     await world.close()
 
@@ -334,16 +335,16 @@ async def test_the_segments_of_a_deleted_stream_are_counted_in_slices() -> None:
     """The stream is deleted at once. Its segments become free a slice at a time, and count as needed until then."""
     world, stream = await a_stream()
     state = world.log.state
-    state.observe_removals(lambda: None)
+    state.counts.observe_removals(lambda: None)
     add_record(stream.log.block(stream), RecordKind.STREAM_DELETE, {})
     stream.log.urgent()
     await world.log.persisted()
     assert 7 not in state.streams
-    assert len(state.unnamed) <= 1100
-    while state.update_counts(1000):
+    assert len(state.counts.unreferenced) <= 1100
+    while state.counts.update(1000):
         pass
-    assert len(state.unnamed) == len(state.segments)
-    assert state.freed == state.position
+    assert len(state.counts.unreferenced) == len(state.counts.segments)
+    assert state.counts.freed == state.position
     await world.close()
 
 
@@ -370,18 +371,18 @@ def test_replay_is_the_same_with_and_without_slices() -> None:
     sliced, whole = emptied(), emptied()
     for state in (sliced, whole):
         if state is sliced:
-            state.observe_removals(lambda: None)
+            state.counts.observe_removals(lambda: None)
         state.apply_segment(Position(1, 5001))
         outcome = Outcome(24_001, 25_000, 1000, 100_000, 10**18)
         state.apply_block(BlockCore(7, Position(1, 5001), outcome=outcome), None)
-    assert whole.unnamed != sliced.unnamed
-    while sliced.update_counts(333):
+    assert whole.counts.unreferenced != sliced.counts.unreferenced
+    while sliced.counts.update(333):
         pass
-    assert whole.unnamed == sliced.unnamed
-    assert whole.segments == sliced.segments
+    assert whole.counts.unreferenced == sliced.counts.unreferenced
+    assert whole.counts.segments == sliced.counts.segments
     whole.replaying = True
     whole.finish_replay()
-    assert whole.unnamed == sliced.unnamed
+    assert whole.counts.unreferenced == sliced.counts.unreferenced
 
 
 def test_the_model_holds_with_the_smallest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
