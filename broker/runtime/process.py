@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from broker.base.descriptors import raise_limit
 from broker.base.errors import StartError
 from broker.base.garbage import Collector
-from broker.base.malloc import share_heap
 from broker.config.settings import Settings
 from broker.runtime.app import App
 from broker.runtime.logging import LogLines
@@ -53,7 +52,6 @@ def serve(settings: Settings, read: Callable[[], Settings] | None) -> int:
     # default of 5 ms would be the loop's lag under load.
     sys.setswitchinterval(0.0005)
     raise_limit()
-    share_heap()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         status = runner.run(_Process(settings, lines, read).run())
     # The loop no longer handles SIGINT, and the process ends anyway.
