@@ -36,7 +36,8 @@ RUN groupadd --system --gid 10001 jetblock \
  && install --directory --owner=jetblock --group=jetblock --mode=0750 /var/lib/jetblock/data
 COPY --from=build /opt/jetblock /opt/jetblock
 COPY config/jetblock.conf /etc/jetblock/jetblock.conf
-ENV PATH=/opt/jetblock/bin:$PATH PYTHONDONTWRITEBYTECODE=1
+# All threads allocate from one heap of the C library, so that what one has freed is not lost for the others.
+ENV PATH=/opt/jetblock/bin:$PATH PYTHONDONTWRITEBYTECODE=1 MALLOC_ARENA_MAX=1
 # The user is a number, so that an orchestrator can see that it is not root.
 USER 10001:10001
 WORKDIR /var/lib/jetblock
