@@ -146,18 +146,19 @@ class Retention:
             if self.one_by_one is not None and self.one_by_one.ages_one_by_one:
                 self.one_by_one.arm()
                 return
-            stored_ns = self._live.ahead.stored_at(self._live.first_seq, self._stream.first_time_ns)
-            self._arm(min(max(stored_ns + self._max_age_ns - self._clock.now_ns(), 0), _TIMER_NS_MAX))
+            self._arm(max(self._left_ns(self._stream.first_time_ns), 0))
 
     def arm_at(self, first_time_ns: int) -> None:
         """Set the timer as ``arm`` does, for a stream whose blocks have not been loaded since the restart."""
-        stored_ns = self._live.ahead.stored_at(self._live.first_seq, first_time_ns)
-        due_ns = stored_ns + self._max_age_ns - self._clock.now_ns()
-        self._arm(min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
+        self._arm(max(self._left_ns(first_time_ns), _EXPIRY_APART_NS))
+
+    def _left_ns(self, first_time_ns: int) -> int:
+        """Return the time until the first message reaches max_age; 0 or less: it has."""
+        live = self._live
+        return live.ahead.stored_at(live.first_seq, first_time_ns) + self._max_age_ns - self._clock.now_ns()
 
     def _arm(self, delay_ns: int) -> None:
-        if not self._log.clock_trusted():
-            delay_ns = min(delay_ns, _UNTRUSTED_NS)
+        delay_ns = min(delay_ns, _TIMER_NS_MAX if self._log.clock_trusted() else _UNTRUSTED_NS)
         self._timer = asyncio.get_running_loop().call_later(delay_ns / 1e9, self.expire)
 
     def expire(self) -> None:
@@ -179,8 +180,7 @@ class Retention:
             self._arm(_UNTRUSTED_NS)
             return
         if not live.blocks_loaded:
-            stored_ns = live.ahead.stored_at(live.first_seq, live.first_time_ns)
-            if stored_ns + self._max_age_ns > self._clock.now_ns():
+            if self._left_ns(live.first_time_ns) > 0:
                 self.arm_at(live.first_time_ns)
             elif self._expiring is None:
                 self._expiring = self._tasks.start(self._expire_after(None), "expiry")
@@ -214,9 +214,7 @@ class Retention:
                 self._load_edge(not_loaded.blocks[0])
                 return
         if live.msgs and self._timer is None and self._expiring is None:
-            stored_ns = live.ahead.stored_at(live.first_seq, live.first_time[0])
-            due_ns = stored_ns + self._max_age_ns - self._clock.now_ns()
-            self._arm(0 if more else min(max(due_ns, _EXPIRY_APART_NS), _TIMER_NS_MAX))
+            self._arm(0 if more else max(self._left_ns(live.first_time[0]), _EXPIRY_APART_NS))
 
     def _load_edge(self, block: LiveBlock) -> None:
         """Load the head of the block in which the age limit falls, then expire again."""

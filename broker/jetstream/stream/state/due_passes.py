@@ -85,7 +85,7 @@ class DuePasses:
 
     def _timed_out(self) -> None:
         self.cancel()
-        if self._due_ns > self._clock.now_ns() and self._pass is None:
+        if self._due_ns > self._clock.now_ns():
             self.set(self._due_ns)
         else:
             self.begin()
