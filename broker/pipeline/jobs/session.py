@@ -60,17 +60,19 @@ def session(job: str, master: str, conf: Mapping[str, str], log: Path) -> Iterat
         raise PipelineError(f"Spark does not start on {master}: {str(error).partition(chr(10))[0]}") from None
     # The JVM that ``getOrCreate`` started; an existing one may have been started by another program.
     jvm: subprocess.Popen[bytes] | None = getattr(spark.sparkContext._gateway, "proc", None)
-    try:
-        with open(log, "a", encoding="utf-8") as file, redirect_stderr(file):
+    with open(log, "a", encoding="utf-8") as file, redirect_stderr(file):
+        try:
             yield spark
-    except Exception:
-        if jvm is None or not _ends(jvm):
-            raise
-        raise PipelineError("Spark's JVM ended while the job ran: it was killed, perhaps for lack of memory, or it "
-                            "failed; the same command continues the job") from None
-    finally:
-        if jvm is None or jvm.poll() is None:
-            spark.stop()
+        except Exception:
+            if jvm is None or not _ends(jvm):
+                raise
+            # This ends pyspark's thread for accumulators, which would write a traceback below the caller's last line.
+            spark.sparkContext._accumulatorServer.shutdown()
+            raise PipelineError("Spark's JVM ended while the job ran: it was killed, perhaps for lack of memory, or it "
+                                "failed; the same command continues the job") from None
+        finally:
+            if jvm is None or jvm.poll() is None:
+                spark.stop()
 
 
 def _ends(jvm: subprocess.Popen[bytes]) -> bool:
