@@ -4,7 +4,8 @@
 
 ``nats`` is built by ``go install github.com/nats-io/natscli/nats@v0.3.0``. Rates are those that it prints, the best of
 all runs; with several subscribers, their sum. Processor time is the server's for each message that is published, got or
-delivered to one consumer, the least of all runs.
+delivered to one consumer, the least of all runs. In the cases on MinIO jetblock has its default commit interval, and
+nats-server is on a disk.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from bench.servers import Server, jetblock, nats_server
+from bench.servers import Minio, Server, jetblock, nats_server
 
 __all__ = ["main"]
 
@@ -31,6 +32,7 @@ _CASES: Final = {
     "core publish, 1 subscriber": (("sub core --clients 1", 0), ("pub core", 1_000_000)),
     "core publish, 10 subscribers": (("sub core --clients 10", 0), ("pub core", 300_000)),
     "JetStream publish, 2000 in flight": (("js pub async js.a --create --purge --batch 2000", 300_000),),
+    "JetStream publish, 10 000 in flight": (("js pub async js.a --create --purge --batch 10000", 300_000),),
     "publish, 1 client": (("js pub sync js.a --create --purge", 15_000),),
     "publish, 16 clients": (("js pub sync js.a --create --purge --clients 16", 64_000),),
     "KV put": (("kv put", 12_000),),
@@ -47,13 +49,19 @@ _CASES: Final = {
 }
 """The commands of each case, with their numbers of messages; the last one is measured. A ``sub`` runs beside it."""
 
-_ALWAYS: Final = ("publish, 1 client", "publish, 16 clients", "KV put")
-"""The cases that are measured with ``sync_interval: always``, too."""
+_OTHERS: Final = {"always": ("publish, 1 client", "publish, 16 clients", "KV put"),
+                  "MinIO": ("JetStream publish, 2000 in flight", "JetStream publish, 10 000 in flight",
+                            "atomic batches of 500")}
+"""The cases that are measured with ``sync_interval: always``, and on MinIO, too."""
 
 
-def _servers(always: bool) -> Iterator[tuple[str, Server]]:
-    yield "jetblock", jetblock(sync_interval="always" if always else "2m")
-    yield "nats-server", nats_server(sync=always)
+def _servers(kind: str) -> Iterator[tuple[str, Server]]:
+    if kind == "MinIO":
+        with Minio() as minio:
+            yield "jetblock", jetblock(store=minio.url, env=minio.env)
+    else:
+        yield "jetblock", jetblock(sync_interval=kind)
+    yield "nats-server", nats_server(sync=kind == "always")
 
 
 def _run(server: Server, name: str, scale: float) -> tuple[float, float]:
@@ -90,18 +98,19 @@ def main(words: list[str] | None = None) -> int:
     p.add_argument("--scale", type=float, default=1.0, help="factor of the numbers of messages")
     p.add_argument("--only", nargs="*", default=[""], help="cases whose name has one of these words")
     args = p.parse_args(words)
-    cases = [(name, always) for name in _CASES for always in ((False, True) if name in _ALWAYS else (False,))]
-    for name, always in cases:
-        if not any(word in name for word in args.only):
+    cases = [(name, kind) for name in _CASES for kind in ("2m", *(kind for kind in _OTHERS if name in _OTHERS[kind]))]
+    for name, kind in cases:
+        work = f"{name}, {kind}"
+        if not any(word in work for word in args.only):
             continue
         found: dict[str, list[tuple[float, float]]] = {}
         for _ in range(args.repeat):
-            for label, server in _servers(always):
+            for label, server in _servers(kind):
                 with server:
                     found.setdefault(label, []).append(_run(server, name, args.scale))
         best = {label: (max(rate for rate, _ in runs), min(cpu for _, cpu in runs)) for label, runs in found.items()}
         (ours, our_cpu), (theirs, their_cpu) = best["jetblock"], best["nats-server"]
-        print(f"| {name}{', `always`' if always else ''} | {ours:,.0f}/s | {theirs:,.0f}/s | {ours / theirs:.2f} "
+        print(f"| {work} | {ours:,.0f}/s | {theirs:,.0f}/s | {ours / theirs:.2f} "
               f"| {our_cpu:.3g} µs | {their_cpu:.3g} µs |", flush=True)
     return 0
 

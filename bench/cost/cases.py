@@ -17,7 +17,7 @@ from functools import cached_property
 from bench.cost.client import STREAM, Client, grouped, pub
 from bench.servers import Server
 
-__all__ = ["CASES", "COMMITS", "Figure", "Trial"]
+__all__ = ["BUCKET", "CASES", "COMMITS", "Figure", "Trial"]
 
 _DAY_NS = 86_400_000_000_000
 _ACK_SUBJECT = re.compile(rb"(\$JS\.ACK\.[^ ]+) \d")
@@ -355,3 +355,6 @@ COMMITS = (objects.__name__, fast_ingest.__name__)
 """Cases that wait for one acknowledgement after another. jetblock's means that the message is on the disk, unless
 ``sync_interval`` is set; that of nats-server only with ``sync_interval: always``. So these are measured with both
 settings on both servers."""
+
+BUCKET = (atomic_batches.__name__, fast_ingest.__name__)
+"""Cases that jetblock also runs on MinIO."""

@@ -5,9 +5,9 @@ store.
 
 Rates are by wall time, the best of all runs. Beside them is the server's least processor time for each operation, which
 is comparable on a machine with other work. Cases that wait for commits run with the other server's promise, too, so
-that
-acknowledgements mean the same: ``synced`` is nats-server with ``sync_interval: always``, and jetblock's ratio to that;
-``later`` is jetblock with ``sync_interval: 2m``, and its ratio to nats-server's default.
+that acknowledgements mean the same: ``synced`` is nats-server with ``sync_interval: always``, and jetblock's ratio to
+that; ``later`` is jetblock with ``sync_interval: 2m``, and its ratio to nats-server's default. ``MinIO`` is jetblock on
+a bucket with its default commit interval, and its ratio to nats-server's default on a disk.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from bench.cost.cases import CASES, COMMITS, Figure, Trial
-from bench.servers import Server, jetblock, nats_server
+from bench.cost.cases import BUCKET, CASES, COMMITS, Figure, Trial
+from bench.servers import Minio, Server, jetblock, nats_server
 
 __all__ = ["CASES", "HEAD", "line", "main", "measure", "rows", "table"]
 
 Measure = Callable[[str, float, int, bool], list[dict[str, Any]]]
 
-_COLUMNS = "{:<78} {:>12} {:>12} {:<6}{:>6} {:>10} {:>11} {:>10}{:>7}{:>10}{:>7}"
+_COLUMNS = "{:<78} {:>12} {:>12} {:<6}{:>6} {:>10} {:>11} {:>10}{:>7}{:>10}{:>7}{:>10}{:>7}"
 HEAD = _COLUMNS.format("work", "jetblock", "nats-server", "", "ratio", "CPU µs", "nats CPU µs", "synced", "ratio",
-                       "later", "ratio")
+                       "later", "ratio", "MinIO", "ratio")
 
 MARK = 0.5
 """The goal: at least this part of nats-server's rate."""
@@ -55,6 +55,11 @@ def _servers(name: str, ours_only: bool) -> Iterator[Server]:
     yield jetblock()
     if name in COMMITS:
         yield jetblock(sync_interval="2m")
+    if name in BUCKET:
+        with Minio() as minio:
+            server = jetblock(store=minio.url, env=minio.env)
+            server.name = "jetblock (MinIO)"
+            yield server
 
 
 def rows(trials: Iterable[Trial], better: Callable[..., tuple[float, str]]) -> list[dict[str, Any]]:
@@ -85,16 +90,17 @@ def rows(trials: Iterable[Trial], better: Callable[..., tuple[float, str]]) -> l
 
 def line(row: dict[str, Any]) -> str:
     """Return a row of the printed table."""
-    ours, theirs, synced, later = (row.get(server, {}) for server in (
-        "jetblock", "nats-server", "nats-server (sync always)", "jetblock (sync 2m)"))
+    ours, theirs, synced, later, bucket = (row.get(server, {}) for server in (
+        "jetblock", "nats-server", "nats-server (sync always)", "jetblock (sync 2m)", "jetblock (MinIO)"))
     key = "rate" if "rate" in ours else "value"
     cells = [_number(ours.get(key)), _number(theirs.get(key)), row["unit"]]
     if key == "rate":
         cells += [_ratio(ours, theirs, "rate"), _number(ours.get("cpu_us")), _number(theirs.get("cpu_us"))]
         cells += [_number(synced["rate"]), _ratio(ours, synced, "rate")] if synced else ["", ""]
         cells += [_number(later["rate"]), _ratio(later, theirs, "rate")] if later else ["", ""]
+        cells += [_number(bucket["rate"]), _ratio(bucket, theirs, "rate")] if bucket else ["", ""]
     else:
-        cells += [""] * 7
+        cells += [""] * 9
     return _COLUMNS.format(row["work"], *cells).rstrip()
 
 
