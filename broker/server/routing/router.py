@@ -108,28 +108,35 @@ class Router:
         by_subject = routes.by_subject
         msgs_of_run: list[Msg] = ops if isinstance(ops, list) else list(ops)
         waiting = source is None and outward.busy
-        next_route: Route | None = None  # the route of ops[start], if it was already looked up
+        next_route: Route | None = None  # the route of ops[start], if it was already looked up, and its family
+        next_head, next_dots = b"", 0
         # ``to`` is the only receiver of these single messages, so they are handed over together.
         subs: list[Subscription] = []
         msgs: list[Msg] = []
         to: Peer | None = None
         while start < end:
             subject = msgs_of_run[start][0]
-            route, next_route = next_route or by_subject.get(subject), None
-            head = b""
+            route = next_route or by_subject.get(subject)
+            head, dots = (next_head, next_dots) if next_route is not None else (b"", 0)
             if route is None:
                 route = routes.resolve(subject)
                 head, dots = routes.family
+            next_route = None
             at = start + 1
             while at < end:
                 following = msgs_of_run[at][0]
                 if following is not subject:
                     # Acks and replies come in bursts: comparing the head avoids a lookup for each.
-                    if (not (head and following.startswith(head) and following.count(b".") == dots
-                             and following[-1] != _DOT) and (next_route := by_subject.get(following)) is not route
-                            and (next_route is not None or routes.resolve(following) is not route
-                                 or outward.work > AT_ONCE)):
-                        break
+                    if not (head and following.startswith(head) and following.count(b".") == dots
+                            and following[-1] != _DOT):
+                        next_route, next_head = by_subject.get(following), b""
+                        if next_route is None:
+                            next_route = routes.resolve(following)
+                            next_head, next_dots = routes.family
+                            if outward.work > AT_ONCE:
+                                break
+                        if next_route is not route:
+                            break
                     subject = following
                 at += 1
             changes = routes.changes

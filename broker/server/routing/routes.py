@@ -73,7 +73,8 @@ class Routes:
         # The keys of _inboxes are inbox prefixes (None: resolve each subject), those of _acks heads of acks' subjects.
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
-        self._heads: set[bytes] = set()
+        self._missed: list[bytes] = [b""] * ROUTES_KEPT
+        """Subjects and heads of subjects that were not cached while the cache was full: the last one for each hash."""
         self._roots: set[bytes] = set()
         """The first two tokens of each key that is or was in ``by_subject`` or ``_inboxes``."""
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
@@ -224,6 +225,9 @@ class Routes:
         if len(self.by_subject) >= ROUTES_KEPT:
             if not refused and (common := self._shared_route(subject)) is not None:
                 return common
+            if not self._came_before(subject):
+                # If subjects never repeat, caching one and dropping it later costs more than finding its route.
+                return self._refusal if refused else self.route_of_match(self._match(subject))
             _halve(self.by_subject)
         route = self._refusal if refused else self.route_of_match(self._match(subject))
         self.by_subject[subject] = route
@@ -240,14 +244,19 @@ class Routes:
         head = subject.rpartition(b".")[0]
         if not head or subject[-1] == _DOT:
             return None
-        if head not in self._heads:
-            if len(self._heads) >= ROUTES_KEPT:
-                self._heads.clear()
-            self._heads.add(head)
+        if not self._came_before(head):
             return None
         if (route := self.inbox(head)) is not None:
             self.family = (head + b".", head.count(b".") + 1)
         return route
+
+    def _came_before(self, key: bytes) -> bool:
+        """Return whether a subject, or a head of subjects, was missed before, and not too long ago."""
+        at = hash(key) % ROUTES_KEPT
+        if self._missed[at] == key:
+            return True
+        self._missed[at] = key
+        return False
 
     def inbox(self, prefix: bytes) -> Route | None:
         """Return the route of all subjects one token longer than ``prefix``; None if their routes differ."""
