@@ -73,8 +73,9 @@ class Routes:
         # The keys of _inboxes are inbox prefixes (None: resolve each subject), those of _acks heads of acks' subjects.
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
-        self._missed: list[bytes] = [b""] * ROUTES_KEPT
-        """Subjects and heads of subjects that were not cached while the cache was full: the last one for each hash."""
+        self._missed: list[bytes] = []
+        """Subjects and heads of subjects that were not cached while the cache was full: the last one for each hash. It
+        is empty until the cache is full for the first time, because there may be very many accounts."""
         self._roots: set[bytes] = set()
         """The first two tokens of each key that is or was in ``by_subject`` or ``_inboxes``."""
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
@@ -252,6 +253,8 @@ class Routes:
 
     def _came_before(self, key: bytes) -> bool:
         """Return whether a subject, or a head of subjects, was missed before, and not too long ago."""
+        if not self._missed:
+            self._missed = [b""] * ROUTES_KEPT
         at = hash(key) % ROUTES_KEPT
         if self._missed[at] == key:
             return True
