@@ -11,6 +11,8 @@ facts, calls ``decide``, takes the step and calls ``decide`` again.
                                     no put is in flight; or the last one is encoded, has few blocks, and there is a
                                       ``commit_interval`` or the open segment is large
                                     its blocks are few, or hold many messages each, or have stopped growing
+                                    it has waited for one of the above, or has few messages or no more than before:
+                                      a burst is not split
     Put a segment, even empty     if a lease of T is to be renewed: T/3 after the last put began, and T/2 after the
                                     lease was last renewed without a put if the last put was empty: it says that the
                                     entries before it are stored
@@ -29,7 +31,7 @@ from typing import NamedTuple
 
 from broker.storage.log.settings import LogSettings
 
-__all__ = ["BLOCKS_MANY", "BYTES_MANY", "PAUSE_NS", "Action", "CommitSchedule", "Decision", "Facts"]
+__all__ = ["BLOCKS_MANY", "BYTES_MANY", "MESSAGES_MANY", "PAUSE_NS", "Action", "CommitSchedule", "Decision", "Facts"]
 
 BLOCKS_MANY = 256
 """A segment with this many blocks costs more for its blocks than for its messages. The next put begins only after such
@@ -49,6 +51,12 @@ PAUSE_NS = 2_000_000
 _PAUSE_SHARE = 8
 """The pause is at least this part, an eighth, of the time that the last put of many blocks took. A publisher with
 thousands of answers needs longer than ``PAUSE_NS`` to send the next messages, and so may the loop that reads them."""
+
+
+MESSAGES_MANY = 16
+"""The number of messages that, if they arrive while nothing delays a put, are the beginning of a burst. Its publisher
+waits for the answers to all of it, so one put for all is sooner than one for its beginning and, an interval later, one
+for the rest."""
 
 
 @dataclass(slots=True)
@@ -119,6 +127,8 @@ class CommitSchedule:
         """The instant of the first measurement of the open segment."""
         self._grown_at_ns = 0
         """The instant of the measurement ``_grown``."""
+        self._delayed = False
+        """True if the open segment has waited for the interval or for a put."""
 
     def share_interval(self, shards: float) -> None:
         """Leave ``shards`` times ``commit_interval`` between two puts: so many shards share it."""
@@ -142,8 +152,10 @@ class CommitSchedule:
         if not heartbeat and not facts.asked:
             return self._wait(facts, now_ns)
         if since_ns < self._interval_ns and (facts.in_flight or not (facts.hasty or self._saved(now_ns))):
+            self._delayed = True
             return self._wait(facts, now_ns, facts.began_ns + self._interval_ns)
         if facts.in_flight and not (facts.beside and (self._interval_ns or facts.bytes >= BYTES_MANY)):
+            self._delayed = True
             return self._wait(facts, now_ns)
         if heartbeat:
             return _HEARTBEAT
@@ -157,7 +169,7 @@ class CommitSchedule:
 
     def segment_closed(self) -> None:
         """Measure the growth of the next open segment from zero."""
-        self._grown = 0
+        self._grown, self._delayed = 0, False
 
     def record_put(self, blocks: int, took_ns: int) -> None:
         """Record that a segment of ``blocks`` blocks was stored ``took_ns`` after its put began."""
@@ -181,18 +193,23 @@ class CommitSchedule:
         return due_ns if facts.renewed_ns is None else max(due_ns, facts.renewed_ns + self._lease_ns // 2)
 
     def _growing(self, facts: Facts, now_ns: int) -> bool:
-        """Return whether to wait a little, because many blocks of few messages each still receive more.
+        """Return whether to wait a little, because many blocks of few messages each, or a burst, still receive more.
 
-        The wait is at most as long as the put of the last such segment, so a message's latency at most doubles.
+        The wait is at most as long as the put of the last such segment, or one interval for a burst, so a message's
+        latency at most doubles.
         """
         blocks, count = facts.blocks, facts.count
-        if blocks < BLOCKS_MANY or not count or count >= _MESSAGES_A_BLOCK * blocks:
+        if blocks >= BLOCKS_MANY and 0 < count < _MESSAGES_A_BLOCK * blocks:
+            most_ns, pause_ns = self._took_ns, max(PAUSE_NS, self._took_ns // _PAUSE_SHARE)
+        elif self._interval_ns and count >= MESSAGES_MANY and not (facts.in_flight or facts.hasty or self._delayed):
+            most_ns, pause_ns = self._interval_ns, PAUSE_NS
+        else:
             return False
         if not self._grown:
             self._growing_ns = now_ns
-        elif now_ns - self._growing_ns >= self._took_ns:
+        elif now_ns - self._growing_ns >= most_ns:
             return False
         elif count == self._grown:
-            return now_ns - self._grown_at_ns < max(PAUSE_NS, self._took_ns // _PAUSE_SHARE)
+            return now_ns - self._grown_at_ns < pause_ns
         self._grown, self._grown_at_ns = count, now_ns
         return True

@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from broker.storage.log.commit_schedule import BLOCKS_MANY, BYTES_MANY, PAUSE_NS, Action, CommitSchedule, Facts
+from broker.storage.log.commit_schedule import (
+    BLOCKS_MANY,
+    BYTES_MANY,
+    MESSAGES_MANY,
+    PAUSE_NS,
+    Action,
+    CommitSchedule,
+    Facts,
+)
 from broker.storage.log.settings import LogSettings
 
 MS = 1_000_000
@@ -64,6 +72,15 @@ TABLE: list[tuple[str, dict[str, int], dict[str, Any], Action, int | None]] = [
     ("few small blocks do not wait", {}, {"asked": True, "blocks": BLOCKS_MANY - 1, "count": 300}, CUT, None),
     ("many large blocks do not wait", {}, {"asked": True, "blocks": BLOCKS_MANY, "count": 16 * BLOCKS_MANY}, CUT, None),
     ("blocks without messages do not wait", {}, {"asked": True, "blocks": BLOCKS_MANY}, CUT, None),
+
+    ("a burst waits for its end", EVENLY, {"asked": True, "count": MESSAGES_MANY}, WAIT, PAUSE_NS),
+    ("few messages do not wait", EVENLY, {"asked": True, "count": MESSAGES_MANY - 1}, CUT, None),
+    ("a burst does not wait without an interval", {}, {"asked": True, "count": 999}, CUT, None),
+    ("a burst does not wait beside a put", EVENLY, {"asked": True, "count": 999, "in_flight": 1, "beside": True}, CUT,
+     None),
+    ("a hasty burst does not wait", EVENLY, {"asked": True, "count": 999, "hasty": True}, CUT, None),
+    ("a burst does not delay a heartbeat", {**EVENLY, **LEASED}, {"asked": True, "count": 999, "ago": THIRD}, HEARTBEAT,
+     None),
 
     ("a heartbeat every third of the lease", LEASED, {"ago": THIRD}, HEARTBEAT, None),
     ("no heartbeat before a third of the lease", LEASED, {"ago": THIRD - MS}, WAIT, MS),
@@ -156,3 +173,30 @@ def test_the_next_segment_grows_from_nothing() -> None:
     assert schedule.decide(grown(301), NOW + MS).action is CUT
     schedule.segment_closed()
     assert schedule.decide(grown(300), NOW + 2 * MS).action is WAIT
+
+
+def burst(count: int, **facts: Any) -> Facts:
+    return Facts(0, asked=True, blocks=1, count=count, **facts)
+
+
+def test_a_burst_is_one_segment() -> None:
+    """Shows that a burst is stored once its publisher has paused."""
+    schedule = CommitSchedule(LogSettings(**EVENLY))
+    assert [schedule.decide(burst(100 + i), NOW + i * MS).action for i in range(20)] == [WAIT] * 20
+    assert schedule.decide(burst(119), NOW + 20 * MS).action is WAIT
+    assert schedule.decide(burst(119), NOW + 19 * MS + PAUSE_NS).action is CUT
+
+
+def test_a_burst_without_end_waits_for_one_interval() -> None:
+    """Shows that publishers that never pause do not put off the first put for longer, nor any later one."""
+    schedule = CommitSchedule(LogSettings(**EVENLY))
+    times_ns = range(NOW, NOW + INTERVAL, MS)
+    assert {schedule.decide(burst(100 + i), time_ns).action for i, time_ns in enumerate(times_ns)} == {WAIT}
+    assert schedule.decide(burst(999), NOW + INTERVAL).action is CUT
+    schedule.segment_closed()
+    began_ns, now_ns = NOW + INTERVAL, NOW + 2 * INTERVAL
+    assert schedule.decide(Facts(began_ns, asked=True, count=50), now_ns - MS).action is WAIT  # for the interval
+    assert schedule.decide(Facts(began_ns, asked=True, count=99), now_ns).action is CUT
+    schedule.segment_closed()
+    assert schedule.decide(burst(50, in_flight=1), now_ns + INTERVAL).action is WAIT  # for the put
+    assert schedule.decide(burst(99), now_ns + INTERVAL).action is CUT
