@@ -31,7 +31,8 @@ from typing import NamedTuple
 
 from broker.storage.log.settings import LogSettings
 
-__all__ = ["BLOCKS_MANY", "BYTES_MANY", "MESSAGES_MANY", "PAUSE_NS", "Action", "CommitSchedule", "Decision", "Facts"]
+__all__ = ["BLOCKS_MANY", "BURST_NS", "BYTES_MANY", "MESSAGES_MANY", "PAUSE_NS", "Action", "CommitSchedule", "Decision",
+           "Facts"]
 
 BLOCKS_MANY = 256
 """A segment with this many blocks costs more for its blocks than for its messages. The next put begins only after such
@@ -57,6 +58,9 @@ MESSAGES_MANY = 16
 """The number of messages that, if they arrive while nothing delays a put, are the beginning of a burst. Its publisher
 waits for the answers to all of it, so one put for all is sooner than one for its beginning and, an interval later, one
 for the rest."""
+
+BURST_NS = 20_000_000
+"""The longest wait for the end of a burst: about the time of a put, also where the interval is longer."""
 
 
 @dataclass(slots=True)
@@ -195,14 +199,14 @@ class CommitSchedule:
     def _growing(self, facts: Facts, now_ns: int) -> bool:
         """Return whether to wait a little, because many blocks of few messages each, or a burst, still receive more.
 
-        The wait is at most as long as the put of the last such segment, or one interval for a burst, so a message's
+        The wait is at most as long as the put of the last such segment, or ``BURST_NS`` for a burst, so a message's
         latency at most doubles.
         """
         blocks, count = facts.blocks, facts.count
         if blocks >= BLOCKS_MANY and 0 < count < _MESSAGES_A_BLOCK * blocks:
             most_ns, pause_ns = self._took_ns, max(PAUSE_NS, self._took_ns // _PAUSE_SHARE)
         elif self._interval_ns and count >= MESSAGES_MANY and not (facts.in_flight or facts.hasty or self._delayed):
-            most_ns, pause_ns = self._interval_ns, PAUSE_NS
+            most_ns, pause_ns = min(self._interval_ns, BURST_NS), PAUSE_NS
         else:
             return False
         if not self._grown:

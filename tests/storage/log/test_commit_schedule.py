@@ -9,6 +9,7 @@ import pytest
 
 from broker.storage.log.commit_schedule import (
     BLOCKS_MANY,
+    BURST_NS,
     BYTES_MANY,
     MESSAGES_MANY,
     PAUSE_NS,
@@ -182,21 +183,23 @@ def burst(count: int, **facts: Any) -> Facts:
 def test_a_burst_is_one_segment() -> None:
     """Shows that a burst is stored once its publisher has paused."""
     schedule = CommitSchedule(LogSettings(**EVENLY))
-    assert [schedule.decide(burst(100 + i), NOW + i * MS).action for i in range(20)] == [WAIT] * 20
-    assert schedule.decide(burst(119), NOW + 20 * MS).action is WAIT
-    assert schedule.decide(burst(119), NOW + 19 * MS + PAUSE_NS).action is CUT
+    assert [schedule.decide(burst(100 + i), NOW + i * MS).action for i in range(15)] == [WAIT] * 15
+    assert schedule.decide(burst(114), NOW + 15 * MS).action is WAIT
+    assert schedule.decide(burst(114), NOW + 14 * MS + PAUSE_NS).action is CUT
 
 
-def test_a_burst_without_end_waits_for_one_interval() -> None:
-    """Shows that publishers that never pause do not put off the first put for longer, nor any later one."""
-    schedule = CommitSchedule(LogSettings(**EVENLY))
-    times_ns = range(NOW, NOW + INTERVAL, MS)
+@pytest.mark.parametrize("interval_ns", [INTERVAL, BURST_NS // 2])
+def test_a_burst_without_end(interval_ns: int) -> None:
+    """Shows that publishers that never pause put off the first put for a bounded time, and no later one."""
+    schedule = CommitSchedule(LogSettings(commit_interval_ns=interval_ns))
+    most_ns = min(BURST_NS, interval_ns)
+    times_ns = range(NOW, NOW + most_ns, MS)
     assert {schedule.decide(burst(100 + i), time_ns).action for i, time_ns in enumerate(times_ns)} == {WAIT}
-    assert schedule.decide(burst(999), NOW + INTERVAL).action is CUT
+    assert schedule.decide(burst(999), NOW + most_ns).action is CUT
     schedule.segment_closed()
-    began_ns, now_ns = NOW + INTERVAL, NOW + 2 * INTERVAL
+    began_ns, now_ns = NOW + most_ns, NOW + most_ns + interval_ns
     assert schedule.decide(Facts(began_ns, asked=True, count=50), now_ns - MS).action is WAIT  # for the interval
     assert schedule.decide(Facts(began_ns, asked=True, count=99), now_ns).action is CUT
     schedule.segment_closed()
-    assert schedule.decide(burst(50, in_flight=1), now_ns + INTERVAL).action is WAIT  # for the put
-    assert schedule.decide(burst(99), now_ns + INTERVAL).action is CUT
+    assert schedule.decide(burst(50, in_flight=1), now_ns + interval_ns).action is WAIT  # for the put
+    assert schedule.decide(burst(99), now_ns + interval_ns).action is CUT
