@@ -223,14 +223,15 @@ class Routes:
                     return route
         self.family = _NO_FAMILY
         refused = subject.startswith(self._refused)
-        if len(self.by_subject) >= ROUTES_KEPT:
-            if not refused and (common := self._shared_route(subject)) is not None:
-                return common
+        full = len(self.by_subject) >= ROUTES_KEPT
+        if full and not refused and (common := self._shared_route(subject)) is not None:
+            return common
+        route = self._refusal if refused else self.route_of_match(self._match(subject))
+        if full:
             if not self._came_before(subject):
                 # If subjects never repeat, caching one and dropping it later costs more than finding its route.
-                return self._refusal if refused else self.route_of_match(self._match(subject))
+                return route
             _halve(self.by_subject)
-        route = self._refusal if refused else self.route_of_match(self._match(subject))
         self.by_subject[subject] = route
         self._record_root(subject)
         self._count_cached()

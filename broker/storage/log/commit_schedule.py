@@ -11,8 +11,7 @@ facts, calls ``decide``, takes the step and calls ``decide`` again.
                                     no put is in flight; or the last one is encoded, has few blocks, and there is a
                                       ``commit_interval`` or the open segment is large
                                     its blocks are few, or hold many messages each, or have stopped growing
-                                    it has waited for one of the above, or has few messages or no more than before:
-                                      a burst is not split
+                                    it is not the beginning of a burst, or the burst has ended
     Put a segment, even empty     if a lease of T is to be renewed: T/3 after the last put began, and T/2 after the
                                     lease was last renewed without a put if the last put was empty: it says that the
                                     entries before it are stored
@@ -52,7 +51,6 @@ PAUSE_NS = 2_000_000
 _PAUSE_SHARE = 8
 """The pause is at least this part, an eighth, of the time that the last put of many blocks took. A publisher with
 thousands of answers needs longer than ``PAUSE_NS`` to send the next messages, and so may the loop that reads them."""
-
 
 MESSAGES_MANY = 16
 """The number of messages that, if they arrive while nothing delays a put, are the beginning of a burst. Its publisher
