@@ -12,6 +12,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 
 from broker.base.clock import Clock
 from broker.config.settings import StorageSettings
@@ -27,6 +28,7 @@ from broker.storage.format.header import ObjectKind, Position
 from broker.storage.format.section import SectionCodec
 from broker.storage.log.heartbeat import RecoveryHeartbeat
 from broker.storage.log.journal import JournalPlace
+from broker.storage.log.journaled_log import JournaledLog
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
 from broker.storage.objectstore.base import NotFound, ObjectStore
@@ -157,8 +159,9 @@ class Shard:
             _recover(store, paths, epoch, clock, rng, serve_from_ns, earlier, opening))
         for number in range(snapshot.state.position.number + 1, heartbeat.position.number + 1):
             snapshot.state.apply_segment(Position(epoch, number))
-        log = Log(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
-                  began_ns=heartbeat.proved_ns, clock_trusted=clock_trusted, journal=journal)
+        kind: Callable[..., Log] = Log if journal is None else partial(JournaledLog, journal)
+        log = kind(store, paths.log, epoch, nonce, snapshot.state, clock, rng, settings.log, executor=executor,
+                   began_ns=heartbeat.proved_ns, clock_trusted=clock_trusted)
         sweeper = Sweeper(log, paths, clock, rng, grace_ns=settings.sweep_grace_ns, clock_trusted=clock_trusted)
 
         async def after(checkpointer: Checkpointer) -> None:

@@ -3,14 +3,13 @@
     urgent() ───┐                          ┌─ sealing(block) of each owner with changes
     full ───────┼─> _commit_due ──> _cut ──┤
     1 s lazy ───┘       │                  └─ position fixed, the next open segment begins
-                        ├──> journal: the growth of the open segment is safe ─────────────────────> safe waiters
                         └──> _write: seal_block on the loop, encode, put until it is stored ──┐
          n persisted only after n-1 is  <── in log order: apply, owners' persisted, waiters ──┘
 
 Owns the order of everything that depends on a commit. Does not own when a commit begins (``commit_schedule``), the
-order of segments (``segment_queue``), the contents of blocks (their owners), nor the ownership of the shard
-(``cluster``). The epoch is passed in. A process that has lost the shard learns it here: its next put finds a seal under
-its key.
+order of segments (``segment_queue``), the contents of blocks (their owners), the commits in a journal
+(``journaled_log``), nor the ownership of the shard (``cluster``). The epoch is passed in. A process that has lost the
+shard learns it here: its next put finds a seal under its key.
 
 A closed segment is put until it is stored. The attempts end early only if its key holds a seal or another writer's
 object, or if the log is closed. Its bytes and key are fixed before the first put and are the same in each attempt.
@@ -24,17 +23,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Any, NamedTuple
+from typing import Any, ClassVar
 
 from broker.base.clock import Clock
 from broker.storage.format.header import Position
 from broker.storage.format.records.adoption import Adopted
 from broker.storage.log.commit_schedule import BLOCKS_MANY, BYTES_MANY, Action, CommitSchedule, Facts
-from broker.storage.log.journal import Journal, JournalPlace
-from broker.storage.log.journaling import Grown, Journaling
 from broker.storage.log.lease import Lease
 from broker.storage.log.listener import LogListener
 from broker.storage.log.open_block import OpenBlock
@@ -54,31 +50,25 @@ __all__ = ["Log"]
 
 _log = logging.getLogger(__name__)
 
-_GATHER_NS = 2_000_000
-"""The longest time between a flush and the next commit while publishers send more. A commit and its flush cost 0.2 ms
-of processor time, as much as a hundred messages."""
-
-
-class _SafeCommit(NamedTuple):
-    """A commit in the journal that is not safe yet: the calls that wait for it, and what it has of each stream."""
-
-    waiters: list[Waiter]
-    grown: list[Grown]
-
 
 class Log:
-    """The log of one shard. All methods are synchronous, except ``persisted``, ``safe``, ``drain`` and ``close``."""
+    """The log of one shard, each commit of which is a segment.
+
+    All methods are synchronous, except ``persisted``, ``safe``, ``wipe_journal``, ``drain`` and ``close``.
+    """
+
+    _safe_is_persisted: ClassVar[bool] = True
+    """True if what is sequenced survives a kill only once its segment is persisted."""
 
     def __init__(self, store: ObjectStore, key_of: Callable[[Position], str], epoch: int, nonce: bytes,
                  state: ShardState, clock: Clock, rng: random.Random, settings: LogSettings | None = None, *,
                  executor: Executor | None = None, began_ns: int | None = None,
-                 clock_trusted: Callable[[], bool] = lambda: True, journal: JournalPlace | None = None) -> None:
+                 clock_trusted: Callable[[], bool] = lambda: True) -> None:
         """Continue the log after ``state.position``, which is the opening of ``epoch`` or a later segment of it.
 
         Args: key_of returns a segment's key. executor encodes large segments; None: the loop encodes all of them.
             began_ns is when, by the outside clock, the put of the opening began: the lease counts from then.
             clock_trusted returns False while streams must not let messages expire (see ``clock.GuardedClock``).
-            journal is where the log keeps its journal; None: there is none.
         """
         if state.position.epoch != epoch:
             raise ValueError(f"a log of epoch {epoch} cannot continue after {state.position}")
@@ -104,15 +94,6 @@ class Log:
         self._open = OpenSegment()
         self._waiters = Waiters()
         self._failed: set[int] = set()
-        self._journaling: Journaling | None = None
-        """None: every commit is a segment."""
-
-        self._gathering = False
-        """True between a flush and the next commit, while ``_gather`` is to run in a later turn of the loop."""
-
-        self._unflushed: deque[_SafeCommit] = deque()
-        """The commits in the journal that are not safe yet, in order."""
-
         self._futures: dict[asyncio.Future[None], None] = {}
         self._room: list[Callable[[], object]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,11 +110,6 @@ class Log:
         """When the lease was last renewed without a put."""
 
         self._loop = asyncio.get_running_loop()
-        if journal is not None:
-            if self.settings.lease_ns is not None:
-                raise ValueError("a log with a journal has no lease")  # ``_commit_due`` relies on it
-            file = Journal(journal, epoch, nonce, state.position.number, self.fail, self._flushed)
-            self._journaling = Journaling(file, self._leave_out, self.settings.codec)
         if (renew_at_ns := self._lease.renew_at_ns) is not None:
             self._timers.set_in(renew_at_ns - outside_ns)
 
@@ -170,8 +146,12 @@ class Log:
             self.schedule_commit()
         elif self._timers.soon is None and (not self._segments.in_flight or self._segments.closed
                                             or settings.commit_interval_ns or opened.tally.bytes >= BYTES_MANY
-                                            or (self._journaling is not None and self._journaling.ready)):
+                                            or self._commits_beside_puts()):
             self.schedule_commit()
+
+    def _commits_beside_puts(self) -> bool:
+        """Return whether the open segment may be committed now, whatever is in flight."""
+        return False
 
     def skip_interval(self) -> None:
         """Let the open segment be closed before ``commit_interval`` is over, as soon as no put is in flight."""
@@ -229,48 +209,30 @@ class Log:
 
     def _wait_in_open_segment(self, fn: Callable[..., object], args: tuple[Any, ...], of: BlockOwner | None,
                               batch: Batch | None = None) -> bool:
-        """Add a safe call for the open segment, if it has anything that is not in the journal; return whether it has.
+        """Add a safe call for the open segment, if it has anything that is not safe; return whether it has.
 
-        Later calls may join ``batch``, the argument of the call, until the segment is closed or its commit is in the
+        Later calls may join ``batch``, the argument of the call, until the segment is closed or committed to the
         journal. Either may happen in this call: a large message fills a segment.
         """
-        opened, journaling = self._open, self._journaling
-        if not opened.has_content or (of is not None and of.stream_id in self._failed) or (
-                journaling is not None and journaling.commits and not opened.tally.grown and not opened.content):
+        if not self._has_unsafe() or (of is not None and of.stream_id in self._failed):
             return False
-        self._waiters.append((fn, args, of, journaling is None))
+        self._waiters.append((fn, args, of, self._safe_is_persisted))
         self._waiters.hold(args)
         if batch is not None:
             self._waiters.begin_batch(fn, batch)
         self._make_urgent()
         return True
 
+    def _has_unsafe(self) -> bool:
+        """Return whether the open segment has anything that is not safe."""
+        return self._open.has_content
+
     def _make_urgent(self) -> None:
-        """Make the open segment urgent again, for a call that waits for it: an earlier commit may be in the journal."""
-        if self._journaling is not None and not self._open.urgent:
-            self.urgent()
+        """Make the open segment urgent for a call that waits for it. It is already, unless a journal has some of it."""
 
     def _wait_for_earlier(self, fn: Callable[..., object], args: tuple[Any, ...], of: BlockOwner | None) -> None:
-        """Add a safe call that depends on commits in the journal and on closed segments, or make it."""
-        journaling = self._journaling
-        if of is not None and of.stream_id in self._failed:
-            return
-        if journaling is None:
-            self.wait(fn, *args, of=of)
-            return
-        waiter: Waiter = (fn, args, of, False)
-        if journaling.gaps and (newest := self._segments.newest) is not None:
-            newest.waiters.append(waiter)  # while there are gaps, the newest segment is one
-        elif self._unflushed:
-            self._unflushed[-1].waiters.append(waiter)
-        elif self.failure is not None:
-            return
-        elif self._waiters.due:
-            self._waiters.due.append(waiter)
-        else:
-            fn(*args)
-            return
-        self._waiters.hold(args)
+        """Add a safe call that depends only on earlier segments and commits, or make it."""
+        self.wait(fn, *args, of=of)
 
     def wait_batched(self, fn: Callable[[list[Any]], object], *items: Any) -> None:
         """Like ``wait_safe``, for calls that cost less together: successive calls with one ``fn`` become a single call.
@@ -287,9 +249,8 @@ class Log:
                 self._wait_for_earlier(fn, (batch,), None)
 
     async def wipe_journal(self) -> None:
-        """Overwrite the commits in the journal, all of which are in segments then. Raises: as ``persisted``."""
-        if self._journaling is not None:
-            await self._journaling.journal.wipe(self.persisted)
+        """Overwrite the commits in the journal, if there is one: all of them are in segments then. Raises: as
+        ``persisted``."""
 
     async def persisted(self) -> None:
         """Return once everything sequenced so far is persisted. Raises: Fenced, or whatever stopped the log."""
@@ -434,8 +395,9 @@ class Log:
         self._timers.stop()
         return self._segments.next
 
-    async def close(self) -> None:
-        """Stop, and cancel the puts in flight: each of them may be stored, even later."""
+    async def close(self) -> bool:
+        """Stop, and cancel the puts in flight: each of them may be stored, even later. Returns: whether everything
+        sequenced is persisted."""
         self.stop()
         tasks = list(self._tasks)
         for task in tasks:
@@ -444,9 +406,7 @@ class Log:
         drained = self.idle and self.failure is None and not self._open.has_content
         if self.failure is None:
             self.fail(Fenced("the log was closed"), notify=False)
-        if self._journaling is not None:
-            journaling, self._journaling = self._journaling, None
-            await journaling.journal.close(remove=drained)
+        return drained
 
     def notify_adopted(self, adopted: Sequence[Adopted]) -> list[Adopted]:
         """Notify listeners of an adoption. Returns: the adoptions to report again, see
@@ -469,16 +429,12 @@ class Log:
         self._open.overdue = True
 
     def _commit_due(self) -> None:
-        """Take the schedule's steps until its decision is to wait."""
         self._timers.clear_soon()
-        if self._stopped or self.failure is not None:
-            return
-        if self._journaling is not None and self._open.urgent:
-            if self._gathers(self._journaling):
-                return
-            self._commit_to_journal(self._journaling)
-            if self.failure is not None or not (self._open.asked or self._segments.closed):
-                return  # a log with a journal has no lease, so the schedule's decision would be to wait
+        if not self._stopped and self.failure is None:
+            self._follow_schedule()
+
+    def _follow_schedule(self) -> None:
+        """Take the schedule's steps until its decision is to wait."""
         now_ns = self._clock.monotonic_ns()
         may_close = True
         while True:
@@ -494,75 +450,6 @@ class Log:
             may_close = bool(self._segments.closed)  # False: the lazy owners had no changes, so no segment was made
         if until_ns is not None:
             self._timers.set_in(until_ns - now_ns)
-
-    def _gathers(self, journaling: Journaling) -> bool:
-        """Return whether the next commit waits for the end of a flush, because nothing needs more than the commit."""
-        opened = self._open
-        return ((self._gathering or journaling.journal.flushing) and journaling.ready and journaling.may_gather(opened)
-                and not (opened.content or opened.overdue or self._waiters.persisted or self._segments.closed
-                         or opened.full(self.settings)))
-
-    def _flushed(self) -> None:
-        """Prepare the next commit after a flush."""
-        if self._open.urgent and not self._gathering:
-            self._gathering = True
-            self._gather(0, self._open.tally.count, self._clock.monotonic_ns() + _GATHER_NS)
-
-    def _gather(self, quiet: int, count: int, until_ns: int) -> None:
-        """Commit once no message was added in two turns of the loop: then publishers wait for their PubAcks.
-
-        Args: ``quiet``: the number of such turns; ``count``: the number of messages in the last turn; ``until_ns``:
-            when to commit in any case.
-        """
-        before, count = count, self._open.tally.count
-        if quiet == 2 or not self._open.urgent or self._clock.monotonic_ns() >= until_ns:
-            self._gathering = False
-            self._commit_due()
-        else:
-            self._loop.call_soon(self._gather, 0 if count != before else quiet + 1, count, until_ns)
-
-    def _commit_to_journal(self, journaling: Journaling) -> None:
-        """Journal the growth of the open segment, if nothing needs a segment at once.
-
-        The segment stays open for ``settings.journal_ns`` more (``synced_journal_ns`` if each commit is flushed), so
-        that it has many commits. If the commit cannot be journaled, it remains urgent.
-        """
-        opened = self._open
-        if opened.content or (self._waiters.persisted and not self._waiters.any_safe) or opened.full(self.settings):
-            return
-        if not journaling.ready:
-            journaling.journal.start()
-            return
-        urgent_ns = opened.urgent_ns
-        grown = journaling.commit(opened, self._segments.next.number, self._failed, lambda: self._safe(urgent_ns))
-        if grown is None:
-            return
-        self._unflushed.append(_SafeCommit(self._waiters.pop_safe(), grown))
-        if not self._waiters.persisted:
-            opened.urgent, opened.urgent_ns = False, 0
-            self._timers.set_close(self.settings.synced_journal_ns if journaling.journal.sync
-                                   else self.settings.journal_ns)
-        if not journaling.journal.sync:
-            self._safe(urgent_ns)
-
-    def _safe(self, urgent_ns: int) -> None:
-        """Let readers see the oldest commit in ``_unflushed``, which is safe, and make its calls."""
-        if self.failure is not None:
-            return
-        commit = self._unflushed.popleft()
-        for owner, last_seq in commit.grown:
-            try:
-                owner.safe(last_seq)
-            except Exception as error:
-                self._set_offline(owner, self._segments.next.number, error)
-        if self.failure is not None:
-            return
-        self._waiters.make_due(commit.waiters)
-        if not self._answering:
-            self._answer()
-        if urgent_ns:
-            for listener in self._listeners:
-                listener.commit_safe(urgent_ns)
 
     def _facts(self, may_close: bool) -> Facts:
         opened, segments = self._open, self._segments
@@ -603,33 +490,10 @@ class Log:
                 self._waiters.release(args)
                 (self.wait if persisted else self.wait_safe)(fn, *args, of=of)
             return
-        segment = self._segments.close(blocks, waiters, urgent_ns)
-        if self._journaling is not None:
-            self._journal_rest(self._journaling, opened, segment)
+        self._segment_closed(opened, self._segments.close(blocks, waiters, urgent_ns))
 
-    def _journal_rest(self, journaling: Journaling, opened: OpenSegment, segment: Segment) -> None:
-        """Journal the rest of a segment that was closed; its safe calls are made then.
-
-        Until the rest is safe, the put of the next segment does not begin beside this one's. So if this segment has
-        commits in the journal and is lost, no later segment is in the store.
-        """
-        segment.journaled = segment.partly_safe = bool(journaling.commits)
-        number, urgent_ns = segment.position.number, segment.urgent_ns
-
-        def safe() -> None:
-            segment.partly_safe = False
-            self._safe(0 if segment.waiters else urgent_ns)
-            if self._segments.closed:
-                self.schedule_commit()
-
-        grown = journaling.close(opened, number, segment.blocks, safe)
-        if grown is not None:
-            segment.journaled = segment.complete = segment.partly_safe = True
-            self._unflushed.append(_SafeCommit([waiter for waiter in segment.waiters if not waiter[3]], grown))
-            segment.waiters = [waiter for waiter in segment.waiters if waiter[3]]
-            if not journaling.journal.sync:
-                # This may be in the middle of a decision of a stream, which its readers must not interrupt.
-                self._loop.call_soon(safe)
+    def _segment_closed(self, opened: OpenSegment, segment: Segment) -> None:
+        """Note that ``opened`` was closed and is ``segment`` now."""
 
     def _leave_out(self, owner: BlockOwner, error: Exception) -> None:
         """Call ``_set_offline`` for an owner whose part of the open segment cannot be stored."""
@@ -647,9 +511,8 @@ class Log:
             self._failed.add(stream_id)
         # An earlier segment may fail after a later one was closed: segments are encoded while later ones are closed.
         number = self._putter.leave_out(stream_id, number)
-        if self._journaling is not None and (self._journaling.has(stream_id) or any(
-                segment.journaled and segment.position.number >= number for segment in self._segments)):
-            # The journal may have messages of the stream that were acknowledged. The next owner stores them.
+        if self._may_be_journaled(stream_id, number):
+            # Messages of the stream may have been acknowledged. The next owner stores them.
             self.fail(error)
             return
         self._open.lazy.pop(stream_id, None)
@@ -660,6 +523,10 @@ class Log:
         if first:
             _log.error("a block of stream %016x cannot be stored in segment %d; the stream is offline, others continue",
                        stream_id, number, exc_info=error)
+
+    def _may_be_journaled(self, stream_id: int, number: int) -> bool:
+        """Return whether a journal may have something of the stream in segment ``number`` or a later one."""
+        return False
 
     # Putting a segment.
 
@@ -704,8 +571,6 @@ class Log:
     def _persist(self, segment: Segment) -> None:
         segment.apply_to(self.state)
         self._segments.raw_bytes -= segment.raw_bytes
-        if self._journaling is not None:
-            self._journaling.persisted(segment.position.number, segment.complete)
         for listener in self._listeners:
             listener.segment_applied(segment)
         for block in segment.sealed:
@@ -760,7 +625,6 @@ class Log:
             if task is not asyncio.current_task():
                 task.cancel()
         self._waiters.pop_calls()
-        self._unflushed.clear()
         self._room.clear()
         self._segments.clear()
         for future in self._futures:

@@ -26,6 +26,7 @@ from broker.storage.journal_reader import find_journaled
 from broker.storage.journal_replay import journal_place, replay_journal
 from broker.storage.log import journal, journaling
 from broker.storage.log.journal import JournalPlace
+from broker.storage.log.journaled_log import JournaledLog
 from broker.storage.log.listener import LogListener
 from broker.storage.log.log import Log
 from broker.storage.log.settings import LogSettings
@@ -632,5 +633,5 @@ async def test_a_log_with_a_journal_has_no_lease(tmp_path: Path) -> None:
     state = ShardState()
     state.position = Position(1, 0)
     with pytest.raises(ValueError, match="has no lease"):
-        Log(InlineStore(tmp_path), PATHS.log, 1, bytes(16), state, ManualClock(), random.Random(0),
-            LogSettings(lease_ns=1), journal=JournalPlace(str(tmp_path / "journal"), sync=False))
+        JournaledLog(JournalPlace(str(tmp_path / "journal"), sync=False), InlineStore(tmp_path), PATHS.log, 1,
+                     bytes(16), state, ManualClock(), random.Random(0), LogSettings(lease_ns=1))
