@@ -80,8 +80,8 @@ async def test_key_value_and_objects(tmp_path: Path, hub: str, spoke: str) -> No
         assert (ack["stream"], ack["seq"], ack["domain"]) == ("KV_settings", 2, "bucket")
         far = await here.jetstream(domain="bucket", timeout=10).key_value("settings")
         assert [(await far.get(key)).value for key in ("a", "b")] == [b"1", b"2"]
-        # Not ``keys``: nats-py takes the bucket for empty if nats-server says that nothing is pending before the messages
-        # have arrived.
+        # Not ``keys``: nats-py takes the bucket for empty if nats-server says that nothing is pending before the
+        # messages have arrived.
         watcher = await far.watchall()
         keys: list[str] = []
         async with asyncio.timeout(30):
