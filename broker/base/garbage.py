@@ -26,6 +26,8 @@ __all__ = ["Collector", "discarded", "keep_present"]
 _log = logging.getLogger(__name__)
 
 _EVERY_S: Final = 0.02
+_YOUNG: Final = (700, 10)
+"""The thresholds of the young and the middle generation: Python's own before 3.13, and a third of those since."""
 _YOUNG_COLLECTIONS: Final = 5
 """Collections of the middle generation before its survivors are frozen. Each leaves some 7000 objects at most."""
 _NEVER: Final = 1 << 30
@@ -75,7 +77,7 @@ class Collector:
             return
         self._loop = asyncio.get_running_loop()
         self._thresholds = gc.get_threshold()
-        gc.set_threshold(*self._thresholds[:2], _NEVER)
+        gc.set_threshold(*_YOUNG, _NEVER)
         gc.enable()
         gc.freeze()
         self._checked_s, self._worked_s = time.monotonic(), time.process_time()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from broker.base.client_tls import client_context
 from broker.base.nkeys import KeyPair, split_credentials
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def _reason(error: BaseException) -> str:
 def tls_context(login: Login) -> ssl.SSLContext:
     """Return the TLS settings of a login. Raises: ConnectionFailed."""
     try:
-        context = ssl.create_default_context(cafile=login.tls_ca or None)
+        context = client_context(ca_file=login.tls_ca)
         if login.tls_cert:
             context.load_cert_chain(login.tls_cert, login.tls_key or None)
         if login.tls_insecure:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from broker.base.client_tls import client_context
 from broker.base.nkeys import KeyPair, split_credentials
 
 __all__ = ["BadLogin", "Login"]
@@ -94,7 +95,7 @@ class Login:
         from pathlib import Path
 
         try:
-            context = ssl.create_default_context(cadata=self.ca or None)
+            context = client_context(ca_data=self.ca)
             if self.cert:
                 # The ssl module loads a certificate chain from files only; the folder is readable by this user alone.
                 with tempfile.TemporaryDirectory() as folder:

@@ -24,6 +24,7 @@ from functools import partial
 from typing import Final
 
 from broker.base.backoff import Backoff
+from broker.base.shielded import shielded
 
 __all__ = ["Child", "ChildFailed"]
 
@@ -113,7 +114,7 @@ class Child:
             self.send(number)
             try:
                 async with asyncio.timeout(_STOP_SECONDS):
-                    await asyncio.shield(keeping)
+                    await shielded(keeping)
                 return
             except TimeoutError:
                 log.error("%s did not end within %g s; killing it", self.name, _STOP_SECONDS)

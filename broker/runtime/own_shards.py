@@ -26,6 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 from broker.base.errors import StartError
+from broker.base.shielded import shielded
 from broker.cluster.hold_off import NEVER_NS, HoldOff
 from broker.jetstream.owners.giving import NotTaken
 from broker.runtime.shard_owner import ShardOwner
@@ -221,7 +222,7 @@ class OwnShards:
         part = self._parts[number]
         gift = part.gift = _Gift(to, take)
         part.ended.set()
-        await asyncio.shield(gift.done)
+        await shielded(gift.done)
 
     async def take(self, number: int, seconds: float, seal: Position | None = None) -> None:
         """Take a shard, whose owner has sealed it, at once; return when it serves.

@@ -7,6 +7,7 @@ import hmac
 import os
 from ipaddress import ip_network
 
+from broker.base.shielded import shielded
 from broker.config.settings import MonitoringSettings
 from broker.monitor.access import Access
 from broker.server.auth.passwords import BcryptCheck, compare
@@ -48,7 +49,7 @@ class _Login:
             # The thread cannot be cancelled, so the next one waits for it also if this peer has disconnected.
             thread = asyncio.ensure_future(asyncio.to_thread(found.run))
             thread.add_done_callback(lambda _: self._one.release())
-            found = await asyncio.shield(thread)
+            found = await shielded(thread)
             if found and known:
                 self._right = digest
         return found and known

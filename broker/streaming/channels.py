@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+from broker.base.shielded import shielded
 from broker.jetstream.config.stream import StreamConfig
 from broker.streaming.errors import StanError, StanErrors
 from broker.streaming.names import STREAM_PREFIX, channel_of, is_literal_channel, stream_of
@@ -74,7 +75,7 @@ class Channels:
             making = self._making[channel] = asyncio.get_running_loop().create_task(
                 self._make(channel), name=f"make channel {channel}")
             making.add_done_callback(lambda _: self._making.pop(channel, None))
-        return await asyncio.shield(making)
+        return await shielded(making)
 
     async def _make(self, channel: str) -> Stream:
         async with self._turns:

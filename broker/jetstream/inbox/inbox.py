@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Container, Seque
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from broker.base.shielded import shielded
 from broker.jetstream.inbox.forwarding import forward
 from broker.jetstream.inbox.staged_runs import StagedRuns, keys_of
 from broker.jetstream.wire.error_table import ApiErrors
@@ -195,7 +196,7 @@ class Inbox:
             request stays in the inbox.
         """
         running = self._begin(request_id, stream, version)
-        answer = await asyncio.shield(running.task)
+        answer = await shielded(running.task)
         if stream is not None and running.stream_id != stream.stream_id:
             raise ApiError(ApiErrors.STREAM_GENERAL, err=f"request {request_id:016x} is for another stream")
         return answer
@@ -244,7 +245,7 @@ class Inbox:
         stays, why, answer = False, "", None
         running = waiting.begun.get(request_id) or self._begin(request_id, waiting=waiting)
         try:
-            answer = await asyncio.shield(running.task)
+            answer = await shielded(running.task)
         except ApiError as error:
             stays, why = error.err_code in _LATER, error.description
             if stays:
@@ -366,7 +367,7 @@ class Inbox:
                 continue
             waiting.begun[request_id] = running = self._begin(request_id, waiting=waiting)
             try:
-                await asyncio.shield(running.task)
+                await shielded(running.task)
             except ApiError as error:
                 if error.err_code in _LATER:
                     raise

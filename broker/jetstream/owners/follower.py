@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
+from broker.base.shielded import shielded
 from broker.base.within import within
 from broker.jetstream.owners.persisted import POLL_SECONDS, PersistedShards
 from broker.jetstream.wire.error_table import ApiErrors
@@ -116,7 +117,7 @@ class Follower:
                 while not holds():
                     self._next_read = self._next_read or asyncio.get_running_loop().create_future()
                     self.wake()
-                    await asyncio.shield(self._next_read)
+                    await shielded(self._next_read)
         except TimeoutError:
             raise ApiError(ApiErrors.CLUSTER_NOT_AVAIL) from None
 

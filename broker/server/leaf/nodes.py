@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from broker.base.gotime import format_duration, format_time
+from broker.base.shielded import shielded
 from broker.config.leafnodes import LeafRemote
 from broker.server.accounts.account import Account
 from broker.server.connection.outbound import SLOW_BYTES
@@ -174,7 +175,7 @@ class LeafNodes:
         if counting is None:
             counting = asyncio.create_task(interest.count_existing(), name=f"interest of {leaf.account.name}")
             self._interest[leaf.account.name] = interest, counting
-        await asyncio.shield(counting)
+        await shielded(counting)
         await interest.inform(leaf)
         leaf.informed()
         while self._informing.get(leaf.cid):

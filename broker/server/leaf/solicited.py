@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, cast
 
 from broker import NATS_SERVER_VERSION
+from broker.base.client_tls import client_context
 from broker.base.nkeys import KeyPair, encode_base64url, split_credentials
 from broker.config.leafnodes import LEAF_PORT, LeafRemote, LeafTls, LeafUrl
 from broker.protocol.leaf import encoder as leaf_encoder
@@ -408,7 +409,7 @@ def tls_context(settings: LeafTls | None) -> ssl.SSLContext:
         except OSError as error:
             raise ValueError(f"open {path}: {(error.strerror or str(error)).lower()}") from None
     try:
-        context = ssl.create_default_context(cafile=settings.ca_file or None)
+        context = client_context(ca_file=settings.ca_file)
     except ssl.SSLError:
         raise ValueError(f"failed to parse root ca certificate: {settings.ca_file} has none in PEM") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_3 if settings.min_version == "1.3" else ssl.TLSVersion.TLSv1_2

@@ -81,8 +81,9 @@ def _unreported_names(context: ssl.SSLContext) -> Iterator[list[bytes]]:
     report = sys.unraisablehook
 
     def pass_on(failure: sys.UnraisableHookArgs) -> None:
-        if isinstance(failure.exc_value, UnicodeDecodeError) and isinstance(failure.object, bytes):
-            names.append(failure.object)
+        # The object is the name up to Python 3.12, and None since.
+        if isinstance(failure.exc_value, UnicodeDecodeError) and isinstance(failure.object, bytes | None):
+            names.append(failure.exc_value.object)
         else:
             report(failure)
 

@@ -25,6 +25,7 @@ from broker.access.accounts import AccountSettings
 from broker.base.clock import Clock
 from broker.base.gotime import format_time
 from broker.base.nkeys import ACCOUNT, is_public_key
+from broker.base.shielded import shielded
 from broker.config.settings import OperatorSettings
 from broker.jwt.access import account_settings
 from broker.jwt.claims import AccountClaims, OperatorClaims, UserPermissions, account_claims, operator_claims
@@ -198,7 +199,7 @@ class OperatorAccounts:
     async def _await_lookup(self, name: str) -> KnownAccount:
         task = self._task(name)
         self._waiters[name] += 1
-        return await asyncio.shield(task)
+        return await shielded(task)
 
     def _drop_unless_wanted(self, name: str) -> None:
         """Cancel a lookup for which nobody waits, unless the resolver was already asked.

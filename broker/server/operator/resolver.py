@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 from urllib.parse import unquote, urlsplit, urlunsplit
 
+from broker.base.client_tls import client_context
 from broker.base.nkeys import ACCOUNT, is_public_key
 from broker.config.operator import ResolverSettings, shown_url
 from broker.config.settings import OperatorSettings, ResolverTlsSettings
@@ -314,7 +315,7 @@ def _context(settings: ResolverTlsSettings) -> ssl.SSLContext | None:
     if settings == ResolverTlsSettings():
         return None
     try:
-        context = ssl.create_default_context(cafile=settings.ca_file or None)
+        context = client_context(ca_file=settings.ca_file)
         context.minimum_version = ssl.TLSVersion.TLSv1_3 if settings.min_version == "1.3" else ssl.TLSVersion.TLSv1_2
         if settings.insecure:
             context.check_hostname = False

@@ -30,6 +30,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+from broker.base.shielded import shielded
 from broker.storage.objectstore.base import (
     Buffers,
     Listing,
@@ -181,7 +182,7 @@ class FileStore(ObjectStore):
         while unsynced.synced_count < until:
             if self._syncing is None or self._syncing.done():
                 self._syncing = asyncio.get_running_loop().create_task(self._in_thread(unsynced.sync), name="sync")
-            await asyncio.shield(self._syncing)
+            await shielded(self._syncing)
 
     async def close(self) -> None:
         """End the threads after the calls in progress."""

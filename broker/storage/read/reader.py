@@ -33,6 +33,7 @@ from concurrent.futures import Executor
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from broker.base.shielded import shielded
 from broker.storage.format.block import BlockCore, BlockPlace, BlockRef, decode_core
 from broker.storage.format.errors import FormatError
 from broker.storage.format.frame import Chunk
@@ -231,7 +232,7 @@ class BlockReader:
                     neighbours: bool = False) -> Head:
         head = self.cached_head(block)
         if head is None:
-            head = await asyncio.shield(self._head_load(block, begun, whole_bytes, neighbours))
+            head = await shielded(self._head_load(block, begun, whole_bytes, neighbours))
         if block.starts is None:
             block.starts = head.starts
         return head
@@ -294,9 +295,9 @@ class BlockReader:
         chunk = self._cache.peek((*_id(ref), number))
         if chunk is None:
             extent = self.window.find(_id(ref), number) or self._extent(ref, head, number, begun)
-            load = self._frames.get(extent) or self._heads.get(_id(ref))
+            load: asyncio.Future[Any] | None = self._frames.get(extent) or self._heads.get(_id(ref))
             if extent.data is None and load is not None:
-                await asyncio.shield(load)
+                await shielded(load)
             chunk = self._cache.peek((*_id(ref), number)) or self._decode(extent, number, ref)
         assert isinstance(chunk, Chunk)
         return chunk
@@ -423,7 +424,7 @@ class BlockReader:
                 load = self._neighbours[ident] = asyncio.ensure_future(
                     self._store.get(key, start, min(start + _NEIGHBOURS_BYTES, ref.frames_offset)))
                 load.add_done_callback(lambda load: self._neighbours_done(load, ident))
-            data = await asyncio.shield(load)
+            data = await shielded(load)
         return data[at:at + ref.index_bytes]
 
     def _neighbours_done(self, load: asyncio.Task[bytes], ident: Hashable) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final, cast
 
+from broker.base.shielded import shielded
 from broker.jetstream.stream.publish.headers import MSG_ID, as_stored, find
 from broker.storage.format.staged import staged_position
 from broker.storage.objectstore.base import StoreRefused
@@ -131,7 +132,8 @@ class Spill:
         """
         blocks: list[BlockRef] = []
         for _, task in self._runs:
-            blocks += await asyncio.shield(task)
+            put = await shielded(task)
+            blocks += put
         return blocks
 
     def joined(self) -> None:
