@@ -130,7 +130,7 @@ class CommitSchedule:
         self._grown_at_ns = 0
         """The instant of the measurement ``_grown``."""
         self._delayed = False
-        """True if the open segment has waited for the interval or for a put."""
+        """True if the open segment has waited for anything but its growth."""
 
     def share_interval(self, shards: float) -> None:
         """Leave ``shards`` times ``commit_interval`` between two puts: so many shards share it."""
@@ -141,11 +141,10 @@ class CommitSchedule:
         """Return the next step. Call it again after each step except WAIT."""
         if facts.full:
             return _CUT
-        if facts.in_flight >= self._puts_max:
-            return self._wait(facts, now_ns)
         since_ns = now_ns - facts.began_ns
         heartbeat = not facts.in_flight and (due_ns := self._heartbeat_due_ns(facts)) is not None and due_ns <= now_ns
-        if facts.paused and not heartbeat:
+        if facts.in_flight >= self._puts_max or (facts.paused and not heartbeat):
+            self._delayed |= facts.asked
             return self._wait(facts, now_ns)
         if facts.closed:
             # A full segment may begin before the intervals are over, but later segments do not wait longer for that.
@@ -161,9 +160,8 @@ class CommitSchedule:
             return self._wait(facts, now_ns)
         if heartbeat:
             return _HEARTBEAT
-        if self._growing(facts, now_ns):
-            return self._wait(facts, now_ns, now_ns + PAUSE_NS)
-        return _CUT
+        until_ns = self._growing_until(facts, now_ns)
+        return _CUT if until_ns <= now_ns else self._wait(facts, now_ns, until_ns)
 
     def _saved(self, now_ns: int) -> bool:
         """Return True if a saved interval is left, so that a put may begin now."""
@@ -194,24 +192,21 @@ class CommitSchedule:
         due_ns = facts.began_ns + self._heartbeat_ns
         return due_ns if facts.renewed_ns is None else max(due_ns, facts.renewed_ns + self._lease_ns // 2)
 
-    def _growing(self, facts: Facts, now_ns: int) -> bool:
-        """Return whether to wait a little, because many blocks of few messages each, or a burst, still receive more.
+    def _growing_until(self, facts: Facts, now_ns: int) -> int:
+        """Return until when to wait, because many blocks of few messages each, or a burst, still receive more.
 
         The wait is at most as long as the put of the last such segment, or ``BURST_NS`` for a burst, so a message's
         latency at most doubles.
         """
         blocks, count = facts.blocks, facts.count
         if blocks >= BLOCKS_MANY and 0 < count < _MESSAGES_A_BLOCK * blocks:
-            most_ns, pause_ns = self._took_ns, max(PAUSE_NS, self._took_ns // _PAUSE_SHARE)
+            most_ns, pause_ns = self._took_ns or PAUSE_NS, max(PAUSE_NS, self._took_ns // _PAUSE_SHARE)
         elif self._interval_ns and count >= MESSAGES_MANY and not (facts.in_flight or facts.hasty or self._delayed):
             most_ns, pause_ns = min(self._interval_ns, BURST_NS), PAUSE_NS
         else:
-            return False
+            return now_ns
         if not self._grown:
             self._growing_ns = now_ns
-        elif now_ns - self._growing_ns >= most_ns:
-            return False
-        elif count == self._grown:
-            return now_ns - self._grown_at_ns < pause_ns
-        self._grown, self._grown_at_ns = count, now_ns
-        return True
+        if count != self._grown:
+            self._grown, self._grown_at_ns = count, now_ns
+        return min(self._growing_ns + most_ns, self._grown_at_ns + pause_ns, now_ns + PAUSE_NS)

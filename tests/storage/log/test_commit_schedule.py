@@ -170,6 +170,7 @@ def test_small_blocks_wait_no_longer_than_the_last_such_segment_took() -> None:
 def test_the_next_segment_grows_from_nothing() -> None:
     """Shows that closing a segment ends only its own wait, not that of the next."""
     schedule = CommitSchedule(LogSettings())
+    schedule.record_put(BLOCKS_MANY, MS)
     assert schedule.decide(grown(300), NOW).action is WAIT
     assert schedule.decide(grown(301), NOW + MS).action is CUT
     schedule.segment_closed()
@@ -203,3 +204,39 @@ def test_a_burst_without_end(interval_ns: int) -> None:
     schedule.segment_closed()
     assert schedule.decide(burst(50, in_flight=1), now_ns + interval_ns).action is WAIT  # for the put
     assert schedule.decide(burst(99), now_ns + interval_ns).action is CUT
+
+
+@pytest.mark.parametrize("blocked", [{"in_flight": 2}, {"paused": True}, {"in_flight": 1}, {"began_ns": NOW - 1}])
+def test_a_burst_that_waited_anyway_waits_no_longer(blocked: dict[str, Any]) -> None:
+    """Shows that whatever delayed the put of a burst, the put begins as soon as that is over."""
+    schedule = CommitSchedule(LogSettings(**EVENLY, puts_in_flight=2))
+    assert schedule.decide(Facts(**{"began_ns": 0, **blocked}, asked=True, count=1), NOW).action is WAIT
+    assert schedule.decide(burst(999), NOW + INTERVAL).action is CUT
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_wait_for_growth_is_bounded(seed: int) -> None:
+    """Shows, for any growth and any instants, that it ends when the schedule said it would, or after the next growth.
+
+    It is at most ``BURST_NS`` and at most the interval for a burst, and at most the last put's time for many blocks.
+    """
+    rng = random.Random(seed)
+    interval_ns, took_ns = rng.choice((MS // 10, MS, INTERVAL)), rng.choice((MS, 30 * MS))
+    schedule = CommitSchedule(LogSettings(commit_interval_ns=interval_ns))
+    schedule.record_put(BLOCKS_MANY, took_ns)
+    now_ns = NOW
+    for _ in range(50):
+        blocks = rng.choice((1, BLOCKS_MANY))
+        most_ns = took_ns if blocks >= BLOCKS_MANY else min(interval_ns, BURST_NS)
+        began_ns, count = now_ns, MESSAGES_MANY
+        decision = schedule.decide(Facts(0, asked=True, blocks=blocks, count=count), now_ns)
+        while decision.action is WAIT:
+            assert decision.until_ns is not None
+            assert now_ns < decision.until_ns <= min(began_ns + most_ns, now_ns + PAUSE_NS)
+            if rng.random() < 0.8:  # more messages
+                now_ns, count = rng.randint(now_ns, decision.until_ns), count + rng.randrange(3)
+            else:
+                now_ns = decision.until_ns
+            decision = schedule.decide(Facts(0, asked=True, blocks=blocks, count=count), now_ns)
+        assert decision.action is CUT
+        schedule.segment_closed()

@@ -14,6 +14,7 @@ from broker.storage.format.block import Outcome
 from broker.storage.format.errors import Corrupt
 from broker.storage.format.header import ObjectHeader, ObjectKind, Position
 from broker.storage.format.records.kinds import RecordKind
+from broker.storage.log.commit_schedule import BURST_NS
 from broker.storage.log.log import Log
 from broker.storage.log.memory_log import MemoryLog
 from broker.storage.objectstore.base import PreconditionFailed, StoreRefused, Transient
@@ -125,6 +126,60 @@ def test_nobody_waits_for_more_than_two_commits(interval_ms: int) -> None:
             publish()
             await rig.log.persisted()
             assert waits_ns[-1] < 11 * MS
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_only_what_meets_a_quiet_log_waits_for_the_end_of_a_burst(seed: int) -> None:
+    """Shows that a message that arrives during a put or an interval waits for one more put, as it would without bursts.
+
+    Any other message waits for ``BURST_NS`` and a put at most.
+    """
+    rng = random.Random(seed)
+    interval_ns, latency_ms = rng.choice((MS, 20 * MS, 50 * MS)), rng.choice((3, 30, 80))
+
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, latency_ms, commit_interval_ns=interval_ns, puts_in_flight=rng.choice((1, 4)))
+        log, put_ns = rig.log, (latency_ms + 1) * MS
+        late: list[tuple[bool, int]] = []
+
+        def publish(count: int) -> None:
+            at_ns, began_ns = clock.monotonic_ns(), log._segments.began_ns
+            delayed = not log.idle or at_ns - began_ns < interval_ns
+            most_ns = max(interval_ns, put_ns) if delayed else min(interval_ns, BURST_NS)
+            stream.publish(count)
+            log.wait(lambda: late.append((delayed, clock.monotonic_ns() - at_ns - most_ns - put_ns)))
+
+        for _ in range(12):
+            gap_ms = rng.choice((0.05, 0.5, 1.9, 2.1, 12))
+            for _ in range(rng.choice((1, 16, 200))):
+                publish(rng.choice((1, 1, 15, 16)))
+                await asyncio.sleep(rng.choice((0, gap_ms / 1000)))
+            await asyncio.sleep(rng.choice((0, 0.0019, 1)))
+        await log.persisted()
+        assert len(late) > 12
+        assert max(late, key=lambda one: one[1])[1] <= 0
+    in_virtual_time(main)
+
+
+@pytest.mark.parametrize("puts", [1, 2])
+def test_a_burst_behind_puts_waits_only_for_these(puts: int) -> None:
+    """Shows that messages that arrived while no further put was allowed are put as soon as one is."""
+    async def main(clock: ManualClock) -> None:
+        rig, stream = await opened(clock, commit_interval_ns=20 * MS, puts_in_flight=puts)
+        await asyncio.sleep(1)
+        stall = rig.store.stall_put(rig.store.puts)
+        for _ in range(puts):
+            stream.publish()
+            await asyncio.sleep(0.05)
+        stored_ns: list[int] = []
+        stream.publish(100)
+        await asyncio.sleep(1)
+        stall.release()
+        rig.log.wait(lambda: stored_ns.append(clock.monotonic_ns()))
+        released_ns = clock.monotonic_ns()
+        await rig.log.persisted()
+        assert stored_ns[0] - released_ns < 21 * MS  # the stalled put, and another one
     in_virtual_time(main)
 
 
