@@ -56,8 +56,8 @@ class Route:
     """
 
     __slots__ = ("__weakref__", "_counts_each", "_first", "_one_by_one", "clients", "groups", "handler_subs",
-                 "handlers", "inward", "limited", "only_handler", "only_sub", "outward", "receivers", "relays", "rng",
-                 "shadowed", "shadows", "width")
+                 "handlers", "inward", "kept", "limited", "only_handler", "only_sub", "outward", "receivers", "relays",
+                 "rng", "shadowed", "shadows", "width")
 
     def __init__(self, match: Match[Subscription], receivers: Sequence[Subscription], rng: random.Random,
                  inward: Inward, outward: Outward) -> None:
@@ -65,6 +65,8 @@ class Route:
         self.rng = rng
         self.inward = inward
         self.outward = outward
+        self.kept = False
+        """True if a cache has had it, so that its receivers are counted."""
         self.width = len(match.plain) + len(match.groups)
         """Upper bound of the deliveries of one message."""
         self._first: dict[Peer, Subscription] | None = None

@@ -41,6 +41,10 @@ _RECEIVERS_KEPT: Final = 1 << 21
 """Bound on the receivers of all cached routes; beyond it all routes are dropped. A few wildcard subscriptions can make
 thousands of large routes."""
 
+_RECEIVERS_SOME: Final = 16
+"""Making a route to so many receivers costs more than caching a subject. So one subject of each such set is cached at
+once, which keeps the route for the others."""
+
 _INBOXES: Final = (b"_INBOX.", b"_R_.", b"$JS.API.DIRECT.GET.", b"$JS.API.CONSUMER.CREATE.",
                    b"$JS.API.CONSUMER.DELETE.", b"$JS.EVENT.ADVISORY.CONSUMER.")
 """Prefixes of subjects that rarely repeat and share a route with subjects that differ in the last token only: replies
@@ -73,9 +77,9 @@ class Routes:
         # The keys of _inboxes are inbox prefixes (None: resolve each subject), those of _acks heads of acks' subjects.
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
-        self._missed: list[bytes] = []
-        """Subjects and heads of subjects that were not cached while the cache was full: the last one for each hash. It
-        is empty until the cache is full for the first time, because there may be very many accounts."""
+        self._missed: list[int] = []
+        """Hashes of subjects, in even places, and of heads of subjects that were not cached while the cache was full.
+        It is empty until the cache is full for the first time, because there may be very many accounts."""
         self._roots: set[bytes] = set()
         """The first two tokens of each key that is or was in ``by_subject`` or ``_inboxes``."""
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
@@ -217,7 +221,7 @@ class Routes:
                     if len(self._acks) >= ROUTES_KEPT:
                         _halve(self._acks)
                     self._acks[head] = route
-                    self._count_cached()
+                    self._count_cached(route)
                 if route is not None:
                     self.family = (head + b".", ACK_TOKENS - 1)
                     return route
@@ -228,13 +232,14 @@ class Routes:
             return common
         route = self._refusal if refused else self.route_of_match(self._match(subject))
         if full:
-            if not self._came_before(subject):
-                # If subjects never repeat, caching one and dropping it later costs more than finding its route.
+            # If subjects never repeat, caching one and dropping it later costs more than finding its route.
+            if not self._came_before(subject, 0) and (
+                    route.kept or not _RECEIVERS_SOME <= len(route.receivers) <= RECEIVERS_MANY):
                 return route
             _halve(self.by_subject)
         self.by_subject[subject] = route
         self._record_root(subject)
-        self._count_cached()
+        self._count_cached(route)
         return route
 
     def _shared_route(self, subject: bytes) -> Route | None:
@@ -246,20 +251,21 @@ class Routes:
         head = subject.rpartition(b".")[0]
         if not head or subject[-1] == _DOT:
             return None
-        if not self._came_before(head):
+        if not self._came_before(head, 1):
             return None
         if (route := self.inbox(head)) is not None:
             self.family = (head + b".", head.count(b".") + 1)
         return route
 
-    def _came_before(self, key: bytes) -> bool:
-        """Return whether a subject, or a head of subjects, was missed before, and not too long ago."""
+    def _came_before(self, key: bytes, kind: int) -> bool:
+        """Return whether a subject (``kind`` 0), or a head of subjects (1), was missed before, and not too long ago."""
         if not self._missed:
-            self._missed = [b""] * ROUTES_KEPT
-        at = hash(key) % ROUTES_KEPT
-        if self._missed[at] == key:
+            self._missed = [0] * (2 * ROUTES_KEPT)
+        hashed = hash(key)
+        at = 2 * (hashed % ROUTES_KEPT) + kind  # otherwise a head could displace its own subject each time
+        if self._missed[at] == hashed:
             return True
-        self._missed[at] = key
+        self._missed[at] = hashed
         return False
 
     def inbox(self, prefix: bytes) -> Route | None:
@@ -276,7 +282,7 @@ class Routes:
                 _halve(self._inboxes)
             self._inboxes[prefix] = route
             self._record_root(prefix)
-            self._count_cached()
+            self._count_cached(route)
         else:
             self.family_hits += route is not None
         return route
@@ -287,8 +293,11 @@ class Routes:
             self._roots = {_root(one) for cache in (self.by_subject, self._inboxes) for one in cache}
         self._roots.add(_root(key))
 
-    def _count_cached(self) -> None:
+    def _count_cached(self, route: Route | None) -> None:
         """Record that a route was cached, and clear the caches if their routes have too many receivers."""
+        if route is not None and not route.kept and len(route.receivers) > 1:
+            route.kept = True
+            self._receivers_kept += len(route.receivers)
         self._scans_left = min(self._scans_left + _SCANS_PER_ROUTE, _SCAN_MAX * _SCANS_PER_ROUTE)
         if self._receivers_kept > _RECEIVERS_KEPT:
             self._clear()
@@ -353,21 +362,17 @@ class Routes:
         self._outward.work += len(receivers) // 2
         if len(receivers) > RECEIVERS_MANY:
             # Looking up a route by so many receivers would cost more than it saves.
-            self._receivers_kept += len(receivers)
             return Route(match, receivers, self._rng, self._inward, self._outward)
         route = self._by_receivers.get(receivers)
         if route is None:
-            self._receivers_kept += len(receivers)
             route = self._by_receivers[receivers] = Route(match, receivers, self._rng, self._inward, self._outward)
         return route
-
 
     def _leaf_route(self, match: Match[Subscription]) -> Route:
         receivers = (*match.plain, *chain.from_iterable(match.groups.values()))
         self._outward.work += len(receivers) // 2
         known = self._by_receivers.get(receivers) if len(receivers) <= RECEIVERS_MANY else None
         if known is None:
-            self._receivers_kept += len(receivers)
             known = LeafRoute(match, receivers, self._rng, self._inward, self._outward)
             if len(receivers) <= RECEIVERS_MANY:
                 self._by_receivers[receivers] = known

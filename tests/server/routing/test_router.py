@@ -242,6 +242,43 @@ def test_a_full_cache_takes_subjects_that_come_again(router: Router) -> None:
     assert b"t.1.x" in router.routes.by_subject
 
 
+def test_a_subject_does_not_compete_with_its_own_prefix(router: Router) -> None:
+    """A subject that comes again is cached, also if its hash and that of its prefix have the same remainder."""
+    subject = next(subject for subject in map(b"t.%d.x".__mod__, range(1 << 30))
+                   if hash(subject) % ROUTES_KEPT == hash(subject[:-2]) % ROUTES_KEPT)
+    router.subscribe(subject, Recorder())  # so subjects with this prefix have no route in common
+    for i in range(ROUTES_KEPT):
+        router.publish(b"s.%d.x" % i, b"", 0, b"")
+    router.publish(subject, b"", 0, b"")
+    router.publish(subject, b"", 0, b"")
+    assert subject in router.routes.by_subject
+
+
+@pytest.mark.parametrize(("receivers", "kept"), [(2, False), (15, False), (16, True), (2000, True), (2001, False)])
+def test_new_subjects_with_many_receivers(router: Router, receivers: int, kept: bool) -> None:
+    """One of them is cached at once if that keeps a route that is worth it. The others evict none."""
+    for _ in range(receivers):
+        FakePeer(router).sub(b"t.*.x")
+    for i in range(ROUTES_KEPT):
+        router.publish(b"s.%d.x" % i, b"", 0, b"")
+    for i in range((1 << 21) // 2001 + 1):
+        route = router.routes.route_of(b"t.%d.x" % i)
+        assert route.kept is kept
+    router.publish(b"_INBOX.a.1", b"", 0, b"")  # the caches are cleared here if they have too many receivers
+    known = len(router.routes.by_subject)
+    assert ROUTES_KEPT // 2 < known < ROUTES_KEPT if kept else known == ROUTES_KEPT
+
+
+def test_messages_through_other_routes_drop_no_cached_ones(router: Router) -> None:
+    """Deliveries that leave out subscribers use routes that are not cached, and are not counted as such."""
+    for _ in range(50):
+        FakePeer(router).sub(b"d")
+        FakePeer(router).sub(b"d").hides = b"s.0".__eq__
+    for _ in range(10):
+        assert router.deliver(b"d", deliveries(5)) == 5
+    assert router.routes._receivers_kept == 100
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_full_cache_delivers_as_an_empty_one(seed: int) -> None:
     """Mixed bursts of new, repeated, inbox and ack subjects reach the same subscribers in the same order."""
@@ -301,7 +338,7 @@ def test_prefixes_of_one_subject_each_fill_no_cache(router: Router) -> None:
     for i in range(3 * ROUTES_KEPT):
         router.publish(b"kv.%d.state" % i, b"", 0, b"")
     assert len(router.routes.by_subject) <= ROUTES_KEPT
-    assert len(router.routes._missed) == ROUTES_KEPT
+    assert len(router.routes._missed) == 2 * ROUTES_KEPT
     assert not router.routes._inboxes
 
 
