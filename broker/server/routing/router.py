@@ -42,7 +42,10 @@ _REPLIES_AT_ONCE: Final = 100_000
 """Bound on the subscriptions that are visited to send no-responders replies, before the work is measured again."""
 
 _HANDLED_AT_ONCE: Final = 512
-"""Maximum number of messages in one call of a handler. A stream that checks them one by one takes some milliseconds."""
+"""Maximum number of a client's messages in one call of a handler, which counts its work after the call. A stream that
+checks them one by one takes some milliseconds."""
+
+_ALL: Final = 1 << 30
 
 _NARROWED_MAX: Final = 64
 """Bound on the sets of queue groups, as servers name them, whose routes are kept."""
@@ -122,8 +125,8 @@ class Router:
                 route = routes.resolve(subject)
                 head, dots = routes.family
             next_route = None
-            at = start + 1
-            while at < end:
+            at, stop = start + 1, end
+            while at < stop:
                 following = msgs_of_run[at][0]
                 if following is not subject:
                     # Acks and replies come in bursts: comparing the head avoids a lookup for each.
@@ -139,6 +142,13 @@ class Router:
                             break
                     subject = following
                 at += 1
+                # The work of a client's run is measured after it. Messages behind the run would be looked up again.
+                if at == start + 2 and source is not None:
+                    stop = min(end, start + (_HANDLED_AT_ONCE if route.width == 1 else self._most(route, source)))
+            else:
+                next_route = None  # that of ops[at] was not looked up
+            if at > stop:
+                at, next_route, next_head, next_dots = stop, route, head, dots
             changes = routes.changes
             only = route.only_sub
             if only is not None and at - start == 1 and not waiting:
@@ -163,20 +173,9 @@ class Router:
             if to is not None:
                 to.deliver_each(subs, msgs)
                 to, subs, msgs = None, [], []
-            if at - start > _HANDLED_AT_ONCE and source is not None and route.handlers:
-                # The handler counts its work after the call, so a call must be short enough.
-                at = start + _HANDLED_AT_ONCE
-                next_route = None
             if route.only_handler is not None and source is not None:
                 route.call_only_handler(route.only_handler, ops, start, at, source, now_ns)
             else:
-                if at - start > 1 and source is not None and route.width != 1:
-                    # Each message without receivers needs a lookup of its reply subject, for the no-responders reply.
-                    most = (route.msgs_at_once() if route.width else at - start if not source.wants_no_responders
-                            else 1 + _REPLIES_AT_ONCE // (1 + self.subs.count))
-                    if at - start > most:
-                        at = start + most
-                        next_route = None
                 route.deliver(ops, start, at, source, now_ns)
                 if source is not None and source.fan_outs:
                     start = at
@@ -189,6 +188,14 @@ class Router:
         if to is not None:
             to.deliver_each(subs, msgs)
         return start
+
+    def _most(self, route: Route, source: Source) -> int:
+        """Return the number of a client's messages that may be one run of a route whose width is not 1."""
+        if route.width:
+            most = route.msgs_at_once()
+            return min(most, _HANDLED_AT_ONCE) if route.handlers else most
+        # Each message needs a lookup of its reply subject, for the no-responders reply.
+        return 1 + _REPLIES_AT_ONCE // (1 + self.subs.count) if source.wants_no_responders else _ALL
 
     # For JetStream (Bus).
 

@@ -77,9 +77,10 @@ class Routes:
         # The keys of _inboxes are inbox prefixes (None: resolve each subject), those of _acks heads of acks' subjects.
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
-        self._missed: list[int] = []
-        """Hashes of subjects, in even places, and of heads of subjects that were not cached while the cache was full.
-        It is empty until the cache is full for the first time, because there may be very many accounts."""
+        self._missed: list[bytes] = []
+        """Subjects, in even places, and heads of subjects that were not cached while the cache was full: the last one
+        for each hash. It is empty until the cache is full for the first time, because there may be very many
+        accounts."""
         self._roots: set[bytes] = set()
         """The first two tokens of each key that is or was in ``by_subject`` or ``_inboxes``."""
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
@@ -227,16 +228,18 @@ class Routes:
                     return route
         self.family = _NO_FAMILY
         refused = subject.startswith(self._refused)
-        full = len(self.by_subject) >= ROUTES_KEPT
+        # Once the cache was full, no new subject fills the half that was dropped: it would soon be full again.
+        full = len(self.by_subject) >= (ROUTES_KEPT // 2 if self._missed else ROUTES_KEPT)
         if full and not refused and (common := self._shared_route(subject)) is not None:
             return common
         route = self._refusal if refused else self.route_of_match(self._match(subject))
         if full:
             # If subjects never repeat, caching one and dropping it later costs more than finding its route.
-            if not self._came_before(subject, 0) and (
-                    route.kept or not _RECEIVERS_SOME <= len(route.receivers) <= RECEIVERS_MANY):
+            if not self._came_before(subject, 0) and not (
+                    _RECEIVERS_SOME <= len(route.receivers) <= RECEIVERS_MANY and not route.kept):
                 return route
-            _halve(self.by_subject)
+            if len(self.by_subject) >= ROUTES_KEPT:
+                _halve(self.by_subject)
         self.by_subject[subject] = route
         self._record_root(subject)
         self._count_cached(route)
@@ -260,12 +263,11 @@ class Routes:
     def _came_before(self, key: bytes, kind: int) -> bool:
         """Return whether a subject (``kind`` 0), or a head of subjects (1), was missed before, and not too long ago."""
         if not self._missed:
-            self._missed = [0] * (2 * ROUTES_KEPT)
-        hashed = hash(key)
-        at = 2 * (hashed % ROUTES_KEPT) + kind  # otherwise a head could displace its own subject each time
-        if self._missed[at] == hashed:
+            self._missed = [b""] * ROUTES_KEPT
+        at = 2 * (hash(key) % (ROUTES_KEPT // 2)) + kind  # so that no head displaces its own subject each time
+        if self._missed[at] == key:
             return True
-        self._missed[at] = hashed
+        self._missed[at] = key
         return False
 
     def inbox(self, prefix: bytes) -> Route | None:
