@@ -74,6 +74,8 @@ class Routes:
         self._outward = outward
         self._refused = refused
         self.by_subject: dict[bytes, Route] = {}
+        self._dropped: dict[bytes, Route] = {}
+        """The half of ``by_subject`` that was dropped last. Subjects that come again return from here."""
         # The keys of _inboxes are inbox prefixes (None: resolve each subject), those of _acks heads of acks' subjects.
         self._inboxes: dict[bytes, Route | None] = {}
         self._acks: dict[bytes, Route] = {}
@@ -82,7 +84,7 @@ class Routes:
         for each hash. It is empty until the cache is full for the first time, because there may be very many
         accounts."""
         self._roots: set[bytes] = set()
-        """The first two tokens of each key that is or was in ``by_subject`` or ``_inboxes``."""
+        """The first two tokens of each key that is or was in ``by_subject``, ``_dropped`` or ``_inboxes``."""
         self._by_receivers: WeakValueDictionary[tuple[Subscription, ...], Route] = WeakValueDictionary()
         self.family = _NO_FAMILY
         self.lookups = self.family_hits = 0
@@ -131,7 +133,7 @@ class Routes:
     @property
     def caches(self) -> tuple[dict[bytes, Route] | dict[bytes, Route | None], ...]:
         """All caches of routes, by subject or by family of subjects."""
-        return self.by_subject, self._inboxes, self._acks
+        return self.by_subject, self._dropped, self._inboxes, self._acks
 
     def route_of(self, subject: bytes) -> Route:
         """Return the route of a literal subject."""
@@ -160,7 +162,7 @@ class Routes:
     def limited(self, sub: Subscription) -> None:
         """Update the routes of ``sub``, which now has a limit of messages."""
         if is_literal(sub.subject):
-            known = self.by_subject.get(sub.subject)
+            known = self.by_subject.get(sub.subject) or self._dropped.get(sub.subject)
             if known is not None:
                 known.limit()
             return
@@ -174,6 +176,7 @@ class Routes:
         prefix = _before_wildcard(subject)
         if prefix is None:
             self.by_subject.pop(subject, None)
+            self._dropped.pop(subject, None)
             self._inboxes.pop(subject.rpartition(b".")[0], None)
             return
         dots = prefix.count(b".")
@@ -227,23 +230,33 @@ class Routes:
                     self.family = (head + b".", ACK_TOKENS - 1)
                     return route
         self.family = _NO_FAMILY
+        known = self._dropped.pop(subject, None)
+        if known is not None:
+            self._keep(subject, known)
+            return known
         refused = subject.startswith(self._refused)
         # Once the cache was full, no new subject fills the half that was dropped: it would soon be full again.
         full = len(self.by_subject) >= (ROUTES_KEPT // 2 if self._missed else ROUTES_KEPT)
         if full and not refused and (common := self._shared_route(subject)) is not None:
             return common
         route = self._refusal if refused else self.route_of_match(self._match(subject))
-        if full:
-            # If subjects never repeat, caching one and dropping it later costs more than finding its route.
-            if not self._came_before(subject, 0) and not (
-                    _RECEIVERS_SOME <= len(route.receivers) <= RECEIVERS_MANY and not route.kept):
-                return route
-            if len(self.by_subject) >= ROUTES_KEPT:
-                _halve(self.by_subject)
-        self.by_subject[subject] = route
+        # If subjects never repeat, caching one and dropping it later costs more than finding its route.
+        if full and not self._came_before(subject, 0) and (
+                route.kept or not _RECEIVERS_SOME <= len(route.receivers) <= RECEIVERS_MANY):
+            return route
+        self._keep(subject, route)
         self._record_root(subject)
         self._count_cached(route)
         return route
+
+    def _keep(self, subject: bytes, route: Route) -> None:
+        """Add an entry to ``by_subject``."""
+        by_subject = self.by_subject
+        if len(by_subject) >= ROUTES_KEPT:
+            self._dropped = dict(islice(by_subject.items(), ROUTES_KEPT // 2))
+            for dropped in self._dropped:
+                del by_subject[dropped]
+        by_subject[subject] = route
 
     def _shared_route(self, subject: bytes) -> Route | None:
         """Return the route of all subjects that differ from this one in the last token only; None if there is none.
@@ -292,7 +305,7 @@ class Routes:
     def _record_root(self, key: bytes) -> None:
         """Record that ``key`` is now in ``by_subject`` or ``_inboxes``."""
         if len(self._roots) >= 4 * ROUTES_KEPT:
-            self._roots = {_root(one) for cache in (self.by_subject, self._inboxes) for one in cache}
+            self._roots = {_root(one) for cache in (self.by_subject, self._dropped, self._inboxes) for one in cache}
         self._roots.add(_root(key))
 
     def _count_cached(self, route: Route | None) -> None:

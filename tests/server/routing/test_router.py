@@ -269,6 +269,45 @@ def test_new_subjects_with_many_receivers(router: Router, receivers: int, kept: 
     assert ROUTES_KEPT // 2 < known < ROUTES_KEPT if kept else known == ROUTES_KEPT
 
 
+@pytest.mark.parametrize(("change", "got"), [("none", (6, 0)), ("limit", (3, 0)), ("end", (1, 0)), ("add", (6, 5)),
+                                             ("add a wildcard", (6, 5))])
+def test_changes_affect_routes_that_were_dropped(router: Router, change: str, got: tuple[int, int]) -> None:
+    """A subject that comes again after half of the cache was dropped has its route back, unless that is stale."""
+    peer, other, routes = FakePeer(router), FakePeer(router), router.routes
+    sub = peer.sub(b"d.one.x")
+    router.publish(b"d.one.x", b"", 0, b"")
+    router.subscribe(b"e.one", Recorder())  # so subjects with this prefix have no route in common
+    for subject in (*(b"s.%d.x" % i for i in range(ROUTES_KEPT)), b"e.one", b"e.one"):
+        router.publish(subject, b"", 0, b"")
+    assert b"d.one.x" in routes._dropped
+    routes._roots.update(map(b"r%d".__mod__, range(4 * ROUTES_KEPT)))  # so they are counted again
+    routes._record_root(b"s")
+    if change == "limit":
+        router.limit(sub, 3)
+    elif change == "end":
+        router.remove(sub)
+    elif change != "none":
+        other.sub(b"d.one.x" if change == "add" else b"d.one.*")
+    route = routes._dropped.get(b"d.one.x")
+    for _ in range(5):
+        router.publish(b"d.one.x", b"", 0, b"")
+    assert (peer.counted[0], other.counted[0]) == got
+    assert change != "none" or routes.by_subject[b"d.one.x"] is route
+
+
+def test_a_flood_of_new_subjects_leaves_the_others(router: Router) -> None:
+    """Although some of them come twice, and so drop half of a full cache once."""
+    router.subscribe(b"t.*.y", Recorder())  # so subjects with these prefixes have no route in common
+    known = [b"s.%d.x" % i for i in range(ROUTES_KEPT)]
+    for subject in known:
+        router.publish(subject, b"", 0, b"")
+    for i in range(2 * ROUTES_KEPT):
+        router.publish(b"t.%d.x" % (i - i % 100 // 99), b"", 0, b"")
+        router.publish(known[i % 1000], b"", 0, b"")
+    caches = router.routes.by_subject | router.routes._dropped
+    assert caches.keys() >= set(known)
+
+
 @pytest.mark.parametrize("receivers", ["none", "a stream", "a slow stream", "clients"])
 def test_long_reads_of_new_subjects_evict_none(router: Router, receivers: str) -> None:
     """Few messages are looked up twice, although runs are cut and the rest waits for a later turn."""
