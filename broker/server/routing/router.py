@@ -125,7 +125,8 @@ class Router:
                 route = routes.resolve(subject)
                 head, dots = routes.family
             next_route = None
-            at, stop = start + 1, end
+            at = start + 1
+            stop = end
             while at < stop:
                 following = msgs_of_run[at][0]
                 if following is not subject:
@@ -145,10 +146,11 @@ class Router:
                 # The work of a client's run is measured after it. Messages behind the run would be looked up again.
                 if at == start + 2 and source is not None:
                     stop = min(end, start + (_HANDLED_AT_ONCE if route.width == 1 else self._most(route, source)))
+                    if at > stop:
+                        at, next_route, next_head, next_dots = stop, route, head, dots
+                        break
             else:
                 next_route = None  # that of ops[at] was not looked up
-            if at > stop:
-                at, next_route, next_head, next_dots = stop, route, head, dots
             changes = routes.changes
             only = route.only_sub
             if only is not None and at - start == 1 and not waiting:
