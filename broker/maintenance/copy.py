@@ -98,7 +98,7 @@ class Copier:
         while True:
             done.passes += 1
             lacking = await self._lacking(numbers)
-            if lacking or not destination.finished:
+            if lacking or not destination.finished or destination.outdated:
                 await destination.begin(self._format, await self._newest_claim(numbers))
             gone = await self._copy(lacking)
             surveys = [await read_shard_survey(destination.view, ShardPaths(number)) for number in numbers]
@@ -130,7 +130,7 @@ class Copier:
             raise CannotInspect(f"{source.url}: {problems[0]}: the store's id is not known; {problems[0].remedy}")
         self._format = await source.get(FORMAT)
         self._done.store_id = stored.store_id
-        await self._destination.open(source, self._format, stored.store_id, must_be_new=must_be_new)
+        await self._destination.open(source, self._format, must_be_new=must_be_new)
         return stored
 
     async def _newest_claim(self, numbers: list[int]) -> bytes:

@@ -42,11 +42,13 @@ class Destination:
         """The number of concurrent puts."""
         self.finished = False
         """True if the destination was an earlier, finished copy of the same store when it was opened."""
+        self.outdated = False
+        """True while the destination has the format object of a source whose version has been raised since."""
         self._bare = store
         self._store = RetryingStore(store, clock=SystemClock(), rng=random.Random(), give_up_ns=_GIVE_UP_NS)
         self._locks: list[StoreLock] = []
 
-    async def open(self, source: Source, format_bytes: bytes, store_id: bytes, *, must_be_new: bool) -> None:
+    async def open(self, source: Source, format_bytes: bytes, *, must_be_new: bool) -> None:
         """Check that this may become, or is, a copy of the source; write nothing. Raises: CopyRefused; StoreError."""
         mine, unfinished = await self.view.find(FORMAT), await self.view.find(COPYING)
         if mine is None and unfinished is None:
@@ -57,15 +59,18 @@ class Destination:
             return
         found = mine if mine is not None else unfinished
         assert found is not None
+        wanted = StoreFormat.decode(format_bytes)
         try:
-            its_id = StoreFormat.decode(found).store_id
+            its_format = StoreFormat.decode(found)
         except FormatError as error:
             raise CopyRefused(f"{self.url}: its format object cannot be read ({error}), so it may be another store's; "
                               f"choose an empty directory or prefix") from None
-        if its_id != store_id:
-            raise CopyRefused(f"{self.url}: this is another store (id {its_id.hex()}, the source's is "
-                              f"{store_id.hex()}); choose an empty directory or prefix")
-        if found != format_bytes:
+        if its_format.store_id != wanted.store_id:
+            raise CopyRefused(f"{self.url}: this is another store (id {its_format.store_id.hex()}, the source's is "
+                              f"{wanted.store_id.hex()}); choose an empty directory or prefix")
+        # A broker raises the version when the store gets something that older releases do not know, such as a journal.
+        self.outdated = its_format.version < wanted.version and its_format._replace(version=wanted.version) == wanted
+        if found != format_bytes and not self.outdated:
             raise CopyRefused(f"{self.url}: its format object differs from the source's; choose an empty directory or "
                               "prefix")
         if mine is None:
@@ -110,9 +115,15 @@ class Destination:
         if not self.finished:
             if self._bare.puts_cost and await self.view.find(COPYING) is None:
                 await expect_one_winner(self._store, PROBE, random.Random(), SystemClock())
-            await self.put(COPYING, format_bytes)
+            if self.outdated:
+                await self._store.replace(COPYING, [format_bytes])
+            else:
+                await self.put(COPYING, format_bytes)
         elif newest_claim:
             await self._store.replace(COPYING, [newest_claim])
+        if self.finished and self.outdated:
+            await self._store.replace(FORMAT, [format_bytes])
+        self.outdated = False
 
     async def put(self, key: str, data: bytes) -> bool:
         """Put one object; return False if it existed already.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from broker.inspect.verify import verify
 from broker.maintenance.copy import Copied, Copier
 from broker.maintenance.copy_cli import main
 from broker.maintenance.destination import CopyRefused, Destination
-from broker.storage.format.store import StoreFormat
+from broker.storage.format.store import JOURNAL_VERSION, StoreFormat
 from broker.storage.objectstore.base import Buffers, ObjectStore, PreconditionFailed, StoreRefused
 from broker.storage.objectstore.file import FileStore
 from broker.storage.objectstore.memory import MemoryStore
@@ -171,6 +172,24 @@ async def test_a_broker_writes_and_deletes_while_it_is_copied(at: int) -> None:
     # The next pass copies everything that was deleted during this one and replaced.
     await copied(source, copy)
     assert await rows(copy, "ORDERS") == await rows(source, "ORDERS")
+
+
+@pytest.mark.parametrize("puts", [1, 5, 1 << 30])
+async def test_the_version_of_the_source_is_raised_between_two_copies(puts: int) -> None:
+    """A finished copy, or one that was interrupted, gets the version of the source. A lower version is refused."""
+    source, copy = MemoryStore(), MemoryStore()
+    owner = await filled(source)
+    older = StoreFormat.make(STORE_ID, T0)
+    assert await source.get(FORMAT) == older.encode()
+    with suppress(StoreRefused):
+        await copied(source, Interrupting(copy, puts))
+    await source.replace(FORMAT, [older._replace(version=JOURNAL_VERSION).encode()])
+    assert (await copied(source, copy)).whole
+    assert await contents(copy) == await contents(source)
+    await source.replace(FORMAT, [older.encode()])
+    with pytest.raises(CopyRefused, match="its format object differs"):
+        await copied(source, copy)
+    await owner.kill()
 
 
 async def test_an_interrupted_copy_continues() -> None:
