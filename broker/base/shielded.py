@@ -16,5 +16,6 @@ T = TypeVar("T")
 
 async def shielded(task: asyncio.Future[T]) -> T:
     """Return the result of ``task``, which several callers may wait for. Raises: as ``task``."""
-    await asyncio.wait((task,))
+    if not task.done():
+        await asyncio.wait((task,))
     return task.result()
