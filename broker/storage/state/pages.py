@@ -79,6 +79,8 @@ _RUNS_AT_ONCE = 4096
 
 _ID_PART_WEIGHT = 4
 """The weight of a row of message ids, about in microseconds."""
+_KEYS_FREED_AT_ONCE = 100_000
+"""Keys of segments that are freed between two turns of the loop: about a millisecond."""
 
 _CONSUMERS_AT_ONCE = 64
 """Consumers packed between two turns of the loop: about a millisecond."""
@@ -385,6 +387,9 @@ def shard_extra(state: ShardState) -> Generator[None, None, dict[str, Any]]:
         runs.append(run)
         if len(runs) % _RUNS_AT_ONCE == 0:
             yield
+    while keys:  # freed in slices, too
+        del keys[-_KEYS_FREED_AT_ONCE:]
+        yield
     released = []
     for one in releases:
         yield
