@@ -76,11 +76,11 @@ INLINE_IDS_BYTES_MAX = 2048
 """Bytes of a stream's message ids that are in no page yet."""
 
 _RUNS_AT_ONCE = 4096
+_KEYS_FREED_AT_ONCE = 100_000
+"""Keys of segments that are freed between two turns of the loop: about a millisecond."""
 
 _ID_PART_WEIGHT = 4
 """The weight of a row of message ids, about in microseconds."""
-_KEYS_FREED_AT_ONCE = 100_000
-"""Keys of segments that are freed between two turns of the loop: about a millisecond."""
 
 _CONSUMERS_AT_ONCE = 64
 """Consumers packed between two turns of the loop: about a millisecond."""
